@@ -2,6 +2,8 @@
 
 python tools/captured_models.py out.json [types ...]      results so far, each type in a process of its own
 python tools/captured_models.py out.json --page           docs/models-captured.md of them, and data/capture/tried.json
+
+Rows of types that are not in out.json stay as they are on the page, which says which the last run made.
 """
 
 from __future__ import annotations
@@ -87,10 +89,35 @@ def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried) -> dict[str
     return json.loads(text) if text else {"error": f"more than {LIMIT} seconds of CPU"}
 
 
-def page(done: dict[str, Any], heads: dict[str, str], releases: str) -> str:
-    """docs/models-captured.md."""
-    exact = {kind for kind, one in done.items() if "error" not in one and not one["plain"]}
-    plain = {kind for kind, one in done.items() if "error" not in one and one["plain"]}
+ROADS = {"Not captured": "not captured", "Numbers only, at the sizes asked for": "numbers", "Formulas": "formulas"}
+"""Sections of the page, and what `table` calls what is in them."""
+
+
+def row(kind: str, one: dict[str, Any]) -> tuple[str, str]:
+    """The section of the page that a type belongs to, and its line there."""
+    missing, numbers, formulas = ROADS
+    if "error" in one:
+        return missing, f"| {kind} | {_cause(one['error'])} |"
+    if one["plain"]:
+        return numbers, f"| {kind} | {_cause(one['plain'])} |"
+    guards = ", ".join(one["guards"][:2]) + (f" and {len(one['guards']) - 2} more" if len(one["guards"]) > 2 else "")
+    return formulas, f"| {kind} | {', '.join(one['inputs'])} | {_short(one['kept'])} | {_short(guards)} |"
+
+
+def standing(text: str) -> dict[str, tuple[str, str]]:
+    """The same of a page that stands, by type."""
+    found, section = {}, ""
+    for line in text.splitlines():
+        section = line.removeprefix("## ") if line.startswith("## ") else section
+        if section in ROADS and line.startswith("| ") and not line.startswith("| type |"):
+            found[line.split(" ")[1]] = (section, line)
+    return found
+
+
+def page(done: dict[str, Any], before: dict[str, tuple[str, str]], heads: dict[str, str], releases: str) -> str:
+    """docs/models-captured.md. before: rows of types that are not in `done`"""
+    rows = {**before, **{kind: row(kind, one) for kind, one in done.items()}}
+    rows = {kind: rows[kind] for kind in heads if kind in rows}
     lines = [
         "# Models captured",
         "",
@@ -107,42 +134,36 @@ def page(done: dict[str, Any], heads: dict[str, str], releases: str) -> str:
         "|---|--:|--:|--:|--:|",
     ]
     for head in (*dict.fromkeys(heads.values()), ""):
-        kinds = {kind for kind in done if not head or heads.get(kind) == head}
+        of_head = [rows[kind][0] for kind in rows if not head or heads[kind] == head]
+        missing, numbers, formulas = (of_head.count(section) for section in ROADS)
         name = head.replace("_", " ").lower() or "all"
-        rest = len(kinds - exact - plain)
-        lines.append(f"| {name} | {len(kinds)} | {len(kinds & exact)} | {len(kinds & plain)} | {rest} |")
-    tried = [kind for kind in heads if kind not in done]
-    if tried:
-        lines += ["", "Not tried yet with these tables: " + ", ".join(f"`{kind}`" for kind in tried) + "."]
-    lines += ["", "## Not captured", "", "| type | what stops it |", "|---|---|"]
-    lines += [f"| {kind} | {_cause(done[kind]['error'])} |" for kind in heads if kind in done and "error" in done[kind]]
-    lines += ["", "## Numbers only, at the sizes asked for", "", "| type | why |", "|---|---|"]
-    lines += [f"| {kind} | {_cause(done[kind]['plain'])} |" for kind in heads if kind in plain]
-    lines += [
-        "",
-        "## Formulas",
-        "",
-        "| type | beside tokens | bytes kept for backward | holds where |",
-        "|---|---|---|---|",
-    ]
-    for kind in heads:
-        if kind in exact:
-            one = done[kind]
-            guards = ", ".join(one["guards"][:2]) + (
-                f" and {len(one['guards']) - 2} more" if len(one["guards"]) > 2 else ""
-            )
-            lines.append(f"| {kind} | {', '.join(one['inputs'])} | {_short(one['kept'])} | {_short(guards)} |")
+        lines.append(f"| {name} | {len(of_head)} | {formulas} | {numbers} | {missing} |")
+    again = [f"`{kind}`" for kind in heads if kind in done]
+    if len(again) < len(rows):
+        lines += [
+            "",
+            f"The last run made {len(again)} rows; the others are of earlier states of the code: {', '.join(again)}.",
+        ]
+    if absent := [f"`{kind}`" for kind in heads if kind not in rows]:
+        lines += ["", f"Not tried yet with these tables: {', '.join(absent)}."]
+    for section in ROADS:
+        columns = ("type", "beside tokens", "bytes kept for backward", "holds where") if section == "Formulas" else (
+            "type", "what stops it" if section == "Not captured" else "why")  # fmt: skip
+        lines += ["", f"## {section}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+        lines += [line for at, line in rows.values() if at == section]
     return "\n".join(lines) + "\n"
 
 
-def table(done: dict[str, Any], heads: dict[str, str], transformers: str, torch: str) -> str:
-    """data/capture/tried.json: the road and its reason of each type."""
+def table(done: dict[str, Any], before: dict[str, Any], heads: dict[str, str], transformers: str, torch: str) -> str:
+    """data/capture/tried.json: the road and its reason of each type. before: those of types that are not in `done`"""
     types = {
-        kind: ("not captured", _cause(one["error"])[:200]) if "error" in one
-        else ("numbers", _cause(one["plain"])[:200]) if one["plain"] else ("formulas", "")
-        for kind in heads if (one := done.get(kind))
-    }  # fmt: skip
-    rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(row)}" for kind, row in types.items())
+        **before,
+        **{
+            kind: (ROADS[row(kind, one)[0]], _cause(one.get("error") or one["plain"])[:200])
+            for kind, one in done.items()
+        },
+    }
+    rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(types[kind])}" for kind in heads if kind in types)
     return f'{{"transformers": "{transformers}", "torch": "{torch}", "types": {{\n{rows}\n}}}}\n'
 
 
@@ -174,8 +195,11 @@ if __name__ == "__main__":
     done = json.loads(path.read_text()) if path.exists() else {}
     if given == ["--page"]:
         releases = f"transformers {transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}"
-        PAGE.write_text(page(done, model_types(), releases))
-        TABLE.write_text(table(done, model_types(), transformers.__version__, torch.__version__.partition("+")[0]))
+        before = json.loads(TABLE.read_text())["types"]
+        PAGE.write_text(page(done, standing(PAGE.read_text()), model_types(), releases))
+        TABLE.write_text(
+            table(done, before, model_types(), transformers.__version__, torch.__version__.partition("+")[0])
+        )
         sys.exit()
     for kind in given or [kind for kind in model_types() if kind not in done]:
         done[kind] = forked(kind)

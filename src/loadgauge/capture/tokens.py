@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from loadgauge.capture.pictures import Pictures
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
+from loadgauge.trace.device.fact_kinds import Rows
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 
 _PLACED = "get_placeholder_mask"
@@ -68,13 +69,21 @@ def _counting(method: Any, name: str, s: Any, b: Any, stop: bool) -> Any:
             if not features:
                 return method(*args, **keywords)
             with Placing(sum(one.numel() for one in features)):
-                return method(*args, **keywords)
+                return _said(method(*args, **keywords), sum(one.numel() // one.shape[-1] for one in features))
         found = method(*args, **keywords)
         pooled = getattr(found, "pooler_output", found)
         _check(_tensors(pooled), s, b, stop)
         return found
 
     return counting
+
+
+def _said(mask: Any, vectors: Any) -> Any:
+    """Say of a mask of tokens that it is true for as many as there are vectors: layers may look there again."""
+    facts = getattr(getattr(mask, "fake_mode", None), "facts", None)
+    if facts is not None and mask.dtype is torch.bool and (mask.dim() == 2 or mask.shape[-1] == 1):
+        facts.keep(mask, Rows(vectors))
+    return mask
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

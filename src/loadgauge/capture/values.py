@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ _WHOLE = "_loadgauge_whole"
 _FACTORIES = frozenset(
     {
         "arange",
+        "linspace",
         "zeros",
         "ones",
         "full",
@@ -52,8 +54,7 @@ def known(values: list[Any], device: str) -> torch.Tensor:
 
 
 def _small(tensor: torch.Tensor) -> bool:
-    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not tensor.dtype.is_floating_point
-    return plain and tensor.numel() <= MOST
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.numel() <= MOST
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,6 +73,30 @@ class KeptValues(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.changed: dict[int, Any] = {}
         """CPU storages whose values were overwritten with unknown ones, by address; held, so that none is used again."""
+
+    def __enter__(self) -> KeptValues:
+        """Begin, so that what is known may also be read as an array of NumPy, which fake tensors refuse."""
+        fake: Any = FakeTensor
+        self._refusing, fake.numpy = fake.__dict__.get("numpy"), self._array
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        """End."""
+        super().__exit__(*error)
+        fake: Any = FakeTensor
+        if self._refusing is None:
+            del fake.numpy
+        else:
+            fake.numpy = self._refusing
+
+    @property
+    def _array(self) -> Any:
+        def array(tensor: torch.Tensor, **how: Any) -> Any:
+            value = self._value(tensor)
+            with _disable_current_modes() if value is not None else contextlib.nullcontext():
+                return torch.Tensor.numpy(tensor if value is None else value.clone(), **how)
+
+        return array
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -164,7 +189,8 @@ class KeptValues(TorchDispatchMode):
             func is _EMPTY and out.device.type != "cpu"
         ):  # ids of tokens, and the like; those on the CPU are to be written
             return out
-        if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= MOST:
+        planned = out.device.type == "cpu" or not out.dtype.is_floating_point  # numbers of a plan, not of a model
+        if isinstance(out, FakeTensor) and planned and out.numel() <= MOST:
             self._keep(out, self._real(func, args, kwargs))
         return out
 

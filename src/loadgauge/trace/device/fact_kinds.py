@@ -19,9 +19,13 @@ class Same(NamedTuple):
 
 
 class Among(NamedTuple):
-    """Each element has one of these values, a real tensor of one dimension."""
+    """Each element has one of these values, a real tensor of one dimension.
+
+    of: two tensors of one shape with the same `of` go together: where one has its value at a place of `value`, so has the other
+    """
 
     value: torch.Tensor
+    of: object = None
 
 
 class Known(NamedTuple):

@@ -66,7 +66,8 @@ class Facts:
         there = held.storage == tensor.untyped_storage()._cdata and held.epoch == self._epochs.get(held.storage, 0)
         return held.fact if there else None
 
-    def _keep(self, tensor: Any, fact: Any) -> None:
+    def keep(self, tensor: Any, fact: Any) -> None:
+        """Note what is known of a tensor."""
         if fact is not None and isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()._cdata
             setattr(tensor, _FACT, _Held(fact, storage, self._epochs.get(storage, 0)))
@@ -112,12 +113,12 @@ class Facts:
                 out = go(func, (), (args[0], places, *args[2:]), kwargs)
                 self.after(func, args, kwargs, out)
                 if name in _PUTS and func._schema.is_mutable:  # nowhere
-                    self._keep(args[0], before)
+                    self.keep(args[0], before)
                 return out
         if name == "bincount" and isinstance(fact := self.of(args[0]), Ids) and (len(args) == 1 or args[1] is None):
             size = max(fact.of, args[2] if len(args) > 2 else kwargs.get("minlength", 0))
             made = self._made(args[0], (size,), None, go)
-            self._keep(made, Counts(args[0].numel(), fact.of, None, False))
+            self.keep(made, Counts(args[0].numel(), fact.of, None, False))
             return made
         if name == "_unique2" and isinstance(fact := self.of(args[0]), Ids):
             self._assume(fact.of, line)
@@ -126,7 +127,7 @@ class Facts:
             whole = self._made(args[0], (fact.of,), ids, go)
             back = self._made(args[0], tuple(args[0].shape), None, go)
             counts = self._made(args[0], (fact.of,), None, go)
-            self._keep(counts, Counts(args[0].numel(), fact.of, None, False))
+            self.keep(counts, Counts(args[0].numel(), fact.of, None, False))
             return whole, back, counts
         return UNKNOWN
 
@@ -134,7 +135,7 @@ class Facts:
         """A new tensor of places. CUDA writes those of `nonzero` dimension by dimension."""
         strides = (1, shape[0]) if len(shape) == 2 else tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
         made = go(_EMPTY, (), (shape, strides), {"dtype": dtype, "device": like.device})
-        self._keep(made, None if real is None else Known(real))
+        self.keep(made, None if real is None else Known(real))
         return made
 
     def _rows(self, mask: Any, line: Callable[[], str]) -> Any:
@@ -188,10 +189,10 @@ class Facts:
             self._void(func, args, kwargs or {})
         if fact is not None:
             if isinstance(out, torch.Tensor):
-                self._keep(out, fact)
+                self.keep(out, fact)
             elif isinstance(fact, tuple) and type(fact) is tuple:
                 for one, known in zip(out, fact, strict=False):
-                    self._keep(one, known)
+                    self.keep(one, known)
 
     def _put(self, self_: Any, indices: Any, values: Any) -> None:
         """Rows that are put where a mask is true say how many it has: backward asks for them."""
@@ -204,7 +205,7 @@ class Facts:
         if isinstance(rows, torch.SymInt) and not rows.node.has_hint():  # itself unknown
             return
         if rows != 1:  # no one row for all
-            self._keep(first, Rows(rows))
+            self.keep(first, Rows(rows))
 
     def _void(self, func: Any, args: Any, kwargs: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
@@ -261,7 +262,9 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
         return _real(facts, func, args, kwargs, out)
     if not all(isinstance(fact, Same | Among) for fact in known.values()) or not isinstance(out, torch.Tensor):
         return None
-    if sum(isinstance(fact, Among) for fact in known.values()) > 1:  # which goes with which is not known
+    among = [tensor for tensor in tensors if isinstance(known[id(tensor)], Among)]
+    together = among and _alike(among, out) and len({id(known[id(tensor)].of) for tensor in among}) == 1
+    if len(among) > 1 and not together:  # which goes with which is not known
         return None
 
     def value(leaf: Any) -> Any:
@@ -276,12 +279,27 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
             made = _functional(func)(*tree_map(value, args), **tree_map(value, kwargs))
         except (RuntimeError, TypeError):
             return None
-        return _among(made.reshape(-1)) if made.dtype == out.dtype else None
+        return (
+            _among(made.reshape(-1), known[id(among[0])].of if together else None) if made.dtype == out.dtype else None
+        )
 
 
-def _among(values: torch.Tensor) -> Any:
+def _among(values: torch.Tensor, of: object = None) -> Any:
+    """One of these values; of: what decides which, if it decides for other tensors too."""
     distinct = values.unique()
-    return Same(distinct) if distinct.numel() == 1 else Among(distinct) if distinct.numel() else None
+    if distinct.numel() < 2:
+        return Same(distinct) if distinct.numel() else None
+    return Among(values, of) if of is not None else Among(distinct, object())
+
+
+def _alike(tensors: list[Any], out: Any) -> bool:
+    """Whether all have the shape of a result; symbols are not compared, which would be a guard, but read."""
+    return all([*map(str, tensor.shape)] == [*map(str, out.shape)] for tensor in tensors)
+
+
+def _elsewhere(fact: Any) -> Any:
+    """The same values at other places, which no longer go with those of another tensor."""
+    return fact._replace(of=object()) if isinstance(fact, Among) else fact
 
 
 def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -361,11 +379,13 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return _real(facts, func, args, kwargs, out)
     several = isinstance(out, list | tuple)
     if isinstance(fact, Same | Among | Ids):
-        return tuple(fact for _ in out) if several else fact
+        return tuple(_elsewhere(fact) for _ in out) if several else _elsewhere(fact)
     if isinstance(fact, Range):
         return fact if name in ("view", "_unsafe_view", "unsqueeze", "detach", "alias", "squeeze", "expand") else None
     if isinstance(fact, Number):
         return None if several else fact
+    if isinstance(fact, Rows):  # the same elements, in another shape or order
+        return fact if name in _WHOLE else None
     if isinstance(fact, Counts):
         if name == "select" and args[0].dim() == 1:
             place = args[2] if args[2] >= 0 else args[2] + int(args[0].shape[0])
@@ -530,7 +550,7 @@ def _taken(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """What an index takes of a tensor."""
     fact = facts.of(args[0])
     if isinstance(fact, Same | Among | Ids):
-        return fact
+        return _elsewhere(fact)
     if isinstance(fact, Chosen) and fact.dim is not None and fact.dim % args[0].dim() == 0 and _name(func) == "index":
         place = facts.of(args[1][0]) if len(args[1]) == 1 else None
         if isinstance(place, Known) and place.value.numel() == 1:
@@ -564,6 +584,7 @@ _VIEWS = (
     "view _unsafe_view permute transpose t unsqueeze squeeze expand detach alias select slice unbind split split_with_sizes"
     " as_strided repeat lift_fresh"
 )
+_WHOLE = frozenset(("view", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "detach", "alias"))
 _FILLS = (
     "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_ zero_ arange scalar_tensor"
 )
