@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_map
 from loadgauge.capture.blocks import Blocks, blocks
 from loadgauge.capture.call import module_of
 from loadgauge.capture.capture import recorded
-from loadgauge.capture.heads import contrasts, head_class
-from loadgauge.capture.kinds import model_class, of_config
+from loadgauge.capture.kinds import PATCHED, model_class, of_config
 from loadgauge.capture.listed import Listing
 from loadgauge.capture.listing import Lister, guards_of
 from loadgauge.capture.part import Shown
@@ -69,11 +68,6 @@ def list_request(
             config, found = cut, less
             break
     job = of_config(config, run)
-    named = head_class(whole, "")
-    if named is not None and (contrasts(named[0]) or "n" in job.names):
-        raise NotModelled(
-            f"{request.job.model}: two texts, and sound, are for loadgauge capture, which has --head and --audio"
-        )
     job = _split(tuned(job, regime), regime, pairs or {})
     learnt: dict[str, str] = {}
     if regime.tuned.by_layer:
@@ -91,8 +85,22 @@ def list_request(
         listings=listings, parameters=sum(one.numel() for one in model.parameters()),
         longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
-        splits=_splits(model, regime, pairs or learnt),
+        splits=_splits(model, regime, pairs or learnt), given=_given(job, model, sizes),
     )  # fmt: skip
+
+
+def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
+    """The pictures and sounds of one size that a model is called with for each sequence, by the name of its argument, in words."""
+    shown: list[dict[str, str]] = []
+    for less in (1, 2):
+        lengths = {name: max(1, size // less) for name, size in {"t": sizes["s"], **sizes}.items()} | {ONE: 1}
+        try:
+            _, given = job.inputs("meta", model, **sized(job.names, {}, lengths))
+        except Exception:  # values that are read, which a tensor without any cannot have
+            return ""
+        tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor) and name in PATCHED}
+        shown.append({name: f"{name} {' x '.join(map(str, one.shape[1:]))}" for name, one in tensors.items()})
+    return ", ".join(text for name, text in shown[0].items() if text == shown[1].get(name))
 
 
 def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
@@ -176,7 +184,7 @@ def _listings(
     job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int], around: Around | None = None
 ) -> tuple[list[Listing], dict[str, str]]:
     """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart; and matrices that can be split."""
-    given = {**sizes, "t": sizes["s"]}
+    given = {"t": sizes["s"], **sizes}
     first, pairs = _listing(job, target, found, regime, given, around)
     listings = [first]
     if not listings[0].plain:
