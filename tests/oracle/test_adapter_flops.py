@@ -1,4 +1,4 @@
-"""FLOPs of a whole model with adapters against PyTorch's own counter over PEFT's modules: the first layer's input has no gradient."""
+"""FLOPs of a whole model with adapters against PyTorch's counter over PEFT's modules: the first layer's input has no gradient."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from loadgauge.capture.part import Shown
 from loadgauge.capture.recognise import recognised
 from loadgauge.capture.record import Around, Sized, record
 from loadgauge.capture.regime import Document, Regime
-from loadgauge.capture.sharding import mark_experts, shard, splits_of
+from loadgauge.capture.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.capture.small import shallow
 from loadgauge.capture.sparse import sparse_table
 from loadgauge.capture.splits import Splits
@@ -37,7 +37,7 @@ from loadgauge.trace.torch_run import TorchRun
 
 DEEPEST = 16
 """Layers of the deepest model that is run in place of a deeper one."""
-TUNED = "adapters, or a part of the model that is trained, are captured on one rank"
+TUNED = "adapters, or a part of the model that is trained, are captured with all experts on each rank"
 
 
 def list_request(
@@ -108,7 +108,7 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
 
     def build(device: str) -> Any:
         model = job.build(device)
-        if regime.tuned.whole:
+        if regime.tuned.whole or regime != regime.whole:
             mark_experts(model)
             shard(model, regime.tp, regime.ep, pairs)
         return model
@@ -224,8 +224,11 @@ def _recognised(lister: Lister, regime: Regime) -> dict[str, str]:
 
 
 def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
-    """Over which ranks it may be split; adapters and parts of a model over none."""
-    return splits_of(model, pairs) if regime.tuned.whole else Splits(tp_closed=TUNED, ep_closed=TUNED)
+    """Over which ranks it may be split."""
+    splits = splits_of(model, pairs)
+    if regime.tuned.whole:
+        return splits
+    return msgspec.structs.replace(splits, tp_closed=splits.tp_closed or unsplit(model), ep_closed=TUNED)
 
 
 def _blocks_of(config: Any) -> Blocks:
@@ -252,6 +255,9 @@ def _stands_for(less: Blocks, full: Blocks) -> dict[str, str] | None:
     if [stack.path for stack in less.stacks] != [stack.path for stack in full.stacks]:
         return None
     for small, whole in zip(less.stacks, full.stacks, strict=True):
+        if small.paths == whole.paths:  # not cut: each is its own, as layers of one kind may run at different lengths
+            found |= dict(zip(whole.paths, small.paths, strict=True))
+            continue
         last, end = len(whole.pattern) - 1, len(small.pattern) - 1
         for place, kind in enumerate(whole.pattern):
             if place in (0, last):

@@ -233,7 +233,8 @@ class Family:
     def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
         self.name, self.listings, self.chosen = name, listings, chosen
         self.beside: dict[str, int] = {}
-        """Sizes by name that no layout has: `t`, tokens of the second text (else as many as of the first), `n`, samples of a sound."""
+        """Sizes by name that no layout has: `t`, tokens of the second text (else as many as of the first), `n`, samples of a
+        sound."""
         self.seconds = 0.0
         """Of each sound."""
         self.adapted = False
