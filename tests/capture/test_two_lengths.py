@@ -67,6 +67,10 @@ def test_an_estimate_has_its_own_lengths(
     assert peak == pytest.approx(max(itertools.accumulate(truth.changes)), rel=2e-3)
     if kind == "bart":
         assert "--target-len 40" in found.setup.job.flags()
+        script = tmp_path / "run.sh"
+        words = "--max_source_length 96 --max_target_length 40 --per_device_train_batch_size 6 --output_dir out"
+        script.write_text(f"python run_summarization.py --model_name_or_path {file} {words}\n")
+        assert loadgauge.estimate(str(script), precision="bf16-pure", optimizer="sgd").flops == found.flops
         with pytest.raises(ConfigError, match="takes no sound"):
             loadgauge.estimate(str(file), road="captured", **given, **lengths, audio=3.0)
     else:
