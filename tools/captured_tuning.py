@@ -219,8 +219,7 @@ are how far an estimate lies from the oracle.
 
 A number in brackets is how many parameters the estimate has beside the oracle. Kept: beside what the estimate holds in numbers of
 the loss. Where layers run again, PyTorch's checkpoints stop before the last product when nothing after it is kept; the estimate has
-transformers' default, which runs whole layers again, and so more FLOPs. Written families make the gradient of the first layer's
-input with LoRA, which is not made where no layer runs again.
+transformers' default, which runs whole layers again, and so more FLOPs.
 """
 
 

@@ -51,6 +51,8 @@ class Flags(TypedDict, total=False):
     micro_batch: int
     global_batch: int
     seq_len: int
+    target_len: int
+    audio: float
     lengths: str
     precision: str
     beside: str

@@ -19,7 +19,7 @@ from loadgauge.capture.blocks import Stack
 from loadgauge.capture.kinds import of_config
 from loadgauge.capture.record import Recorded, Sized, record
 from loadgauge.capture.tuning import Named, chosen_of
-from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.estimate.result import Estimate
 from loadgauge.spec.job import Job
 from loadgauge.trace import subprocess
@@ -219,3 +219,30 @@ def test_words_name_parameters(words: str, places: set[int]) -> None:
     ]  # fmt: skip
     stacks = [Stack("text.layers", ("text.layers.0", "text.layers.1"), (0, 1))]
     assert chosen_of(every, stacks, words) == places
+
+
+@pytest.mark.usefixtures("numbers")
+def test_adapters_are_split_with_their_layers(tmp_path: Path) -> None:
+    """As PEFT does: the second matrix of a layer that is split by columns, the first of one that is split by rows."""
+    own, written = (
+        captured("llama", tmp_path, road=way, lora_rank=4, lora_targets="q_proj,o_proj", gpus=2, tp=2)
+        for way in ("captured", "written")
+    )
+    layer = own.workings.memory.block_layers()[-1]
+    width = SMALL["hidden_size"]
+    rows = {weight.name: weight.numel for weight in layer.weights if weight.trainable}
+    assert sorted(rows.values()) == [4 * width // 2, 4 * width // 2, 4 * width, 4 * width]
+    assert own.workings.phases[-1].parts["weights"] == written.workings.phases[-1].parts["weights"]
+    assert own.flops == written.flops
+    # Each adapter's rows are summed over the ranks once: forward of the one, backward of the other.
+    sent = sorted(int(c.nbytes) for op in layer for c in (*op.forward_comm, *op.backward_comm))
+    rows_of_two = SIZES["b"] * SIZES["s"] * 2
+    assert sent == [4 * rows_of_two] * 2 + [width * rows_of_two] * 4
+    kept = [memory.block_layers()[-1].saved() for memory in (own.workings.memory, written.workings.memory)]
+    assert float(kept[0]) == pytest.approx(float(kept[1]), rel=1e-3)
+
+
+@pytest.mark.usefixtures("numbers")
+def test_what_peft_does_not_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="no magnitudes of DoRA"):
+        captured("llama", tmp_path, lora_rank=4, use_dora=True, gpus=2, tp=2)

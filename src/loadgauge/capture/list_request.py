@@ -13,15 +13,14 @@ from loadgauge.capture.blocks import Blocks, blocks
 from loadgauge.capture.call import module_of
 from loadgauge.capture.capture import reason, recorded
 from loadgauge.capture.fsdp_casts import cast_by_fsdp
-from loadgauge.capture.heads import contrasts, head_class
-from loadgauge.capture.kinds import model_class, of_config
+from loadgauge.capture.kinds import PATCHED, model_class, of_config
 from loadgauge.capture.listed import Listing
 from loadgauge.capture.listing import Lister, guards_of
 from loadgauge.capture.part import Shown
 from loadgauge.capture.recognise import recognised
 from loadgauge.capture.record import Around, Sized, record
 from loadgauge.capture.regime import Document, Regime
-from loadgauge.capture.sharding import mark_experts, shard, splits_of
+from loadgauge.capture.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.capture.small import shallow
 from loadgauge.capture.sparse import sparse_table
 from loadgauge.capture.splits import Splits
@@ -38,7 +37,7 @@ from loadgauge.trace.torch_run import TorchRun
 
 DEEPEST = 16
 """Layers of the deepest model that is run in place of a deeper one."""
-TUNED = "adapters, or a part of the model that is trained, are captured on one rank"
+TUNED = "adapters, or a part of the model that is trained, are captured with all experts on each rank"
 
 
 def list_request(
@@ -69,11 +68,6 @@ def list_request(
             config, found = cut, less
             break
     job = _of_config(config, run, regime)
-    named = head_class(whole, "")
-    if named is not None and (contrasts(named[0]) or "n" in job.names):
-        raise NotModelled(
-            f"{request.job.model}: two texts, and sound, are for loadgauge capture, which has --head and --audio"
-        )
     job = _split(tuned(job, regime), regime, pairs or {})
     learnt: dict[str, str] = {}
     if regime.tuned.by_layer:
@@ -91,8 +85,22 @@ def list_request(
         listings=listings, parameters=sum(one.numel() for one in model.parameters()),
         longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
-        splits=_splits(model, regime, pairs or learnt),
+        splits=_splits(model, regime, pairs or learnt), given=_given(job, model, sizes),
     )  # fmt: skip
+
+
+def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
+    """The pictures and sounds of one size that a model is called with for each sequence, by the name of its argument, in words."""
+    shown: list[dict[str, str]] = []
+    for less in (1, 2):
+        lengths = {name: max(1, size // less) for name, size in {"t": sizes["s"], **sizes}.items()} | {ONE: 1}
+        try:
+            _, given = job.inputs("meta", model, **sized(job.names, {}, lengths))
+        except Exception:  # values that are read, which a tensor without any cannot have
+            return ""
+        tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor) and name in PATCHED}
+        shown.append({name: f"{name} {' x '.join(map(str, one.shape[1:]))}" for name, one in tensors.items()})
+    return ", ".join(text for name, text in shown[0].items() if text == shown[1].get(name))
 
 
 def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
@@ -100,7 +108,7 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
 
     def build(device: str) -> Any:
         model = job.build(device)
-        if regime.tuned.whole:
+        if regime.tuned.whole or regime != regime.whole:
             mark_experts(model)
             shard(model, regime.tp, regime.ep, pairs)
         return model
@@ -165,7 +173,7 @@ def _listings(
     job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int], around: Around | None = None
 ) -> tuple[list[Listing], dict[str, str]]:
     """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart; and matrices that can be split."""
-    given = {**sizes, "t": sizes["s"]}
+    given = {"t": sizes["s"], **sizes}
     first, pairs = _listing(job, target, found, regime, given, around)
     listings = [first]
     if not listings[0].plain:
@@ -205,8 +213,11 @@ def _recognised(lister: Lister, regime: Regime) -> dict[str, str]:
 
 
 def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
-    """Over which ranks it may be split; adapters and parts of a model over none."""
-    return splits_of(model, pairs) if regime.tuned.whole else Splits(tp_closed=TUNED, ep_closed=TUNED)
+    """Over which ranks it may be split."""
+    splits = splits_of(model, pairs)
+    if regime.tuned.whole:
+        return splits
+    return msgspec.structs.replace(splits, tp_closed=splits.tp_closed or unsplit(model), ep_closed=TUNED)
 
 
 def _blocks_of(config: Any) -> Blocks:
@@ -233,6 +244,9 @@ def _stands_for(less: Blocks, full: Blocks) -> dict[str, str] | None:
     if [stack.path for stack in less.stacks] != [stack.path for stack in full.stacks]:
         return None
     for small, whole in zip(less.stacks, full.stacks, strict=True):
+        if small.paths == whole.paths:  # not cut: each is its own, as layers of one kind may run at different lengths
+            found |= dict(zip(whole.paths, small.paths, strict=True))
+            continue
         last, end = len(whole.pattern) - 1, len(small.pattern) - 1
         for place, kind in enumerate(whole.pattern):
             if place in (0, last):

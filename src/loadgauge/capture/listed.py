@@ -232,6 +232,11 @@ class Family:
 
     def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
         self.name, self.listings, self.chosen = name, listings, chosen
+        self.beside: dict[str, int] = {}
+        """Sizes by name that no layout has: `t`, tokens of the second text (else as many as of the first), `n`, samples of a
+        sound."""
+        self.seconds = 0.0
+        """Of each sound."""
         self.adapted = False
         """Whether what is trained lies beside the model's own parameters."""
         self._made: dict[Any, Layer] = {}
@@ -239,7 +244,7 @@ class Family:
         """Ranks over which a search could not split it, and why."""
 
     def sizes(self, view: View) -> dict[str, Any]:
-        """The sizes of a micro-batch by name: b, s, and t, which is as long as s.
+        """The sizes of a micro-batch by name: b, s or, of sounds alone, n, and those of `beside`.
 
         Raises NotModelled for what a captured list cannot be asked, such as context and sequence parallelism.
         """
@@ -258,7 +263,7 @@ class Family:
             raise NotModelled(
                 f"{self.name} is captured without padding, and what its attention does with padding around it is not"
             )
-        return {"b": b, "s": s, "t": s}
+        return {"b": b, "s": s, "t": s, **self.beside}
 
     def ragged(self, view: View, listing: Listing) -> Ragged | None:
         """The micro-batch of a view whose sequences are of unequal lengths, else None.
@@ -270,6 +275,8 @@ class Family:
             return None
         if "t" in listing.names:
             raise NotModelled(f"{self.name} is captured with two lengths, of encoder and decoder: --lengths has one")
+        if "n" in listing.names:
+            raise NotModelled(f"{self.name} is captured with sounds that are equally long: --lengths is of text")
         if listing.plain:
             raise NotModelled(
                 f"{self.name} is captured as numbers of one length, for want of formulas: {listing.plain}"
@@ -304,6 +311,23 @@ class Family:
         return self.listings
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its sizes."""
+        return self.any_listing.names
+
+    @property
+    def unit(self) -> str:
+        """What a sequence is so many of."""
+        return "tokens" if "s" in self.names or "n" not in self.names else "samples of sound"
+
+    def besides(self, length: int) -> str:
+        """What a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
+        found = [f"{self.beside.get('t', length):,} of the second text"] if "t" in self.names else []
+        if "s" in self.names and "n" in self.names:
+            found.append(f"{self.beside['n']:,} samples of sound")
+        return " and ".join(found)
+
+    @property
     def splits(self) -> Splits:
         """Over which ranks it may be split."""
         return Splits()
@@ -319,6 +343,8 @@ class Family:
             yield f"cp = {layout.cp}: the layers were captured from their code, and how cp splits them is not known"
         if layout.sequence_parallel:
             yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
+        if layout.pp > 1 and "t" in self.names:
+            yield f"pp = {layout.pp}: what the first layers send to all of a decoder's is not modelled"
         yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
 
     def within_experts(self, tp: int, ep: int) -> int:

@@ -94,3 +94,5 @@ class Document(msgspec.Struct):
     transformers: str = ""
     dtype: str = ""
     splits: Splits = Splits()
+    given: str = ""
+    """What the model is called with beside tokens, of one sequence."""

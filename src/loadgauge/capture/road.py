@@ -17,7 +17,7 @@ from loadgauge.capture.listed import Family, Kind, Listing
 from loadgauge.capture.regime import OWN, Document, Regime
 from loadgauge.capture.splits import Splits
 from loadgauge.capture.store import check_sizes, place, read, write
-from loadgauge.capture.target import config_keys
+from loadgauge.capture.target import SAMPLES, SECOND, SECONDS, SOUND, config_keys
 from loadgauge.capture.tuned import WHOLE, Tuned
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found
@@ -117,7 +117,7 @@ class OnDemand(Family):
         begun = time.perf_counter()
         shown = sys.stderr if self.script else None
         given = {"how": msgspec.to_builtins(regime), "inputs": self.inputs,
-                 "sizes": {name: int(sizes[name]) for name in ("b", "s")}, "pairs": dict(self.splits.plan)}  # fmt: skip
+                 "sizes": {name: int(size) for name, size in sizes.items()}, "pairs": dict(self.splits.plan)}  # fmt: skip
         request = Request(Job(self.target))
         if self.where == "here":
             found = list_request(request, **given)
@@ -203,7 +203,7 @@ def road(job: Job, why: str) -> Found:
     Raises ConfigError or NotModelled where it cannot be captured.
     """
     tuned = Tuned.of(job)
-    key = job.model, job.inputs or "", tuned
+    key = job.model, job.inputs or "", tuned, job.target_len, job.audio
     if key not in _FAMILIES:
         _FAMILIES[key] = OnDemand(job.model, job.inputs or "", tuned=tuned)
     return taken(job, _FAMILIES[key], why)
@@ -228,14 +228,32 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     if not tuned.whole:
         regime = _of_part(job, regime, tuned)
     length = _length(job, family)
-    sizes = {"b": job.micro_batch or 1, "s": length, "t": length}
+    family.seconds = job.audio or SECONDS
+    family.beside = {SOUND: round(family.seconds * SAMPLES)} | (
+        {} if job.target_len is None else {SECOND: job.target_len}
+    )
+    sizes = {"b": job.micro_batch or 1, "s": length, SECOND: length, **family.beside}
     spec = model_of(family, regime, sizes)
+    _check_sizes(job, family)
     split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
     if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
         family.document(split, sizes)
     took = "kept from before" if family.cached else f"{family.seconds:.0f} s"
-    how = f"captured from its own code, {took}{f'; {why}' if why else ''}"
+    given = family.document(regime, sizes)[0].given
+    how = f"captured from its own code, {took}{f'; {why}' if why else ''}{f'; each sequence has {given}' if given else ''}"
+    if family.unit != "tokens":
+        how += f"; its tokens are {family.unit}"
     return Found(spec, how)
+
+
+def _check_sizes(job: Job, family: OnDemand) -> None:
+    """Raise ConfigError for a length that the model does not have."""
+    if job.target_len is not None and SECOND not in family.names:
+        raise ConfigError(f"{family.name} has one text, whose tokens are --seq-len", key="target_len")
+    if job.audio is not None and SOUND not in family.names:
+        raise ConfigError(f"{family.name} takes no sound of any length", key="audio")
+    if job.seq_len is not None and family.unit != "tokens":
+        raise ConfigError(f"{family.name} takes sounds and no text: --audio", key="seq_len")
 
 
 def _length(job: Job, family: OnDemand) -> int:
@@ -259,4 +277,4 @@ def _of_part(job: Job, regime: Regime, tuned: Tuned) -> Regime:
     return msgspec.structs.replace(regime, tuned=tuned, adapters=adapters, input_gradients=whole)
 
 
-_FAMILIES: dict[tuple[str, str, Tuned], OnDemand] = {}
+_FAMILIES: dict[tuple[object, ...], OnDemand] = {}

@@ -31,6 +31,8 @@ LOSS = "ForCausalLMLoss"
 NOT_HEADS = frozenset({"head_dim", "head_size", "attention_head_size", "layer_idx", "layer_id", "layer_number"})
 """Whole numbers of a module that stay, though they may be equal to the number of heads."""
 IGNORED = -100
+BASE = "base_layer"
+"""PEFT's name for the layer that adapters lie beside."""
 
 
 def any_number(path: str) -> str:
@@ -56,8 +58,14 @@ def _stated(model: Any, name: str) -> tuple[dict[str, str], str]:
 
 
 def _planned(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str, nn.Module, str]]:
-    """Each module or parameter with an entry: its path, its style, the module, and the parameter's name or ""."""
+    """Each module or parameter with an entry: its path, its style, the module, and the parameter's name or "".
+
+    Of a layer with adapters, the layer that PEFT put them beside.
+    """
     for path, module in model.named_modules():
+        if _adapted(module):
+            continue
+        path = path.removesuffix(f".{BASE}")
         style = plan.get(any_number(path))
         if style is not None:
             yield path, style, module, ""
@@ -157,6 +165,42 @@ def _output(model: Any) -> Any:
     return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def _adapted(module: nn.Module) -> bool:
+    return isinstance(getattr(module, BASE, None), nn.Module)
+
+
+def unsplit(model: Any) -> str:
+    """Why adapters cannot be split with the layers that they lie beside; "" where they can."""
+    plan = _plan(model, "tp_plan")
+    for path, module in model.named_modules():
+        if hasattr(module, "modules_to_save"):
+            return f"{path}, which is trained whole beside adapters, is captured on one rank"
+        style = plan.get(any_number(path))
+        if not _adapted(module) or style is None:
+            continue
+        if style not in ("colwise", "rowwise") or not isinstance(getattr(module, BASE), nn.Linear):
+            return f"PEFT splits adapters of colwise and rowwise layers alone, and {any_number(path)} is {style}"
+        if any(getattr(module, "use_dora", {}).values()):
+            return "PEFT splits the matrices of LoRA, and no magnitudes of DoRA"
+    return ""
+
+
+def _split_adapters(model: Any, ranks: int) -> None:
+    """Split adapters as PEFT does: of a layer that is split by columns the second matrix, of one split by rows the first."""
+    plan = _plan(model, "tp_plan")
+    for path, module in list(model.named_modules()):
+        style = plan.get(any_number(path))
+        if not _adapted(module) or style is None:
+            continue
+        columns = style == "colwise"
+        for one in (module.lora_B if columns else module.lora_A).values():
+            _cut(one, "weight", 0 if columns else 1, ranks, path)
+            _around(one, entered if columns else None, None if columns else leave)
+
+
 # -- one rank's part ---------------------------------------------------------------------------------------------------
 
 
@@ -183,7 +227,10 @@ def shard(model: Any, tp: int, ep: int, found_pairs: dict[str, str] | None = Non
     for problem in splits.problems(tp=tp, ep=ep):
         raise NotModelled(problem)
     if tp > 1:
+        if why := unsplit(model):
+            raise NotModelled(f"tp = {tp}: {why}")
         _Tensor(model, tp, dict(splits.plan)).apply()
+        _split_adapters(model, tp)
     if ep > 1:
         for path, style, module, name in list(_planned(model, _plan(model, "ep_plan"))):
             if style == EXPERTS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from loadgauge.capture.record import Sized
 from loadgauge.capture.regime import Regime
 from loadgauge.capture.tuned import ALL, Tuned, is_pattern, names_in
 from loadgauge.errors import ConfigError, NotModelled, closest, first_line
-from loadgauge.resolve.trained import BUT, ENDS, PATTERN, SHARE, places, words_of
+from loadgauge.resolve.trained import ENDS, SHARE, after_share, chosen_by, pattern_in, places, words_of
 from loadgauge.trace.transformers_api import without_initial_values
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -201,33 +200,24 @@ def chosen_of(parameters: Sequence[Named], stacks: Sequence[Stack], words: str) 
     >>> chosen_of(every, stacks, "layers.-1:"), chosen_of(every, stacks, "but:wte"), chosen_of(every, stacks, "frozen:0.6")
     ({2}, {1, 2}, {1, 2})
     """
-    given = words_of(words)
-    everything = set(range(len(parameters)))
-    chosen = set(everything) if all(word.startswith(BUT) for word in given) else set()
-    for word in sorted(given, key=lambda word: word.startswith(BUT)):
-        found = _matches(word.removeprefix(BUT), parameters, stacks)
+
+    def find(word: str) -> set[int]:
+        found = _matches(word, parameters, stacks)
         if not found:
             known = sorted(
                 {piece for one in parameters for piece in one.names[0].split(".")[:3] if not piece.isdigit()}
             )
-            hint = "".join(f"; did you mean {match!r}?" for match in closest(word.removeprefix(BUT), known))
-            raise ConfigError(
-                f"no parameter is called {word.removeprefix(BUT)!r} (known: {', '.join(known[:20])}){hint}", key="train"
-            )
-        chosen = chosen - found if word.startswith(BUT) else chosen | found
-    if not chosen:
-        raise ConfigError(f"{words!r} leaves nothing to train", key="train")
-    return chosen
+            hint = "".join(f"; did you mean {match!r}?" for match in closest(word, known))
+            raise ConfigError(f"no parameter is called {word!r} (known: {', '.join(known[:20])}){hint}", key="train")
+        return found
+
+    return chosen_by(words, set(range(len(parameters))), find)
 
 
 def _matches(word: str, parameters: Sequence[Named], stacks: Sequence[Stack]) -> set[int]:
     if word.startswith(SHARE):
-        return _after(word, parameters)
-    if PATTERN & set(word) and not re.fullmatch(r"[\w.:-]*\.\*(\.[\w.]+)?", word):
-        try:
-            pattern = re.compile(word)
-        except re.error as error:
-            raise ConfigError(f"{word!r} is no regular expression: {error}", key="train") from None
+        return set(range(after_share(word, [one.numel for one in parameters]), len(parameters)))
+    if (pattern := pattern_in(word)) is not None:
         return {place for place, one in enumerate(parameters) if any(map(pattern.match, one.names))}
     fits = list(_expanded(word, stacks))
     return {
@@ -257,18 +247,3 @@ def _expanded(word: str, stacks: Sequence[Stack]) -> Iterator[tuple[str, str]]:
     if word in ("layers", "h", "blocks") and not any(_ends(stack.path, word) for stack in stacks) and stacks:
         word = stacks[-1].path
     yield "", word
-
-
-def _after(word: str, parameters: Sequence[Named]) -> set[int]:
-    """All but the first, of which a share of all elements is frozen."""
-    try:
-        share = float(word.removeprefix(SHARE))
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise ConfigError(f"{word!r}: a share below 1, such as frozen:0.8", key="train")
-    ends, total = [], 0
-    for one in parameters:
-        total += one.numel
-        ends.append(total)
-    return set(range(bisect_right(ends, int(total * share)), len(parameters)))

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
 """Fields that decide what is run, beside the sizes."""
 LENGTH = 4096
-SAMPLES, SECONDS = 16_000, 10
-"""Samples of sound in a second, and the length of a sound unless it is said."""
 SPOKEN = 15
 """Letters of a transcript in a second of speech."""
 MOST = 64
@@ -111,7 +109,7 @@ def command(
     """
     from loadgauge.capture.answer import answer
     from loadgauge.capture.libraries import is_library, usual_sizes
-    from loadgauge.capture.target import config_keys, sized
+    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys, sized
     from loadgauge.spec.hardware import gpu as find_gpu
 
     begun = time.perf_counter()
@@ -227,6 +225,8 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
 
 def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
     """What was not said, and is taken for granted."""
+    from loadgauge.capture.target import SAMPLES, SECONDS
+
     contrasted = all(name.startswith("model.") for name in found.parameters) and set(found.names) == {"b", "s", "t"}
     own = is_script(job.model)
     if step:

@@ -11,6 +11,7 @@ from loadgauge.estimate.memory.recompute import applied, recomputed_counts
 from loadgauge.estimate.schedule.stages import stages
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.embedding_head import prediction_layer
+from loadgauge.layers.operations import Layer
 from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
@@ -91,7 +92,17 @@ def microbatch_flops(
         backward = backward + count * layer.backward_flops
         twice = layer.recompute_flops(applied(recompute, layer, names))
         again = again + more * twice + (count - more) * layer.recompute_flops()
-    return Flops(forward, backward, again)
+    return Flops(forward, backward - _not_made(model, whole, ends[0], layers), again)
+
+
+def _not_made(model: ModelSpec, view: View, embedding: Layer, layers: Sequence[Layer]) -> Size:
+    """FLOPs of the first layer's backward that adapters leave out: nothing before it is trained, so its input has no gradient."""
+    first = model.pattern[0]
+    trained = view.input_gradients or any(weight.trainable for weight in embedding.weights)
+    if view.lora is None or model.listed is not None or trained or not model.blocks[first].reached:
+        return 0  # of captured layers, and where only some are trained, each is known as it is
+    alone = msgspec.structs.replace(model.blocks[first], reached=False)
+    return layers[first].backward_flops - block_layer(alone, model.hidden_size, view).backward_flops
 
 
 def step_flops(model: ModelSpec, layout: Layout, kernels: Kernels, view: View) -> Flops:

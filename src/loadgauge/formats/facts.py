@@ -21,7 +21,7 @@ from loadgauge.spec.job import Job
 
 NAMES = (
     "model", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
-    "stage_layers", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "precision", "weights",
+    "stage_layers", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "target_len", "precision", "weights",
     "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora",
     "base", "lora_dropout",
     "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",

@@ -521,7 +521,10 @@ TRANSFORMERS = Dialect(
         *SHARED,
         *BATCH,
         *METHOD,
-        row("seq_len", "block_size", "max_seq_length", "model_max_length", "max_length", add=False),
+        row(
+            "seq_len", "block_size", "max_seq_length", "model_max_length", "max_source_length", "max_length", add=False
+        ),
+        row("target_len", "max_target_length", add=False),
         checkpointing(),
         half(),
         weights("dtype", "torch_dtype", default=_without_autocast, decides=True),

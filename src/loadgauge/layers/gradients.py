@@ -11,6 +11,7 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
+from loadgauge.algebra import same
 from loadgauge.layers.operations import Operation, Tensor
 
 NORMALISED = ".normalised"
@@ -84,6 +85,9 @@ def _with_less(operation: Operation, spares: frozenset[str], into: bool) -> Oper
     changes: dict[str, object] = (
         {} if into else {"input_gradient_flops": 0, "backward_workspace": 0, "backward_comm": ()}
     )
+    of_two = operation.kind == "gemm" and len(operation.inputs) == 2 and not operation.weights
+    if into and of_two and same(operation.input_gradient_flops, 2 * operation.forward_flops):
+        changes["input_gradient_flops"] = operation.forward_flops  # of one factor
     return msgspec.structs.replace(operation, keeps=keeps, spares=spares, **changes)
 
 

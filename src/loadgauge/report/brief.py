@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgauge.estimate.result import Estimate
+from loadgauge.report.setup import length_words
 from loadgauge.report.table import console, draw_lines, terminal_width
 from loadgauge.report.verdict import WORDS, effort, outcome_words, verdict_words
 from loadgauge.resolve.setup import Setup
@@ -48,7 +49,7 @@ def _run(given: Setup, result: Estimate) -> str:
     layout, lora = result.layout, result.training.lora
     how = "" if lora is None else f" {lora.name},"
     where = "" if given.gpu is None else f" {layout.gpus:,} x {given.gpu.id},"
-    return f"{result.model.name},{how}{where} {layout.micro_batch} x {layout.seq_len:,} tokens"
+    return f"{result.model.name},{how}{where} {layout.micro_batch} x {length_words(result.model, layout.seq_len)}"
 
 
 def _parts(result: Estimate) -> list[str]:

@@ -10,7 +10,7 @@ from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.report.padding import padding
-from loadgauge.report.setup import layout_words, print_assumed
+from loadgauge.report.setup import layout_words, length_words, print_assumed
 from loadgauge.report.step_time import headline, timing
 from loadgauge.report.table import Column, bar, console, draw, heading, points
 from loadgauge.report.verdict import ENDINGS, STYLES, WORDS, effort, outcome_words, verdict_words, why_tight
@@ -84,7 +84,7 @@ def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter |
     target.print(line, soft_wrap=True)
     card = "GPU" if given.gpu is None else given.gpu.name
     batch = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
-    length = f"{'up to ' if given.lengths else ''}{layout.seq_len:,} tokens"
+    length = f"{'up to ' if given.lengths else ''}{length_words(result.model, layout.seq_len)}"
     lines = [
         f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {layout_words(layout)}.",
         f"A step of {batch} of {length}, micro-batch {layout.micro_batch}. Peak moment: {memory.moment}.",

@@ -8,6 +8,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import COMPUTE, EXPOSED, PARTS
 from loadgauge.report.estimate import text as report_text
 from loadgauge.report.estimate import verdict
+from loadgauge.report.setup import length_words
 from loadgauge.report.step_time import LANES, headline
 from loadgauge.units import GIB, count, gib, seconds
 
@@ -38,7 +39,7 @@ def text(result: Estimate) -> str:
     lines = [
         verdict(result),
         f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {result.gpu or 'GPU'};"
-        f" a step of {sequences} of {layout.seq_len:,} tokens",
+        f" a step of {sequences} of {length_words(result.model, layout.seq_len)}",
         f"Memory of that rank at its peak, {memory.moment}:",
     ]
     lines += [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from loadgauge.report.table import GLUE, heading, points
 from loadgauge.spec.axes import SIZES
 from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +26,19 @@ def layout_words(layout: Layout, more: tuple[str, ...] = ()) -> str:
     degrees = {name: getattr(layout, name) for name in (*SIZES, *more)}
     words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name == "dp"]
     return ", ".join([*words, f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])])
+
+
+def length_words(model: ModelSpec, length: int) -> str:
+    """Return what a sequence has, in words. length: its tokens
+
+    >>> from loadgauge import model
+    >>> length_words(model("gpt2"), 1024)
+    '1,024 tokens'
+    """
+    if model.listed is None:
+        return f"{length:,} tokens"
+    beside = model.listed.besides(length)
+    return f"{length:,} {model.listed.unit}{f' and {beside}' if beside else ''}"
 
 
 def print_assumed(target: Console, assumed: Mapping[str, str]) -> None:

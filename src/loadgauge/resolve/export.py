@@ -62,6 +62,7 @@ def job_of(given: Setup) -> Job:
                 "train",
             )
         },
+        target_len=job.target_len,
         offload=kind.offload,
         end_units=job.end_units,
         gradient_sync=job.gradient_sync,

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.families.catalogue import find, find_model, model_sources, models
+from loadgauge.families.catalogue import model_sources, models
 from loadgauge.families.derived import derive
 from loadgauge.formats.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
 from loadgauge.formats.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus
 from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.formats.uncounted import Uncounted
+from loadgauge.resolve.model import found_model
 from loadgauge.spec.axes import MODEL_PARALLEL
 from loadgauge.spec.frameworks import FRAMEWORKS, default_framework
 from loadgauge.spec.job import POSTTRAIN, Job
@@ -68,10 +69,12 @@ def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]
     )
     if first:
         whole, extra = combine(files, inside)
-        model, remark = model_of(msgspec.structs.replace(files[0], job=whole, extra=extra))
+        asked = whole.replace(road=job.road, inputs=job.inputs)
+        model, remark = model_of(msgspec.structs.replace(files[0], job=asked, extra=extra))
     else:
         whole, extra = combine(files, inside | {"model": job.model})
-        model, remark = find_model(job.model), ""
+        model = found_model(whole.replace(model=job.model, road=job.road, inputs=job.inputs, hub=False)).spec
+        remark = ""
     filled = fill_in(whole, extra, model)
     version = job.version
     for file in files:
@@ -245,11 +248,13 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
         )
     next_to_it = Path(file.file).parent / name
     if not os.path.exists(name) and next_to_it.exists():
-        return find_model(str(next_to_it)), ""
+        name = str(next_to_it)
     try:
-        found = find(name)
+        found = found_model(file.job.replace(model=name, hub=False))
     except ConfigError as error:
         raise ConfigError(str(error), file=file.file) from None
+    if found.spec.listed is not None:
+        return found.spec, f"; {found.spec.name} is {found.how}"
     return found.spec, f"; its model {name} is taken for {found.spec.name}" if found.how else ""
 
 

@@ -43,11 +43,15 @@ NEEDING = ("cp_comm", "base", "lora_targets")
 """Of those, flags that are refused without another one."""
 KEPT = (
     "hub",
+    "road",
+    "inputs",
     "memory",
     "train",
     "lora_layers",
     "lengths",
     "padding",
+    "target_len",
+    "audio",
     "kernels",
     "compile",
     "version",

@@ -362,6 +362,9 @@ def _applies(job: Job, model: ModelSpec) -> None:
     """Refuses flags that mean nothing for this model."""
     if job.loss is not None and model.head.kind != "lm":
         raise ConfigError(f"{model.name} has no language-model head, so it has no such loss", key="loss")
+    for name in ("target_len", "audio"):
+        if getattr(job, name) is not None and model.listed is None:
+            raise ConfigError(f"{model.name} is trained on one text, whose tokens are --seq-len", key=name)
     experts = model.has_experts
     for name in ("ep", "etp"):
         if (getattr(job, name) or 1) > 1 and not experts:
@@ -504,8 +507,15 @@ def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> 
         if job.seq_len is not None:
             raise ConfigError("the lengths file says how long the sequences are; leave --seq-len out", key="seq_len")
         return lengths.longest
+    names = () if model.listed is None else model.listed.names
+    if "n" in names:
+        fill("audio", f"{model.listed.seconds:g}", "seconds of each sound")
+        if "s" not in names:
+            return int(model.listed.beside["n"])
     longest = model.max_position_embeddings
     seq_len: int = fill("seq_len", SEQ_LEN if longest is None else min(SEQ_LEN, longest))
+    if "t" in names:
+        fill("target_len", seq_len, "of the second text as many as --seq-len")
     return seq_len
 
 

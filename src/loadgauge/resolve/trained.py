@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.operations import Layer
 from loadgauge.spec.model import Block, ModelSpec
 
+T = TypeVar("T")
 CONTAINERS = {
     "attention": ("self_attn", "attn", "attention", "self_attention"),
     "mlp": ("mlp", "feed_forward", "block_sparse_moe", "ffn"),
@@ -79,11 +80,8 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
         raise NotModelled("training a part of a model together with its multi-token prediction modules")
     ends, kinds = _weights(model)
     parts = _parts(model, ends, kinds)
-    listed = words_of(words)
-    everything = {(part.layer, part.operation) for part in parts}
-    chosen: set[tuple[int | None, str]] = everything if all(word.startswith(BUT) for word in listed) else set()
-    for given in sorted(listed, key=lambda word: word.startswith(BUT)):
-        word = given.removeprefix(BUT)
+
+    def find(word: str) -> set[tuple[int | None, str]]:
         found = {(part.layer, part.operation) for part in _named(word, model, parts)}
         if not found:
             known = sorted({_plain(part, model)[0].split(".")[0] for part in parts} | {"layers"})
@@ -91,10 +89,27 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
             raise ConfigError(
                 f"nothing in {model.name} is called {word!r} (known: {', '.join(known)}){hint}", key="train"
             )
-        chosen = chosen - found if given.startswith(BUT) else chosen | found
+        return found
+
+    return _frozen(model, ends, kinds, chosen_by(words, {(part.layer, part.operation) for part in parts}, find))
+
+
+def chosen_by(words: str, everything: set[T], find: Callable[[str], set[T]]) -> set[T]:
+    """Return what words of `--train` choose of everything. Raises `ConfigError` where that is nothing, and as `find` does.
+
+    find: what one word names
+
+    >>> chosen_by("a,but:b", {"a", "b"}, lambda word: {word}), chosen_by("but:b", {"a", "b"}, lambda word: {word})
+    ({'a'}, {'a'})
+    """
+    listed = words_of(words)
+    chosen = set(everything) if all(word.startswith(BUT) for word in listed) else set()
+    for word in sorted(listed, key=lambda word: word.startswith(BUT)):
+        found = find(word.removeprefix(BUT))
+        chosen = chosen - found if word.startswith(BUT) else chosen | found
     if not chosen:
         raise ConfigError(f"{words!r} leaves nothing to train", key="train")
-    return _frozen(model, ends, kinds, chosen)
+    return chosen
 
 
 def adapt_only(model: ModelSpec, layers: str) -> ModelSpec:
@@ -188,11 +203,11 @@ def _plain(part: Part, model: ModelSpec) -> tuple[str, ...]:
 def _named(word: str, model: ModelSpec, parts: list[Part]) -> list[Part]:
     """The weights that a word names."""
     if word.startswith(SHARE):
-        return _after(word, parts)
+        return parts[after_share(word, [part.numel for part in parts]) :]
     # A row of a table alone (`[:32000]`): its gradient has all rows, and so have the states.
     word = re.sub(r"\[\d*:\d*\]$", "", word)
-    if PATTERN & set(word) and not re.fullmatch(r"[\w.:-]*\.\*(\.[\w.]+)?", word):
-        return _matching(word, model, parts)
+    if (pattern := pattern_in(word)) is not None:
+        return _matching(pattern, model, parts)
     selected, path = _selector(word, model.num_hidden_layers)
 
     def fits(part: Part) -> bool:
@@ -240,12 +255,22 @@ def places(text: str, count: int, key: str) -> list[int]:
     return chosen
 
 
-def _matching(word: str, model: ModelSpec, parts: list[Part]) -> list[Part]:
-    """The weights whose names in transformers a regular expression fits the beginning of."""
+def pattern_in(word: str) -> re.Pattern[str] | None:
+    """Return the regular expression that a word is; None for a name. Raises `ConfigError`.
+
+    >>> pattern_in("layers.*.mlp"), pattern_in("layers.(0|1)").pattern
+    (None, 'layers.(0|1)')
+    """
+    if not PATTERN & set(word) or re.fullmatch(r"[\w.:-]*\.\*(\.[\w.]+)?", word):
+        return None
     try:
-        pattern = re.compile(word)
+        return re.compile(word)
     except re.error as error:
         raise ConfigError(f"{word!r} is no regular expression: {error}", key="train") from None
+
+
+def _matching(pattern: re.Pattern[str], model: ModelSpec, parts: list[Part]) -> list[Part]:
+    """The weights whose names in transformers a regular expression fits the beginning of."""
 
     def full(part: Part) -> Iterator[str]:
         for name in _plain(part, model):
@@ -261,8 +286,13 @@ def _matching(word: str, model: ModelSpec, parts: list[Part]) -> list[Part]:
     return [part for part in parts if any(map(pattern.match, full(part)))]
 
 
-def _after(word: str, parts: list[Part]) -> list[Part]:
-    """All but the first weights, of which a share of all elements is frozen (source: ms-swift, `freeze_parameters`)."""
+def after_share(word: str, sizes: Sequence[int]) -> int:
+    """Return how many weights a word such as `frozen:0.8` freezes, which are the first of a share of all elements. Raises
+    `ConfigError`. sizes: elements of each weight (source: ms-swift, `freeze_parameters`)
+
+    >>> after_share("frozen:0.6", [9, 4, 4])
+    1
+    """
     try:
         share = float(word.removeprefix(SHARE))
     except ValueError:
@@ -270,10 +300,10 @@ def _after(word: str, parts: list[Part]) -> list[Part]:
     if not 0 <= share < 1:
         raise ConfigError(f"{word!r}: a share below 1, such as frozen:0.8", key="train")
     ends, total = [], 0
-    for part in parts:
-        total += part.numel
+    for numel in sizes:
+        total += numel
         ends.append(total)
-    return parts[bisect_right(ends, int(total * share)) :]
+    return bisect_right(ends, int(total * share))
 
 
 def _frozen(

@@ -117,6 +117,18 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         int | None, _field("whole", "batch", "Sequences of one optimizer step, over all GPUs.", low=1, high=10**9)
     ] = None
     seq_len: Annotated[int | None, _field("whole", "batch", "Tokens per sequence.", low=1, high=10**9)] = None
+    target_len: Annotated[
+        int | None,
+        _field(
+            "whole", "batch",
+            "Tokens of a model's second text, where it has two: a decoder's beside its encoder's (as many as --seq-len).",
+            low=1, high=10**9,
+        ),
+    ] = None  # fmt: skip
+    audio: Annotated[
+        float | None,
+        _field("positive", "batch", "Length of each sound, where a model takes some of any length.", metavar="SECONDS"),
+    ] = None
     lengths: Annotated[
         str | None,
         _field(

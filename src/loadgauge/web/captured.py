@@ -42,9 +42,13 @@ class Wanted(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
 
 
-def family(name: str, keys: dict[str, Any], tuned: Tuned = WHOLE) -> OnDemand:
-    """The captured family of a configuration, the same one each time. name: of its file or of the catalogue"""
-    key = msgspec.json.encode([name, keys, tuned], order="deterministic")
+def family(name: str, keys: dict[str, Any], tuned: Tuned = WHOLE, job: Job | None = None) -> OnDemand:
+    """The captured family of a configuration, the same one each time. name: of its file or of the catalogue
+
+    job: its lengths beside that of the first text are the family's own
+    """
+    lengths = (None, None) if job is None else (job.target_len, job.audio)
+    key = msgspec.json.encode([name, keys, tuned, lengths], order="deterministic")
     if key not in _families:
         stem = name.removesuffix(".json")
         target = str(keys.get("model_type", "")) if stem in ("config", "") else name
@@ -71,7 +75,7 @@ def by_road(job: Job, read: Callable[[], Found], config: Callable[[], tuple[str,
             why = "no family here reads it"
     name, keys = config()
     check_keys(name, keys)
-    found = taken(job, family(name, keys, Tuned.of(job)), why)
+    found = taken(job, family(name, keys, Tuned.of(job), job), why)
     beside = {axis: getattr(job, axis) or 1 for axis in DEGREES}
     if any(degree > 1 for degree in beside.values()):
         shut = closed(found.spec)

@@ -44,6 +44,8 @@ export const GROUPS_OF_FIELDS = [
     { flag: "seq-len", kind: "slider", from: 512, to: 2 ** 20 },
     { flag: "micro-batch", kind: "slider", from: 1, to: 64, locks: true },
     { flag: "global-batch", kind: "slider", from: 1, to: 16384 },
+    { flag: "target-len", kind: "text", more: true },
+    { flag: "audio", kind: "text", more: true },
     { flag: "lengths", kind: "text", more: true },
     { flag: "padding", kind: "choice", more: true },
     { flag: "eval-batch", kind: "text", more: true },
