@@ -47,8 +47,8 @@ def test_models_of_transformers(kind: str, keys: dict[str, Any], fields: dict[st
     captures = loadgauge.capture(config_of(kind, keys), **fields)
     found = captures.at(b=3, s=80)
     assert not found.plain
-    # A length that no block of a kernel divides, and a sequence alone.
-    for sizes in ({"b": 7, "s": 50}, {"b": 1, "s": 96}):
+    # A length that no block of a kernel divides; and a sequence alone, which is captured apart, once.
+    for sizes in ({"b": 7, "s": 50}, {"b": 1, "s": 96})[: 2 if kind == "gpt_oss" else 1]:
         plain = record(captures.job, sizes)
         there = captures.at(**sizes)
         assert not there.plain
@@ -169,7 +169,7 @@ def encoder() -> nn.Module:
 def test_modules_of_ones_own(make: Callable[[], nn.Module], inputs: Callable[..., Any]) -> None:
     captures = loadgauge.capture(make, inputs)
     captures.at(b=5, s=96)
-    for sizes in ({"b": 1, "s": 128}, {"b": 4, "s": 90}):
+    for sizes in ({"b": 4, "s": 90}, {"b": 1, "s": 128})[: 2 if make is Skips else 1]:
         found = captures.at(**sizes)
         assert not found.plain
         compare(found, record(captures.job, sizes), sizes)

@@ -160,16 +160,13 @@ def test_a_part_is_what_a_step_with_frozen_parameters_trains(
         for name, one in module.named_parameters():
             one.requires_grad_(trains(name))
 
-    found = captured(kind, tmp_path, train=words)
-    check(found, real(kind, change))
-    whole = captured(kind, tmp_path)
-    assert found.flops.hardware < whole.flops.hardware
+    check(captured(kind, tmp_path, train=words), real(kind, change))
 
 
 @pytest.mark.usefixtures("numbers")
 def test_time_follows_what_is_trained(tmp_path: Path) -> None:
     seconds = []
-    for words in ("lm_head", "layers.-2:", None):
+    for words in ("lm_head", None):
         found = captured("llama", tmp_path, train=words, gpu="h100")
         assert found.time is not None
         seconds.append(found.time.step)

@@ -19,7 +19,7 @@ BLOCK = 512
 """Granularity of CUDA's allocator [bytes]."""
 
 
-class Operation(msgspec.Struct, frozen=True):
+class Operation(msgspec.Struct, frozen=True, gc=False):
     """One operation of the step. `first`, `last`: the events that it caused are those from `first` to before `last`."""
 
     name: str
@@ -31,7 +31,7 @@ class Operation(msgspec.Struct, frozen=True):
     last: int
 
 
-class Storage(msgspec.Struct, frozen=True):
+class Storage(msgspec.Struct, frozen=True, gc=False):
     """Memory that is got and freed as one: who asked for it, and what for."""
 
     category: str
@@ -104,14 +104,12 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     def changes(self, **sizes: int) -> list[int]:
         """Bytes that each event gets, or frees where negative. Raises NotModelled outside the guards."""
         self.check(**sizes)
-        known: dict[Size, int] = {}  # few different ones
-        found = []
-        for _, size in self.events:
-            change = known.get(size)
-            if change is None:
-                change = known[size] = int(size.at(sizes))
-            found.append(change)
-        return found
+        last: tuple[dict[str, int], list[int]] | None = self.__dict__.get("_changes")
+        if last is None or last[0] != sizes:  # an answer asks for those of the same sizes several times
+            different = {id(size): size for _, size in self.events}
+            known = {key: int(size.at(sizes)) for key, size in different.items()}
+            last = self.__dict__["_changes"] = sizes, [known[id(size)] for _, size in self.events]
+        return last[1]
 
     def at_peak(self, **sizes: int) -> dict[str, int]:
         """What the bytes live at the peak are for, the largest first. Raises NotModelled outside the guards."""
@@ -129,10 +127,11 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         live = highest = 0
         held = [0] * len(self.storages)
         for (number, _), change in zip(self.events, self.changes(**sizes), strict=True):
-            before = -(-held[number] // block)
-            held[number] += change
-            live += -(-held[number] // block) - before
-            highest = max(highest, live)
+            before = held[number]
+            after = held[number] = before + change
+            live += before // -block - after // -block
+            if live > highest:
+                highest = live
         return highest * block
 
     def live(self, **sizes: int) -> np.ndarray[Any, Any]:

@@ -66,7 +66,7 @@ def _allowed(node: ast.AST) -> bool:
     return isinstance(node, (*_NODES, *_OPERATORS))
 
 
-class Size(msgspec.Struct, frozen=True):
+class Size(msgspec.Struct, frozen=True, gc=False):
     """A whole number that depends on sizes: `terms` are (product of names, whole factor); "1" is the constant's product.
 
     >>> size = Size((("1", 512), ("b*s", 4)))

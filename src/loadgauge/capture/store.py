@@ -1,5 +1,5 @@
 """Captures kept on disk, so that the second answer takes no PyTorch. A file is data: it is decoded into the types of
-`captured`, every formula in it is checked by `sizes`, and one that cannot be read is as good as none."""
+`packed`, every formula in it is checked by `sizes`, and one that cannot be read is as good as none."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import msgspec
 
 from loadgauge._version import __version__
 from loadgauge.capture.captured import Captured
+from loadgauge.capture.packed import Packed
 from loadgauge.capture.sizes import Size, compiled
 from loadgauge.errors import ConfigError
 
@@ -48,12 +49,14 @@ def place(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Path:
 
 def load(file: Path) -> list[Captured]:
     """The captures in a file; none where it is not there, or not as `save` writes it."""
-    return read(file, list[Captured], _check_all) or []
+    found: list[Captured] = []
 
+    def unpack(packed: list[Packed]) -> None:
+        for one in packed:
+            check_sizes(one.rest.names, one.sizes(), one.rest.guards)
+            found.append(one.captured())
 
-def _check_all(found: list[Captured]) -> None:
-    for one in found:
-        check(one)
+    return found if read(file, list[Packed], unpack) is not None else []
 
 
 @contextlib.contextmanager
@@ -66,18 +69,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def check(one: Captured) -> None:
-    """Raise ConfigError unless every formula of a capture is one, of its own sizes, and every number points at something."""
-    sizes = [change for _, change in one.events] + list(one.kept)
-    sizes += [op.flops for op in one.operations if op.flops is not None]
-    check_sizes(one.names, sizes, one.guards)
-    inside = all(0 <= number < len(one.storages) for number, _ in one.events)
-    in_order = all(0 <= op.first <= op.last <= len(one.events) for op in one.operations)
-    in_order &= all(0 <= first <= len(one.events) for first, _ in one.phases)
-    if set(one.sizes) != set(one.names) or not inside or not in_order or not 0 <= one.second <= len(one.operations):
-        raise ConfigError("not a capture")
 
 
 def check_sizes(names: Sequence[str], sizes: Iterable[Size], guards: Sequence[str]) -> None:
@@ -115,7 +106,7 @@ def write(file: Path, what: Any) -> None:
 
 def save(file: Path, captures: Sequence[Captured]) -> None:
     """Write captures to a file, whole or not at all; a place that cannot be written is left alone."""
-    write(file, list(captures))
+    write(file, [Packed.of(one) for one in captures])
 
 
 def _put(file: Path, content: bytes) -> None:

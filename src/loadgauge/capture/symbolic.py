@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from loadgauge.capture.repeats import Repeats
 from loadgauge.capture.upsampling import as_one_kernel, overloads
 from loadgauge.errors import NotModelled
 from loadgauge.trace.device.cuda_rnn import RECURRENT
@@ -72,7 +73,8 @@ class SymbolicMode(FakeTensorMode):
             False  # to compare symbols takes longer than to run an operation again, and makes guards of its own
         )
         self.operations = 0
-        self.read, self.facts = Read(), Facts()
+        self.read, self.facts, self.repeats = Read(), Facts(), Repeats(self, env)
+        self._within = False
 
     @property
     def avoid_device_init(self) -> bool:
@@ -112,7 +114,19 @@ class SymbolicMode(FakeTensorMode):
             like = {"dtype": args[0].dtype, "device": args[0].fake_device}
             shape = product_shape(args[0], args[1], ends)
             return super().dispatch(torch.ops.aten.empty.memory_format, (), (shape,), like)
-        return super().dispatch(func, types, args, kwargs)
+        if self._within:  # parts of an operation, which is made again as a whole
+            return super().dispatch(func, types, args, kwargs)
+        key = self.repeats.key(func, args, kwargs)
+        out = None if key is None else self.repeats.again(key)
+        if out is None:
+            self._within = True
+            try:
+                out = super().dispatch(func, types, args, kwargs)
+            finally:
+                self._within = False
+            if key is not None:
+                self.repeats.note(key, out)
+        return out
 
     def _count(self) -> None:
         """Raise TooMuch beyond the bounds; never in backward, where PyTorch would end the process."""

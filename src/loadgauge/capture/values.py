@@ -105,6 +105,10 @@ class KeptValues(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation on fake tensors, and where all it reads is known, on their values too."""
         kwargs = kwargs or {}
+        first = args[0] if args else None
+        if type(first) is FakeTensor and func is not _INDEX and _VALUE not in vars(first) and _WHOLE not in vars(first):
+            self._overwritten(func, args)  # most operations: not all that they read is known
+            return func(*args, **kwargs)
         flat = leaves((args, kwargs))
         tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         name = func._schema.name.partition("::")[2] if isinstance(func, torch._ops.OpOverload) else ""

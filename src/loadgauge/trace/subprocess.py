@@ -21,6 +21,7 @@ from loadgauge.files import is_script
 from loadgauge.spec.job import Job
 from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.no_compiler import without_compiler
+from loadgauge.trace.quick_scan import quick_scan
 from loadgauge.trace.target import find_job
 from loadgauge.trace.torch_run import TorchRun
 from loadgauge.trace.trace import Recorded, Trace, record
@@ -155,6 +156,7 @@ def main() -> None:
 
     asked, answered = map(Path, sys.argv[1:3])
     call = msgspec.msgpack.decode(asked.read_bytes(), type=_Call)
+    quick_scan()
     if call.module.startswith("loadgauge.capture."):  # nothing is compiled
         without_compiler()
     if not is_script(call.request.job.model):  # the libraries' own; a script's are the user's

@@ -251,6 +251,8 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
     special = _compared(facts, func, args)
     if special is not None:
         return special
+    if args and isinstance(args[0], FakeTensor) and facts.of(args[0]) is None:  # of most tensors nothing is known
+        return None
     leaves = tree_leaves((args, kwargs))
     if any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves):
         return None

@@ -33,7 +33,7 @@ class FakeMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.plans: dict[Any, Any] = {}
         self._suits: dict[Any, bool] = {}
-        self._template: dict[str, Any] | None = None
+        self._template: dict[str, Any] = {}
         self.read, self.facts = Read(), Facts()
         self.cuda: torch.device | None = None
         """The device in place of `cuda`, where the code itself names devices."""
@@ -86,10 +86,10 @@ class FakeMode(FakeTensorMode):
                 (product_shape(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs")),),
                 _like(args[0]),
             )
-        suits = self._suits.get(func)
-        if suits is None:
-            suits = self._suits[func] = _suits(func)
-        if not suits or torch._C.is_inference_mode_enabled():
+        suited = self._suits.get(func)
+        if suited is None:
+            suited = self._suits[func] = suits(func)
+        if not suited or torch._C.is_inference_mode_enabled():
             return super().dispatch(func, types, args, kwargs or {})
         tensors: list[Any] = []
         parts: list[Any] = [func, torch.get_default_dtype()]
@@ -98,6 +98,10 @@ class FakeMode(FakeTensorMode):
         key = tuple(parts)
         plan = self.plans.get(key)
         if plan is not None:
+            return self._carry_out(plan, tensors)
+        plan = self._of_columns(func, types, args, kwargs or {})
+        if plan is not None:
+            self.plans[key] = plan
             return self._carry_out(plan, tensors)
         shapes = [tensor.shape for tensor in tensors]
         # PyTorch's own cache forgets what of a storage no element lies in, such as the padding of attention's bias gradient: a
@@ -138,6 +142,32 @@ class FakeMode(FakeTensorMode):
     def _describe_named(self, values: dict[str, Any], parts: list[Any], tensors: list[Any]) -> bool:
         parts += values
         return self._describe(values.values(), parts, tensors)
+
+    def _of_columns(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The plan of an operation on lists of tensors, from one of each kind, as parameters have few; None if it has none."""
+        lists = [one for one in args if type(one) is list or type(one) is tuple]
+        if not lists or kwargs or not func._schema.name.startswith("aten::_foreach_"):
+            return None
+        count = len(lists[0])
+        if any(len(one) != count for one in lists):
+            return None
+        kinds: list[Any] = []
+        for column in zip(*lists, strict=True):
+            parts: list[Any] = []
+            self._describe(column, parts, [])
+            kinds.append(tuple(parts))
+        firsts = {kind: at for at, kind in reversed(list(enumerate(kinds)))}
+        if 2 * len(firsts) > count:
+            return None
+        few = [[one[at] for at in firsts.values()] if type(one) is list or type(one) is tuple else one for one in args]
+        out = self._uncached(func, types, few, {})
+        if out is None:
+            return None, (_OTHER, None)
+        kind, steps = self._plan(out, [one for part in few if type(part) is list for one in part]) or (None, ())
+        if kind is None or any(step[0] != _FRESH for step in steps):
+            return None
+        of = dict(zip(firsts, steps, strict=True))
+        return kind, [of[one] for one in kinds]
 
     def _plan(self, out: Any, tensors: list[Any]) -> Any:
         """How to make such a result again; None where it cannot be."""
@@ -188,24 +218,25 @@ class FakeMode(FakeTensorMode):
     def _make(self, step: Any, tensors: list[Any]) -> Any:
         how = step[0]
         if how == _FRESH:
-            return self._fake(_empty(step[1], step[2], dtype=step[3], device="meta"), step[4])
+            return new_fake(self, self._template, _empty(step[1], step[2], dtype=step[3], device="meta"), step[4])
         if how == _VIEW:
             source = tensors[step[1]]
             with in_kernel_invocation_manager(self):
                 view = _as_strided(source, step[2], step[3], step[4])
-            return self._fake(view, source.fake_device)
+            return new_fake(self, self._template, view, source.fake_device)
         return tensors[step[1]] if how == _SAME else step[1]
 
-    def _fake(self, meta: torch.Tensor, device: torch.device) -> Any:
-        """`FakeTensor(self, meta, device)`, without its checks."""
-        if self._template is None:
-            self._template = dict(vars(FakeTensor(self, meta, device)))
-        made = _subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
-        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # copy.deepcopy asks for it
-        state = made.__dict__
-        state.update(self._template)
-        state["_fake_device"] = device
-        return made
+
+def new_fake(mode: FakeTensorMode, template: dict[str, Any], meta: torch.Tensor, device: torch.device) -> Any:
+    """`FakeTensor(mode, meta, device)`, without its checks. template: what all of a mode's have alike, empty at first"""
+    if not template:
+        template.update(vars(FakeTensor(mode, meta, device)))
+    made = _subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # copy.deepcopy asks for it
+    state = made.__dict__
+    state.update(template)
+    state["_fake_device"] = device
+    return made
 
 
 def adds_rows(func: Any, args: Any) -> bool:
@@ -229,7 +260,7 @@ _as_strided = torch._C._VariableFunctions.as_strided
 _subclass: Any = torch.Tensor._make_subclass
 
 
-def _suits(func: Any) -> bool:
+def suits(func: Any) -> bool:
     """Whether the result depends on shapes and plain values only, and the arguments keep theirs."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
         return False
