@@ -130,8 +130,8 @@ def minimum() -> Iterator[str]:
         "Every row of verl's table ran (`posttrain/minimum.py`), and none may be refused. How long the answers were is not stated:"
         f" with every one at the longest that the script allows, {sum(row.right for row in longest)} of {len(longest)} are not"
         f" refused; with all lengths up to it as likely, {sum(row.right for row in even)}. verl's documentation says of its limit"
-        " on answers only that none is longer. So the first reading is an upper end, and what it refuses may run; the second says no"
-        " more than the limit does, and is the one to judge by. GiB of a card:"
+        " on answers only that none is longer. So the first reading is an upper end, and what it refuses may run; the second says"
+        " no more than the limit does, and is the one to judge by. GiB of a card:"
     )
     yield ""
     yield "| model | trained | GPUs | card | all at the longest | range | verdict | any length | range | verdict |"
