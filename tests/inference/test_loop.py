@@ -21,6 +21,7 @@ def walked(load: Load, rounds: int, spread: float) -> tuple[float, float]:
     prompts = [load.prompt * (1 + spread * (2 * dice.random() - 1)) for _ in range(whole)]
     answers = [max(1, round(load.answer * (1 + spread * (2 * dice.random() - 1)))) for _ in range(whole)]
     later = [{"unread": prompts[n], "todo": answers[n], "made": answers[n]} for n in range(whole)]
+    more = load.reading if load.more is None else load.more
     now, waiting, running, done = 0.0, [later.pop(0) | {"came": 0.0} for _ in range(load.requests)], [], []
     while len(done) < whole:
         took = 0.0
@@ -31,14 +32,17 @@ def walked(load: Load, rounds: int, spread: float) -> tuple[float, float]:
                 part = min(waiting[0]["unread"], room)
                 waiting[0]["unread"] -= part
                 room -= part
-                took += part * load.reading / load.prompt
+                took += part * more / load.prompt
                 if waiting[0]["unread"] > 1e-9:
                     break
                 ready.append(waiting.pop(0))
+        alone = load.reading - more if took else 0.0  # whatever is read, once a step
         if load.mixed or not took:
-            took += load.idle + load.each * len(running)
+            took += max(alone, load.idle + load.each * len(running))
             for one in running:
                 one["todo"] -= 1
+        else:
+            took += alone
         now += took
         for one in ready:
             one |= {"first": now, "todo": one["todo"] - 1}
@@ -54,7 +58,15 @@ def walked(load: Load, rounds: int, spread: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"mixed": False}, {"slots": 4.0}, {"prompt": 20_000}, {"prompt": 100, "requests": 200, "reading": 0.001}],
+    [
+        {},
+        {"mixed": False},
+        {"slots": 4.0},
+        {"prompt": 20_000},
+        {"prompt": 100, "requests": 200, "reading": 0.001},
+        {"more": 0.12},
+        {"more": 0.12, "mixed": False},
+    ],
 )
 def test_the_queue_is_that_of_a_walk_through_every_step(changed: dict[str, Any]) -> None:
     load = msgspec.structs.replace(LOAD, **changed)
@@ -77,6 +89,14 @@ def test_ranks_that_read_side_by_side_share_the_burst() -> None:
     one = msgspec.structs.replace(LOAD, requests=64, prompt=BUDGET, mixed=False)
     eight = msgspec.structs.replace(one, ranks=8)
     assert closed_loop(eight, 1, 0.0).first == pytest.approx(closed_loop(one, 1, 0.0).first / 8, rel=0.15)
+
+
+def test_ranks_read_their_own_prompts_and_share_the_experts() -> None:
+    """One prompt on one of eight ranks: what is its own takes the whole time, what all do together an eighth."""
+    load = msgspec.structs.replace(LOAD, requests=1, prompt=1000, mixed=False, ranks=8)
+    for together in (0.0, 0.6, 1.0):
+        found = closed_loop(msgspec.structs.replace(load, together=together), 1, 0.0)
+        assert found.first == pytest.approx(load.reading * (1 - together + together / 8))
 
 
 def test_many_requests_followed_in_groups_take_as_long_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
+from loadgauge.estimate.memory.phases import Phase
 from loadgauge.posttrain.memory import memory
 from loadgauge.posttrain.segments import ends_of, segments, tensors, unshared
 from loadgauge.resolve.posttrain import resolve_posttrain
@@ -74,3 +76,11 @@ def test_none_where_weights_are_shared_out_or_trained_whole() -> None:
     for more in ({"gpus": 4, "zero": 3}, {"lora_rank": None, "lora_targets": None, "lora_dtype": None}):
         run, _ = trained("qwen2.5-0.5b", **more)
         assert not any("segments" in one.part for phase in memory(run).phases for one in phase.residents)
+
+
+def test_small_segments_of_states_are_there_before_the_update() -> None:
+    """The passes before it had their peak in large segments beside the small ones of the states, which are there already."""
+    parts = {"gradients": 0.0, "optimizer": 100.0, "transient": 0.0}
+    moment = SimpleNamespace(parts=parts, total=1000.0, phase=Phase.FORWARD)
+    found = unshared([moment], small=0.5, forwards=2000.0, beside=0.0)  # type: ignore[list-item]
+    assert found == pytest.approx((2000 - 50) + 50 - 1000)

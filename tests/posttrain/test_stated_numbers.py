@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadgauge.posttrain.memory import memory
-from loadgauge.posttrain.step import packed, step_time
+from loadgauge.posttrain.step import packed, step_time, timed
 from loadgauge.posttrain.sync import sync, transfer
 from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.spec.host import HOST_LINK
@@ -93,3 +93,23 @@ def test_what_no_phase_counts_is_a_twentieth() -> None:
 def test_sides_on_nodes_of_their_own_are_joined_by_the_network(sides: str, rate: float) -> None:
     job = JOB.replace(gpus=None, framework="megatron", zero=1, placement=f"split:{sides}", rollout_offload=None)
     assert transfer(resolve_posttrain(job)[0], "shard to shard").rate == pytest.approx(0.4 * rate, rel=0.01)
+
+
+@pytest.mark.parametrize(("network", "rate"), [("100GB/s", 100e9), (None, 50e9)])
+def test_a_network_that_is_given_joins_the_sides(network: str | None, rate: float) -> None:
+    """Both sides of 64 of a rack's GPUs, each in one domain of NVLink: 400 Gbit/s as NVIDIA's own racks have it, or as said."""
+    job = Job(
+        "qwen3-30b-a3b", task="grpo", gpu="gb200-nvl72", gpus=128, tp=2, zero=1, framework="megatron", nic_bandwidth=network,
+        placement="split:64+64", rollout="vllm:tp=2",
+    )  # fmt: skip
+    found = transfer(resolve_posttrain(job)[0], "shard to shard")
+    assert found.rate == pytest.approx(0.4 * rate)
+
+
+def test_sides_that_nobody_says_how_to_join_have_no_time_but_memory() -> None:
+    job = Job(
+        "qwen2.5-7b", task="grpo", gpu="h800-sxm5-80gb", gpus=16, tp=2, framework="megatron", placement="split:8+8"
+    )
+    run, _ = resolve_posttrain(job)
+    assert memory(run).phases
+    assert "--nic-bandwidth" in timed(run, memory(run))[1]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.estimate import estimate
 from loadgauge.plan.posttrain import Space, plain, plan_task
 from loadgauge.posttrain.memory import memory
-from loadgauge.posttrain.step import forward_share, packed, step_time, timed
+from loadgauge.posttrain.step import SOFTWARE, forward_share, packed, server_of, step_time, timed
 from loadgauge.posttrain.sync import transfer
 from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.spec.job import Job
@@ -31,6 +33,26 @@ def test_phases_on_one_set_of_gpus_add_up_to_the_step() -> None:
     found = step_time(resolve_posttrain(JOB)[0])
     assert sum(phase.seconds for phase in found.phases) == pytest.approx(found.step, rel=1e-12)
     assert found.low < found.step < found.high
+
+
+def test_answers_are_decoding_and_each_prompt_once_times_the_factor_of_software() -> None:
+    run, _ = resolve_posttrain(JOB)
+    found = step_time(run)
+    assert found.generation is not None
+    assert found.prompts == pytest.approx(32 / 4 * server_of(run).prompts(512))
+    phase = found.phases[0]
+    assert phase.name == "generate"
+    assert phase.seconds == pytest.approx(SOFTWARE * (found.generation.seconds + found.prompts))
+
+
+def test_an_update_takes_what_training_takes_over_its_packed_tokens() -> None:
+    run, _ = resolve_posttrain(JOB)
+    member, lengths = run.trained, (run.sequences.answers.mean, run.sequences.answers.mean_square)
+    layout, times = packed(run, member, member.layout.micro_batch * member.layout.seq_len, lengths, updates=True)
+    trained = estimate(member.model, layout, member.training, run.gpu, member.cluster).time
+    assert trained is not None
+    update = next(one for one in step_time(run).phases if one.name == "update")
+    assert update.seconds == pytest.approx(SOFTWARE * trained.step * times)
 
 
 def test_two_sides_take_the_slower_one_and_what_both_wait_for() -> None:
@@ -85,13 +107,22 @@ def test_packed_micro_batches_hold_every_token_and_pair_once() -> None:
 
 
 def test_a_forward_is_between_a_quarter_and_half_of_a_step() -> None:
-    from loadgauge.estimate.estimate import estimate
-
     for recompute in (None, "full"):
         _, setup = resolve_posttrain(JOB.replace(recompute=recompute))
         time = estimate(setup.model, setup.layout, setup.training, setup.gpu, setup.cluster).time
         assert time is not None
         assert 0.2 < forward_share(time) < 0.45
+
+
+def test_a_forward_s_share_by_hand() -> None:
+    """All of its kernels, a third of the loss, of what ZeRO sends and of the host, half of what layers and stages send (a third
+    with recomputation), and of the bubble what it is of the kernels."""
+    parts = {
+        "forward": 3.0, "backward": 6.0, "loss": 0.9, "tp": 1.2, "zero": 0.6, "pp": 0.4, "host": 0.3, "bubble": 1.8,
+    }  # fmt: skip
+    assert forward_share(SimpleNamespace(parts=parts, step=10.0)) == pytest.approx(0.50)  # type: ignore[arg-type]
+    again = parts | {"recompute": 3.0}
+    assert forward_share(SimpleNamespace(parts=again, step=10.0)) == pytest.approx(0.465)  # type: ignore[arg-type]
 
 
 def test_shard_to_shard_takes_what_nemo_rl_states() -> None:

@@ -103,3 +103,20 @@ def test_steps_between_those_that_were_timed_lie_on_a_line() -> None:
 
     found = _steps(lambda size, at: 3.0 + 2 * size + 5 * at, numpy.array([1.0, 7, 64]), numpy.array([100.0, 300, 900]))
     assert found == pytest.approx([505, 1517, 4631])
+
+
+def test_a_step_s_context_is_the_prompt_and_what_was_made() -> None:
+    """One answer of 128 tokens, each step as long as its context: 128 prompts of p tokens, and half of 128 squared."""
+    for prompt in (0, 1000):
+        found = generation(Lengths.of([128]), lambda running, context: context, sequences=1, slots=1, prompt=prompt)
+        assert found.seconds == pytest.approx(128 * prompt + 128**2 / 2, rel=1e-4)
+
+
+def test_the_tail_and_the_empty_slots_by_hand() -> None:
+    """Of 1000 answers 950 have 50 tokens, 50 have 100: for the second half of the time 5 % run."""
+    found = generation(
+        Lengths.histogram({50: 950, 100: 50}), lambda running, context: 1.0, sequences=1000, slots=1000, prompt=10
+    )
+    assert found.seconds == pytest.approx(100)
+    assert found.tail == pytest.approx(50)
+    assert found.idle == pytest.approx(1 - (1000 * 50 + 50 * 50) / (1000 * 100))

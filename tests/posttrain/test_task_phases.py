@@ -8,8 +8,11 @@ from loadgauge import posttrain
 from loadgauge.estimate.parameters import parameters
 from loadgauge.families.catalogue import find_model
 from loadgauge.posttrain.answers import answers
-from loadgauge.posttrain.memory import PhaseMemory, PostMemory
+from loadgauge.posttrain.engine import Card
+from loadgauge.posttrain.memory import PhaseMemory, PostMemory, engine_of, memory
+from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.spec.inference import CACHE_FORMATS
+from loadgauge.spec.job import Job
 from loadgauge.spec.tasks import TASKS
 from loadgauge.units import GIB
 
@@ -100,11 +103,11 @@ def test_a_reference_inside_the_update_is_counted_on_a_pipeline_s_stages_too() -
     found = {
         pp: posttrain("llama-3.1-8b", task="dpo", gpus=8, tp=8 // pp, pp=pp, recompute="none").memory for pp in (1, 4)
     }
-    for memory in found.values():
-        both = phase(memory, "reference")
+    for run in found.values():
+        both = phase(run, "reference")
         kept = sum(one.nbytes for one in both.residents if one.part == "kept")
-        assert kept > 0.5 * sum(one.nbytes for one in phase(memory, "update").residents if one.part == "activations")
-        assert both.of("reference") >= phase(memory, "update").of("reference")
+        assert kept > 0.5 * sum(one.nbytes for one in phase(run, "update").residents if one.part == "activations")
+        assert both.of("reference") >= phase(run, "update").of("reference")
 
 
 def test_a_teacher_is_whole_on_every_card_of_trl_under_fsdp() -> None:
@@ -121,3 +124,33 @@ def test_laws_of_answers_have_the_means_of_their_textbooks(text: str, mean: floa
     """Lengths are rounded up to a step of the law's grid, here of 122 and 244 tokens."""
     step = int(text.rpartition(",")[2]) // 8192
     assert answers(text).mean == pytest.approx(mean + step / 2, rel=0.02)
+
+
+def test_sequences_that_were_dropped_are_read_again_together() -> None:
+    """What the cache has no room for is read from its start as it comes back, as many tokens a step as the cache holds: such a
+    step has the peak of an engine whose largest step is of as many tokens."""
+
+    def card(samples: int, most: int) -> Card:
+        job = Job(
+            "qwen2.5-7b", task="grpo", gpu="h100-sxm5-80gb", prompts=1, samples=samples, prompt_len=256, answers="7936",
+            rollout=f"vllm:utilization=0.5,max_num_seqs={samples},max_batched_tokens={most}", lora_rank=8, rollout_offload="all",
+        )  # fmt: skip
+        return engine_of(resolve_posttrain(job)[0])
+
+    full = card(64, 196_608)
+    held = int(full.pool // full.token)
+    assert full.preempts
+    assert held < 196_608
+    assert full.serving == pytest.approx(card(64, held).profile, rel=1e-3)
+    assert not card(4, 16_384).preempts
+    assert card(4, 16_384).serving < full.serving / 10
+
+
+@pytest.mark.parametrize(("framework", "nbytes"), [("deepspeed", 2), ("fsdp", 4)])
+def test_a_model_that_deepspeed_runs_returns_logits_of_16_bits(framework: str, nbytes: int) -> None:
+    """No autocast is around it, so that accelerate widens nothing, and TRL takes logits as they come."""
+    job = Job("qwen2.5-0.5b", task="dpo", gpus=2, zero=2, framework=framework, seq_len=1024)
+    found = memory(resolve_posttrain(job)[0])
+    kept = phase(found, "reference").residents
+    logits = next(one.nbytes for one in kept if one.part == "logits")
+    assert logits == pytest.approx(nbytes * 2 * 1024 * 151_936, rel=0.03)

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
+from loadgauge.algebra import both_count
 from loadgauge.errors import Error
 from loadgauge.inference.decode import Card, Kernels, Work, beside, lanes, load_of, reading
 from loadgauge.inference.loop import Load, closed_loop
@@ -32,7 +33,7 @@ SOURCE = "aiconfigurator"
 ENGINES = ("vllm", "sglang", "trtllm")
 SHARED = {
     "bandwidth": 0.8, "experts": 0.8, "cache": 0.8, "moved": 0.6, "flops": 0.7, "link": 0.6, "prompt_dense": 1.0,
-    "prompt_experts": 1.0, "prompt_attention": 1.0, "prompt_rest": 1.0, "sent": 0.8, "blackwell": 1.0, "read": 3e-6, "apart": 1.0,
+    "prompt_experts": 2.5, "prompt_attention": 1.0, "prompt_rest": 1.0, "sent": 0.8, "blackwell": 1.0, "read": 3e-6, "apart": 1.0,
 }  # fmt: skip
 OWN = {
     "kernel": 2e-6, "host": 0.7e-3, "sequence": 1e-5, "collective": 8e-6, "prefill": 1.0, "steps": 3.0, "first": 2e-2,
@@ -90,7 +91,8 @@ def table() -> Table:
     queues, tokens = np.zeros((len(rows), len(SCALES))), np.zeros((len(rows), len(SCALES)))
     for place, row in enumerate(rows):
         for column, scale in enumerate(SCALES):
-            load = msgspec.structs.replace(row[4], reading=scale * bare[place])
+            more = scale * bare[place] * (row[4].more or row[4].reading) / row[4].reading
+            load = msgspec.structs.replace(row[4], reading=scale * bare[place], more=more)
             if load not in known:
                 found = closed_loop(load)
                 known[load] = found.first, found.token
@@ -115,7 +117,8 @@ def structs(kind: Any, rows: list[Any]) -> Any:
 
 def bare_of(kernels: Kernels) -> float:
     """Seconds of a prompt, all shares at their start."""
-    own = kernels.dense + kernels.experts + kernels.attention + kernels.rest
+    own = kernels.dense + kernels.attention + kernels.rest
+    own += both_count(kernels.experts / SHARED["experts"], SHARED["prompt_experts"] * kernels.expert_flops)
     return float(own + kernels.wire / SHARED["sent"] + kernels.beyond)
 
 

@@ -6,12 +6,15 @@ python -m posttrain.page
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadgauge.cli.options import parse
 from loadgauge.spec.tasks import TASKS
 from posttrain.minimum import verdicts
 from posttrain.scores import Score, scores, summary
+from posttrain.swift import rows as swift_rows
 from posttrain.traces import OUT as TRACED
 from stack.case import Case
 from stack.compare import ORDER, of_task
@@ -73,7 +76,9 @@ def measured() -> Iterator[str]:
         " peak. Nothing of the formula is fitted to these rows; what lies outside PyTorch, 700 MiB of an engine and the contexts of"
         " an A100 and an L4, are constants that AgileRL's own estimator has. The driver also sees segments of PyTorch's allocator"
         " that are not full: they follow from its rules (`posttrain/segments.py`). AgileRL's states 3.18 % in the mean and"
-        " 13.9 % at worst for the rollout, 4.14 % and 13.5 % for the update, of these and two more models."
+        " 13.9 % at worst for the rollout, 4.14 % and 13.5 % for the update. Gemma 4's checkpoints hold towers of images and sounds"
+        " (0.45e9 parameters) that are loaded, adapted and not in the estimate; and a lone sequence of 4,096 tokens (whose batch"
+        " needs no mask) takes 3 GiB more than is predicted, as heads of 512 are then for PyTorch's plain kernel of attention."
     )
     yield ""
     yield "| model | card | rollout, mean | worst | update, mean | worst | runs |"
@@ -90,6 +95,32 @@ def measured() -> Iterator[str]:
     yield ""
 
 
+def swift() -> Iterator[str]:
+    """Yield the table of ms-swift's scripts."""
+    found = list(swift_rows())
+    yield "## ms-swift's scripts"
+    yield ""
+    text = [row for row in found if "-vl-" not in row.model]
+    yield (
+        "Headers of ms-swift's example scripts print whole GiB of a card (`posttrain/swift.py`), and the longest sequence that is"
+        " allowed. Packed sequences fill it; others are between a few hundred tokens and it, and so is the range. Inside are"
+        f" {sum(row.inside for row in found)} of {len(found)}, without models of images, whose towers are not in the estimate,"
+        f" {sum(row.inside for row in text)} of {len(text)}. What is outside lies above it: packed DPO and mixtures under"
+        " Megatron need 3 to 8 GiB more than is said, its packed KTO and reward model do not."
+    )
+    yield ""
+    yield "| model | task | trainer | packed | printed | from | to |  |"
+    yield "| --- | --- | --- | --- | ---: | ---: | ---: | --- |"
+    for row in found:
+        job = parse([row.model, *shlex.split(row.flags)])
+        yield (
+            f"| {row.model} | {job.task}{' LoRA' if job.lora_rank else ''} | {job.framework or 'huggingface'} |"
+            f" {'yes' if row.packed else ''} | {row.measured:.0f} | {row.low:.1f} | {row.high:.1f} |"
+            f" {'' if row.inside else 'outside'} |"
+        )
+    yield ""
+
+
 def minimum() -> Iterator[str]:
     """Yield the table of verl's minimum resources."""
     longest, even = list(verdicts()), list(verdicts("uniform:"))
@@ -98,7 +129,9 @@ def minimum() -> Iterator[str]:
     yield (
         "Every row of verl's table ran (`posttrain/minimum.py`), and none may be refused. How long the answers were is not stated:"
         f" with every one at the longest that the script allows, {sum(row.right for row in longest)} of {len(longest)} are not"
-        f" refused; with all lengths up to it as likely, {sum(row.right for row in even)}. GiB of a card:"
+        f" refused; with all lengths up to it as likely, {sum(row.right for row in even)}. verl's documentation says of its limit"
+        " on answers only that none is longer. So the first reading is an upper end, and what it refuses may run; the second says"
+        " no more than the limit does, and is the one to judge by. GiB of a card:"
     )
     yield ""
     yield "| model | trained | GPUs | card | all at the longest | range | verdict | any length | range | verdict |"
@@ -129,7 +162,7 @@ def traced() -> Iterator[str]:
 
 def main() -> None:
     """Write the page."""
-    OUT.write_text(INTRODUCTION + "\n".join([*tasks(), *measured(), *minimum(), *traced()]), encoding="utf-8")
+    OUT.write_text(INTRODUCTION + "\n".join([*tasks(), *measured(), *swift(), *minimum(), *traced()]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ COLUMNS = ("id", "model", "gpu", "flags", "rollout_gib", "update_gib", "where")
 MODELS = {
     "SmolLM2-1.7B-Instruct": "smollm2-1.7b", "OLMoE-1B-7B-0924-Instruct": "olmoe-1b-7b",
     "Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b", "Qwen2.5-1.5B-Instruct": "qwen2.5-1.5b", "Qwen2.5-3B-Instruct": "qwen2.5-3b",
-    "Qwen2.5-7B-Instruct": "qwen2.5-7b",
+    "Qwen2.5-7B-Instruct": "qwen2.5-7b", "gemma-4-E2B-it": "gemma-4-e2b", "gemma-4-E4B-it": "gemma-4-e4b",
 }  # fmt: skip
-"""Those in the catalogue; Gemma 4 is not."""
+"""Those of the catalogue."""
 CARDS = {"L4": ("l4", "22.03GiB"), "A100-SXM4-40GB": ("a100-sxm4-40gb", "39.49GiB")}
 """The cards, with the memory that the driver reports of them (`device.total_bytes` of the fixtures)."""
 TILE = 2**28

@@ -14,9 +14,9 @@ import msgspec
 
 from loadgauge.algebra import Size, both_count, minimum
 from loadgauge.estimate.time.collectives import Fabric, Group, groups, seconds
-from loadgauge.inference.loop import Load, closed_loop
+from loadgauge.inference.loop import BUDGET, Load, closed_loop
 from loadgauge.inference.memory import CONVOLUTION, STATE, stored
-from loadgauge.inference.passes import of_token, parts, split
+from loadgauge.inference.passes import of_prompts, of_token, parts, split
 from loadgauge.inference.time import Clock
 from loadgauge.layers.cache import kept_by_block
 from loadgauge.spec.calibration import chip_of, efficiencies
@@ -30,6 +30,10 @@ RANK = 0.15
 """What each rank beyond two adds to an all-reduce of few bytes, of what it takes between two."""
 RING = 2
 """Bytes that a rank sends in an all-reduce over those of the tensor, in a large group."""
+
+
+SUMS = ("dense", "dense_flops", "experts", "expert_flops", "head", "head_flops", "moved", "cache", "kernels")
+"""What `Work` has of the operations of a pass."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,11 +81,16 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of prompts at the rates of training: products of matrices that all tokens meet and of experts, attention, the rest,
-    all-reduces at the whole rate of the link, and those that leave a node."""
+    """Seconds of prompts at the rates of training: products of matrices that all tokens meet, attention and the rest; and at the
+    whole rate of the card and its link: reading experts, their FLOPs, all-reduces, and those that leave a node.
+
+    Experts have few tokens each: their matrices are read in a prompt of any length, and their FLOPs are far from the rate of
+    training, whose micro-batches fill them.
+    """
 
     dense: Size
     experts: Size
+    expert_flops: Size
     attention: Size
     rest: Size
     wire: Size
@@ -91,7 +100,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 def reading(kernels: Kernels, card: Card, known: Serving, engine: EngineRates) -> Size:
     """Return the seconds in which an engine reads prompts. All sizes may be arrays."""
     took = (
-        known.prompt_dense * kernels.dense + known.prompt_experts * kernels.experts
+        known.prompt_dense * kernels.dense
+        + both_count(kernels.experts / known.experts, known.prompt_experts * kernels.expert_flops)
         + known.prompt_attention * kernels.attention + known.prompt_rest * kernels.rest
         + kernels.wire / known.sent + kernels.beyond
     )  # fmt: skip
@@ -162,9 +172,7 @@ class Server:
     def work(self, batch: int, context: Size) -> Work:
         """Return what a rank does for one more token of `batch` sequences of its attention, all stages together."""
         asked = msgspec.structs.replace(self.asked, batch=batch)
-        sums = dict.fromkeys(
-            ("dense", "dense_flops", "experts", "expert_flops", "head", "head_flops", "moved", "cache", "kernels"), 0.0
-        )
+        sums = dict.fromkeys(SUMS, 0.0)
         view = of_token(self.model, asked, context)
         for stage in self.stages:
             for part in parts(self.model, stage, view, batch, asked.attentions):
@@ -227,6 +235,12 @@ class Server:
     def _read(self, tokens: int, batch: int) -> float:
         return float(reading(self.kernels(tokens, batch), self.card, self.known, self.engine))
 
+    def together(self, tokens: int) -> float:
+        """Return the share of experts in the seconds of a prompt, which ranks with batches of their own do for one another."""
+        own = self.kernels(tokens)
+        without = msgspec.structs.replace(own, experts=0.0, expert_flops=0.0)
+        return 1 - float(reading(without, self.card, self.known, self.engine)) / self.prompts(tokens)
+
     def kernels(self, tokens: int, batch: int = 1) -> Kernels:
         """Return the seconds that kernels of `batch` prompts take at the rates of training, and those of their wires."""
         few = self.asked.weight_format == "nvfp4"
@@ -242,14 +256,26 @@ class Server:
             if few and self.machines.gpu.peaks.fp4
             else 1
         )
+        experts, flops = self._experts(msgspec.structs.replace(asked, weight_format=self.asked.weight_format))
         ranks, width = self.asked.tp * self.asked.attentions, 2 * self.model.hidden_size
         sent = RING * tokens * batch * width * (ranks - 1) / ranks
         far = ranks > self.fabric.domain
         return Kernels(
-            dense=own["dense"] / faster, experts=own["experts"] / faster, attention=own["attention"], rest=own["rest"],
+            dense=own["dense"] / faster, attention=own["attention"], rest=own["rest"],
+            experts=experts / self.card.bandwidth, expert_flops=flops / self.card.flops,
             wire=2 * self.layers * sent / self.card.link if ranks > 1 and not far else 0.0,
             beyond=self._beyond(tokens * batch) if far else 0.0,
         )  # fmt: skip
+
+    def _experts(self, asked: Inference) -> tuple[float, float]:
+        """Bytes of the experts that prompts reach, and their FLOPs, on a rank."""
+        sums = dict.fromkeys(SUMS, 0.0)
+        view = of_prompts(self.model, asked)
+        for stage in self.stages:
+            for part in parts(self.model, stage, view, asked.batch, asked.attentions):
+                for operation in part.layer:
+                    _add(sums, operation, part.times, asked.weight_format, head=part.name == "head")
+        return float(sums["experts"]), float(sums["expert_flops"])
 
     def cache(self, context: float) -> float:
         """Return the bytes that a rank of the fullest stage keeps of a sequence of so many tokens."""
@@ -337,10 +363,13 @@ def load_of(server: Server, requests: int, prompt: int, answer: int, slots: floa
     running = max(1, round(min(float(requests), slots or requests)))
     context = prompt + answer / 2
     step, half = server.step(running, context), server.step(max(1, running // 2), context)
+    alone, many = server.prompts(prompt), max(1, BUDGET // prompt)
+    more = alone if many == 1 else min(alone, (server.prompts(prompt, many) - alone) / (many - 1))
     each = max(0.0, (step - half) / (running - running // 2)) if running > 1 else 0.0
     return Load(
-        requests=requests * ranks, prompt=prompt, answer=answer, reading=server.prompts(prompt), idle=step - each * running,
-        each=each, slots=ranks * (float(requests) if slots is None else slots), mixed=server.engine.mixed, ranks=ranks,
+        requests=requests * ranks, prompt=prompt, answer=answer, reading=alone, more=more, idle=step - each * running, each=each,
+        slots=ranks * (float(requests) if slots is None else slots), mixed=server.engine.mixed, ranks=ranks,
+        together=server.together(prompt) if ranks > 1 else 0.0,
     )  # fmt: skip
 
 

@@ -27,9 +27,11 @@ MOST = 512
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is under.
 
-    requests: at once, of all ranks with batches of their own; prompt, answer: tokens of each; reading: seconds of one prompt
+    requests: at once, of all ranks with batches of their own; prompt, answer: tokens of each
+    reading: seconds of one prompt; more: of each further one in the same step, None: as many
     idle, each: seconds of a step of nothing, and more of it for each sequence of a rank; slots: sequences of all ranks that fit
     mixed: whether a step reads prompts and makes tokens; ranks: that have batches of their own, and step together
+    together: share of `more` that all ranks do for all prompts (experts), whoever reads them
     """
 
     requests: int
@@ -39,8 +41,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     idle: float
     each: float
     slots: float
+    more: float | None = None
     mixed: bool = True
     ranks: int = 1
+    together: float = 0.0
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -69,7 +73,8 @@ def closed_loop(load: Load, rounds: int = ROUNDS, spread: float = SPREAD) -> Fou
     rates = random.Random(0)
     prompts = [load.prompt * (1 + spread * (2 * rates.random() - 1)) for _ in range(whole)]
     answers = [max(1, round(load.answer * (1 + spread * (2 * rates.random() - 1)))) for _ in range(whole)]
-    of_token, each = scale * load.reading / load.prompt, scale * load.each / load.ranks
+    more = load.reading if load.more is None else load.more
+    start, of_token, each = load.reading - more, scale * more / load.prompt, scale * load.each / load.ranks
     budget, room_of_all = BUDGET / scale, load.ranks * BUDGET / scale
     places = max(1, int(load.slots / scale))
     now = first = token = 0.0
@@ -94,10 +99,14 @@ def closed_loop(load: Load, rounds: int = ROUNDS, spread: float = SPREAD) -> Fou
                 head, free = head + 1, free - 1
                 if head < coming:
                     left = prompts[head]
-            now += max(longest, read / load.ranks) * of_token
+            # What a step takes whatever its prompts (matrices of experts that are read) it takes once, tokens or not.
+            shared = read / load.ranks
+            now += of_token * ((1 - load.together) * max(longest, shared) + load.together * shared)
             if load.mixed:
-                now += load.idle + each * running
+                now += max(start, load.idle + each * running)
                 steps += 1
+            else:
+                now += start
             for one in begun:
                 began[one] = now
                 first += now - came[one]

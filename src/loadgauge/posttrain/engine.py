@@ -113,6 +113,10 @@ def on_card(
             key="rollout",
         )
     fitting = int(pool // each) if each else running
+    if engine.kind == "vllm" and fitting < running:
+        # What was dropped is read again from its start, together, as far as the cache holds it.
+        again = min(most, max(tokens, int((pool - fitting * fixed) // token) if token else 0))
+        serving = _stage(model, engine, _asked(engine, running, longest, again), stage)[1] + sampler + workspace
     return Card(
         weights=weights, pool=pool, profile=profile, serving=serving, graphs=graphs, outside=outside, communicators=groups,
         demand=demand, token=token, running=max(1, min(running, fitting)), asked=running,

@@ -110,6 +110,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a task. members: by the name of their role, the trained one first; engine: what generates, if anything
 
+    rollout_cluster: the GPUs of the rollout; joined: those of both sides; apart: why one of them is not known
     replicas: of the engine; logprob_rows, logprob_tokens: sequences of a forward pass, or the tokens it holds at most
     padding: how answers of different lengths come together, where that is said
     assumed: the values of flags that were not given, with the reason
@@ -121,6 +122,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement
     gpu: Gpu | None = None
     rollout_cluster: Cluster | None = None
+    joined: Cluster | None = None
+    apart: str = ""
     engine: Engine | None = None
     replicas: int = 1
     staleness: int = 0

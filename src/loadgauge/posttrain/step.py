@@ -179,7 +179,7 @@ def server_of(run: Run) -> Server:
     engine = run.engine
     assert engine is not None
     if run.rollout_cluster is None:
-        raise NotStated("the time of answers needs a --gpu, and what joins its GPUs")
+        raise NotStated(run.apart or "the time of answers needs a --gpu, and what joins its GPUs")
     asked = Inference(
         task="generate", context=run.sequences.longest, answer=1, tp=engine.tp, pp=engine.pp, ep=engine.ep,
         weight_format=engine.weights, cache_format=engine.kv,

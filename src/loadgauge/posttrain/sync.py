@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
+from loadgauge.errors import NotStated
 from loadgauge.posttrain.roles import Run
-from loadgauge.spec.cluster import GPUS_PER_NODE, cluster
-from loadgauge.spec.hardware import Cluster, Link
+from loadgauge.spec.hardware import Link
 from loadgauge.spec.host import HOST_LINK
 
 Route = Literal["same card", "broadcast", "shard to shard"]
@@ -60,14 +60,13 @@ def route_of(run: Run) -> Route:
 
 
 def transfer(run: Run, route: Route) -> Sync:
-    """Return the seconds of the weights alone on a route."""
+    """Return the seconds of the weights alone on a route. Raises `NotStated` where the network between both sides is not known."""
     engine, member = run.engine, run.trained
     assert engine is not None
-    assert member.cluster is not None
     nbytes = 2.0 * member.params
     received = nbytes / engine.replica
     if route == "shard to shard":
-        links = _links(member.cluster, run.placement.gpus)
+        links = _links(run)
         rate = SHARE * links[min(1, len(links) - 1)].bandwidth
         return Sync(
             route=route, received=received, rate=rate, parts={"transfer": START + received / rate}, low=0.7, high=1.5
@@ -78,14 +77,11 @@ def transfer(run: Run, route: Route) -> Sync:
     )
 
 
-def _links(own: Cluster, gpus: int) -> tuple[Link, ...]:
-    """Links of the trainer's GPUs; and where each side has but one node of its own, those that join nodes.
-
-    own: the trainer's; gpus: of both sides. Raises `NotStated` for a card of which no network is stated
-    """
-    if len(own.links) > 1 or gpus <= own.gpus:
-        return own.links
-    return cluster(own.gpu, -(-gpus // GPUS_PER_NODE) * GPUS_PER_NODE).links
+def _links(run: Run) -> tuple[Link, ...]:
+    """Links of the GPUs of both sides. Raises `NotStated` where nobody states what joins them."""
+    if run.joined is None:
+        raise NotStated(run.apart)
+    return run.joined.links
 
 
 def moved_states(run: Run) -> float:

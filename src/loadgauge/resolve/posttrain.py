@@ -13,9 +13,9 @@ from loadgauge.lengths import Lengths
 from loadgauge.posttrain.answers import answers
 from loadgauge.posttrain.memory import PostMemory, memory
 from loadgauge.posttrain.roles import Member, Placement, Run, Sequences, replicas_of
-from loadgauge.resolve.resolve import asks_for_files, framework_of, resolve_job
+from loadgauge.resolve.resolve import asks_for_files, cluster_of, framework_of, resolve_job
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.cluster import cluster
+from loadgauge.spec.cluster import GPUS_PER_NODE
 from loadgauge.spec.job import AROUND, POSTTRAIN, Job
 from loadgauge.spec.model import Head, ModelSpec
 from loadgauge.spec.rollout import Engine
@@ -97,7 +97,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         assumed["--placement"] = "colocated"
     _longest(setup.model, sequences)
     reference = _reference(job, task, setup, assumed)
-    engine, replicas, machines = None, 1, None
+    engine, replicas, machines, joined, apart = None, 1, None, None, ""
     if task.rollout:
         engine = Engine.parse(job.rollout or "vllm")
         if job.rollout is None:
@@ -105,8 +105,11 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         replicas = replicas_of(engine, placement)
         if setup.cluster is not None:
             within = engine.replica if placement.colocated else placement.rollout
-            own = setup.cluster
-            machines = cluster(own.gpu, within, job.gpus_per_node)
+            machines, apart = cluster_of(job, setup.cluster.gpu, within)
+            joined = setup.cluster
+            if not placement.colocated and not apart:
+                node = job.gpus_per_node or GPUS_PER_NODE
+                joined, apart = cluster_of(job, setup.cluster.gpu, -(-placement.gpus // node) * node)
     members = {role.name: _member(role, job, task, setup, reference, model) for role in _roles(job, task, reference)}
     rows = job.logprob_batch
     if job.logprob_tokens is not None:
@@ -115,7 +118,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         rows = max(1, job.logprob_tokens // max(1, sequences.longest))
     run = Run(
         task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
-        engine=engine, replicas=replicas, staleness=job.staleness or 0, reference=reference,
+        joined=joined, apart=apart, engine=engine, replicas=replicas, staleness=job.staleness or 0, reference=reference,
         rollout_offload=job.rollout_offload or "none",
         logprob_rows=setup.layout.micro_batch if rows is None else rows * task.rows,
         logprob_tokens=job.logprob_tokens, padding=job.padding if task.rollout else None, assumed=assumed | setup.assumed,
@@ -144,15 +147,19 @@ def _of_logprobs(setup: Setup, task: Task, file: str) -> Setup:
     unit = "slices" if task.slices else "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
     unit = "divergence" if diverges else unit
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
-    if not file and (task.slices or diverges) and setup.job.loss in (None, "auto") and not _widens(setup):
+    paired = setup.training.framework.engine is not None and unit in ("pairs", "rows")
+    if not file and (task.slices or diverges or paired) and setup.job.loss in (None, "auto") and not _widens(setup):
         kernels = msgspec.structs.replace(kernels, loss="plain")
     return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
 
 
 def _widens(setup: Setup) -> bool:
     """Whether a loss outside the model sees float32 logits: TRL's take them as they come, accelerate widens what a model returns
-    under autocast, and does not of one that FSDP2 shards (as traced; accelerate 1.15, `Accelerator.prepare_model`)."""
+    under autocast, and does not of one that FSDP2 shards (as traced; accelerate 1.15, `Accelerator.prepare_model`), nor of
+    DeepSpeed's, which runs in 16 bits without autocast (`_prepare_deepspeed`)."""
     training, layout = setup.training, setup.layout
+    if training.framework.engine is not None:
+        return False
     if not training.framework.returns_float32:
         return True
     if layout.zero >= training.framework.weights_stage and layout.zero_ranks > 1:

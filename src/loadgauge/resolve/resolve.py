@@ -174,7 +174,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         assumed["--overlap"] = f"{kind.overlap.text()} ({why})"
     for key, size in chosen.defaults:
         assumed[key] = f"{size} (not in the config: {chosen.model_type}'s default)"
-    machines, untimed = _cluster(job, card, layout)
+    machines, untimed = cluster_of(job, card, layout.gpus)
     if card is not None and not card.bf16 and kind.precision.name.startswith("bf16"):
         uncounted = (*uncounted, Uncounted(no_bf16(card), "precision"))
     setup = Setup(
@@ -340,8 +340,8 @@ def bandwidth(text: str | None, name: str) -> float | None:
     return value
 
 
-def _cluster(job: Job, card: Gpu | None, layout: Layout) -> tuple[Cluster | None, str]:
-    """The cluster the job runs on, or why there is none."""
+def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, str]:
+    """Return so many of the GPUs that a job runs on, joined as it says; or why there are none. Raises `ConfigError`."""
     if card is None:
         return None, ""
     link, adapter = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
@@ -352,7 +352,7 @@ def _cluster(job: Job, card: Gpu | None, layout: Layout) -> tuple[Cluster | None
                 raise ConfigError("is what --topology states", key=name)
         network = topology(job.topology)
     try:
-        found = cluster(card, layout.gpus, job.gpus_per_node, link, adapter, topology=network)
+        found = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
         return msgspec.structs.replace(found, sustained=sustained(job)), ""
     except NotStated as error:
         return None, str(error)

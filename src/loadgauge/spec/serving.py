@@ -41,9 +41,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     bandwidth, experts, cache: shares of the memory bandwidth at which matrices, those of experts, and caches are read
     moved: that at which what lies between kernels is; flops: share of the peak; link: of the link, in an all-reduce
-    prompt_dense, prompt_experts, prompt_attention, prompt_rest: of prompts, time over that of the kernels in training: products,
-    those of experts, attention, the rest; sent: share of the link in all-reduces of prompts; blackwell: time of prompts on chips
-    of compute capability 10, over that on others
+    prompt_dense, prompt_attention, prompt_rest: of prompts, time over that of the kernels in training: products that all tokens
+    meet, attention, the rest; prompt_experts: of experts' FLOPs, over that at the card's peak
+    sent: share of the link in all-reduces of prompts; blackwell: time of prompts on chips of compute capability 10, over that on
+    others
     read: a token of a prompt on the host [s]; apart: steps that a first token waits for where ranks have batches of their own,
     over those where they share one
     """
