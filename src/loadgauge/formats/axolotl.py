@@ -283,6 +283,7 @@ def _preference() -> Idea:
 
 AXOLOTL = Dialect(
     name="axolotl",
+    trainers="trl",
     title="axolotl",
     versions="axolotl 0.8 - 0.19",
     syntaxes=("yaml",),

@@ -217,6 +217,7 @@ ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disa
 
 LLAMAFACTORY = Dialect(
     name="llamafactory",
+    trainers="softmax",
     title="LLaMA-Factory",
     versions="LLaMA-Factory 0.9",
     syntaxes=("yaml", "json", "argv"),

@@ -267,6 +267,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     marks: keys that no other tool has
     blank: what an export begins from, by syntax; blanks: on a command line, by task, where another program does it
     framework: whose defaults apply where the file does not say
+    trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
     style, objects: of options on its command line (`Argv`)
@@ -282,6 +283,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     blanks: Mapping[str, str] = {}
     auto: bool = False
     framework: str = "huggingface"
+    trainers: str = "own"
     sections: Mapping[str, str] = {}
     style: str = "value"
     objects: frozenset[str] = frozenset()

@@ -68,7 +68,11 @@ UNIQUE: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 """A key that one trainer alone has, and a value that changes nothing here, by which a file says whose it is."""
 GENERATES = ("grpo", "rloo")
-TASKS = {"ipo": "dpo", "simpo": "cpo", "rm": "reward", **{name: name for name in OWN if name != "reward"}}
+DISTANCES: dict[float | None, str] = {0.0: "forward-kl", 1.0: "reverse-kl"}
+"""`beta` of GKD at which it is one divergence."""
+UNCOMPARED = "apo_zero_unpaired"
+"""KTO's `loss_type` that estimates no KL."""
+TASKS = {"ipo": "dpo", "simpo": "cpo", "rm": "reward", "opd": "gkd", **{name: name for name in OWN if name != "reward"}}
 """Trainers by task."""
 STARTED = (
     re.compile(rf"\btrl ({'|'.join(OWN)})\b"),
@@ -133,6 +137,7 @@ def task() -> Idea:
     """The trainer's task, its reference, its other models and its answers."""
     micro, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
     precompute, beta, share = "precompute_ref_log_probs", "beta", "vllm_gpu_memory_utilization"
+    likelihood, share_s, longest_s, teacher = "cpo_alpha", "lmbda", "max_new_tokens", "teacher_model_name_or_path"
     ranks, longest, steps = "vllm_tensor_parallel_size", "vllm_max_model_length", "steps_per_generation"
 
     def read(keys: Keys) -> Facts:
@@ -156,14 +161,32 @@ def task() -> Idea:
             if word not in LOSSES.get(trainer, frozenset()):
                 raise keys.wrong("loss_type", f"{word!r} is no loss of TRL's {trainer}")
         if trainer == "gkd":
-            if keys.real("lmbda") != 0:
-                raise keys.wrong("lmbda", "generates the student's answers in a share of the steps (0.5 where nothing is"
-                                          " said), which is not counted; with 0 there is an estimate")  # fmt: skip
-            return {"task": "gkd", "teacher": keys.word("teacher_model_name_or_path")}
+            return _distilled(keys)
         if trainer in ("orpo", "cpo"):
-            return {"task": "simpo" if losses == ["simpo"] else trainer}
+            alone = trainer == "cpo" and keys.real(likelihood) == 0
+            return {"task": "simpo" if losses == ["simpo"] else trainer, "objective": "no-nll" if alone else None}
         facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
+        facts["objective"] = "no-kl" if losses == [UNCOMPARED] else None
         return facts | ({"reference": "precomputed"} if keys.flag(precompute) else {})
+
+    def _distilled(keys: Keys) -> Facts:
+        """Of data, or (in a share of the steps) of answers that the student generates, each micro-batch its own."""
+        facts: Facts = {"teacher": keys.word(teacher), "objective": DISTANCES.get(keys.real(beta))}
+        part = keys.real(share_s)
+        part = 0.5 if part is None else part
+        if not 0 <= part <= 1:
+            raise keys.wrong(share_s, "is a share, from 0 to 1")
+        if not part:
+            return facts | {"task": "gkd"}
+        each, whole = keys.whole(micro) or 8, keys.whole("max_length") or 1024
+        new = keys.whole(longest_s) or 128
+        if new >= whole:
+            raise keys.wrong(longest_s, f"leaves nothing of max_length ({whole}) for a prompt")
+        return facts | {
+            "task": "opd", "objective": facts["objective"] or "jsd", "on_policy": None if part == 1 else part, "samples": 1,
+            "answers": str(new), "prompt_len": whole - new, "rollout": f"hf:batch={each}",
+            "generated": each * (keys.whole(accumulation) or 1),
+        }  # fmt: skip
 
     def _of_answers(keys: Keys, trainer: str) -> Facts:
         each = keys.whole(micro) or 8
@@ -212,8 +235,20 @@ def task() -> Idea:
             values["loss_type"] = wanted
         if trainer in ("dpo", "kto"):
             values[precompute] = True if facts.get("reference") == "precomputed" else None
+        objective = facts.get("objective")
+        if trainer == "kto":
+            values["loss_type"] = UNCOMPARED if objective == "no-kl" else None
+        if trainer == "cpo" and wanted != "orpo":
+            values[likelihood] = 0.0 if objective == "no-nll" else keys.real(likelihood) or usual
         if trainer == "gkd":
-            values["teacher_model_name_or_path"] = facts.get("teacher")
+            values[teacher] = facts.get("teacher")
+            ends = {word: number for number, word in DISTANCES.items()}
+            own = keys.real(beta)
+            values[beta] = ends.get(objective or "", None if own in DISTANCES else own)
+            values[share_s] = (facts.get("on_policy") or 1.0) if wanted == "opd" else 0.0
+            length = str(facts.get("answers") or "")
+            if wanted == "opd" and length.isdecimal():
+                values |= {longest_s: int(length), "max_length": int(length) + (facts.get("prompt_len") or 0)}
         return values | (_answers_written(facts, keys, trainer) if trainer in GENERATES else {})
 
     def _answers_written(facts: Facts, keys: Keys, trainer: str) -> dict[str, Any]:
@@ -239,6 +274,6 @@ def task() -> Idea:
         }  # fmt: skip
 
     facts = names_in(
-        "task reference teacher samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
+        "task reference objective on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
     )
     return Idea(keys=EVERY, facts=facts, read=read, write=write)

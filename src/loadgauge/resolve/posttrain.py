@@ -20,7 +20,7 @@ from loadgauge.spec.job import AROUND, POSTTRAIN, Job
 from loadgauge.spec.model import Head, ModelSpec
 from loadgauge.spec.rollout import Engine
 from loadgauge.spec.stacks import LOSS_LOGPROBS, Stack
-from loadgauge.spec.tasks import TASKS, Role, Task
+from loadgauge.spec.tasks import DIVERGENCES, TASKS, Role, Task
 
 OF_WHOLE = ("tokens", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
 """Fields of a whole run of training, which `steps` says of a task."""
@@ -31,6 +31,7 @@ OF_ROLLOUT = (
     "answers",
     "epochs",
     "old_logprobs",
+    "on_policy",
     "rollout",
     "placement",
     "staleness",
@@ -73,11 +74,12 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     >>> setup.layout.micro_batch, [member.role.name for member in run.members.values()]
     (2, ['policy', 'reference'])
     """
-    file = ""
+    file, trainers = "", "trl"
     if model is None and asks_for_files(job):
         from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
-        job, model, file, _ = from_job_file(job)
+        reading = from_job_file(job)
+        job, model, file, trainers = reading.job, reading.model, reading.note, reading.trainers
         job = job.replace(beside=None, dialect=None)
     if job.task is None:
         raise ConfigError("is needed", key="task")
@@ -90,8 +92,8 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
         )
     sequences = _sequences(job, task, assumed)
-    setup = resolve_job(_training(job, task, sequences, placement, assumed, file), model)
-    setup = _of_logprobs(setup, task, file)
+    setup = resolve_job(_training(job, task, sequences, placement, assumed, trainers), model)
+    setup = _of_logprobs(setup, task, job.objective, trainers)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
@@ -102,6 +104,8 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         engine = Engine.parse(job.rollout or "vllm")
         if job.rollout is None:
             assumed["--rollout"] = engine.text()
+        if engine.inside and not placement.colocated:
+            raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
         replicas = replicas_of(engine, placement)
         if setup.cluster is not None:
             within = engine.replica if placement.colocated else placement.rollout
@@ -115,7 +119,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         rows = max(1, job.logprob_tokens // max(1, sequences.longest))
     run = Run(
         task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
-        engine=engine, replicas=replicas, staleness=job.staleness or 0, reference=reference,
+        engine=engine, replicas=replicas, on_policy=job.on_policy or 1.0, staleness=job.staleness or 0, reference=reference,
         rollout_offload=job.rollout_offload or "none",
         logprob_rows=setup.layout.micro_batch if rows is None else rows * task.rows,
         logprob_tokens=job.logprob_tokens, padding=job.padding if task.rollout else None, assumed=assumed | setup.assumed,
@@ -124,27 +128,46 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
 
 
 def _passes(job: Job, task: Task) -> Task:
-    """The task without the pass of old log-probs, where nothing is compared with them: answers that are trained on once, before
-    anything is updated, have those of the update, and an engine's may be taken."""
-    if job.old_logprobs != "none":
-        return task
-    return msgspec.structs.replace(task, passes=tuple(one for one in task.passes if one.phase != "old log-probs"))
+    """The task without the passes that are not run: of old log-probs, where nothing is compared with them (answers that are trained
+    on once, before anything is updated, have those of the update, and an engine's may be taken), and of KTO's estimate of KL."""
+    if job.objective is not None and job.objective not in task.objectives:
+        if not task.objectives:
+            raise ConfigError(f"{task.name} has one form of its loss", key="objective")
+        raise ConfigError(f"{task.name} has {', '.join(task.objectives)}, not {job.objective}", key="objective")
+    if job.on_policy is not None and (task.name != "opd" or job.on_policy > 1):
+        raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "is of --task opd", key="on_policy")
+    passes = task.passes
+    if job.objective in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
+        passes = tuple(
+            msgspec.structs.replace(one, within="update") if one.role == "teacher" else one for one in passes
+        )
+    if job.old_logprobs == "none":
+        passes = tuple(one for one in passes if one.phase != "old log-probs")
+    if job.objective == "no-kl":
+        passes = tuple(msgspec.structs.replace(one, times=1) for one in passes if one.phase != "KL log-probs")
+    return msgspec.structs.replace(task, passes=passes)
 
 
-def _of_logprobs(setup: Setup, task: Task, file: str) -> Setup:
+def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str) -> Setup:
     """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens.
 
-    file: as in `_training`
+    objective: the form of the loss, None: the usual one; trainers: as in `_training`
     """
     if task.trained.scalar:
         return msgspec.structs.replace(setup, model=scalar(setup.model))
-    diverges = task.name == "gkd" and setup.job.loss in (None, "auto")
+    wanted = objective or next(iter(task.objectives), None)
+    diverges = wanted in DIVERGENCES and setup.job.loss in (None, "auto")
     if task.name in ("sft", "gkd", "opd") and not diverges:
         return setup
-    unit = "slices" if task.slices else "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
-    unit = "divergence" if diverges else unit
+    unit = "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
+    if diverges:
+        unit = str(wanted)
+    elif task.slices:
+        unit = "whole" if objective == "no-nll" else "slices"
+    if trainers == "softmax" and not task.rollout:
+        unit = "softmax"
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
-    if not file and (task.slices or diverges) and setup.job.loss in (None, "auto") and not _widens(setup):
+    if trainers == "trl" and (task.slices or diverges) and setup.job.loss in (None, "auto") and not _widens(setup):
         kernels = msgspec.structs.replace(kernels, loss="plain")
     return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
 
@@ -208,11 +231,11 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
 
 
 def _training(
-    job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str], file: str
+    job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str], trainers: str
 ) -> Job:
     """The training of the policy alone, as `resolve_job` reads it: a pair is two sequences.
 
-    file: how another tool's job file was read, whose own trainer runs it; empty where there is none
+    trainers: whose they are (`formats.table.Dialect.trainers`)
     """
     alone = job.replace(**dict.fromkeys(POSTTRAIN), price=None if job.steps is not None else job.price)
     changes: dict[str, Any] = {}
@@ -222,7 +245,12 @@ def _training(
             changes[name] = (
                 task.rows * (1 if value is None else value) if value is not None or name == "micro_batch" else None
             )
-    if task.tiled and not file and job.loss in (None, "auto") and (job.framework or framework_of(job)) == "huggingface":
+    if (
+        task.tiled
+        and trainers == "trl"
+        and job.loss in (None, "auto")
+        and (job.framework or framework_of(job)) == "huggingface"
+    ):
         habit = LOSS_LOGPROBS.at(Stack.parse(job.version))
         changes["loss"] = habit.value
         assumed["--loss"] = f"{habit.value} ({habit.source})"
