@@ -68,6 +68,66 @@ def test_a_task_goes_from_one_tool_to_another(tmp_path: Path) -> None:
     assert "pref_loss: orpo" in made
 
 
+GROUPS = (
+    AXOLOTL
+    + """rl: grpo
+gradient_accumulation_steps: 4
+trl: {max_completion_length: 512, num_generations: 4, use_vllm: true, vllm_mode: colocate, beta: 0.01}
+vllm: {gpu_memory_utilization: 0.5, tensor_parallel_size: 1}
+"""
+)
+PPO = (
+    FACTORY.replace("dpo", "ppo")
+    + """reward_model: meta-llama/Llama-3.2-1B
+reward_model_type: full
+max_new_tokens: 512
+gradient_accumulation_steps: 4
+ppo_buffer_size: 2
+lora_target: all
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "to", "flags"),
+    [
+        (GROUPS, "axolotl", "--task grpo --prompts 2 --samples 4 --answers 512 --epochs 1"
+                            " --rollout vllm:utilization=0.5,max_num_seqs=8,max_batched_tokens=4096"),
+        (PPO, "llamafactory", "--task ppo --prompts 16 --samples 1 --prompt-len 1024 --answers 512 --epochs 4 --rollout hf:batch=2"
+                              " --reward-model meta-llama/Llama-3.2-1B --critic shared"),
+    ],
+)  # fmt: skip
+def test_files_that_generate_their_answers(text: str, to: str, flags: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(text)
+    assert flags in typed(f"convert {place} --to flags").out
+    found = document(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert found["memory"][0]["phase"] == "generate"
+    assert not any(part["role"] == "critic" for phase in found["memory"] for part in phase["parts"])
+    other = tmp_path / "b.yaml"
+    other.write_text(typed(f"convert {place} --to {to}").out)
+    assert flags in typed(f"convert {other} --to flags").out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (AXOLOTL + "rl: grpo\n", "trl.max_completion_length says how long"), (AXOLOTL + "rl: ebft\n", "'ebft' is not read"),
+        (GROUPS.replace("vllm_mode: colocate, ", ""), "'server' has GPUs of its own"),
+        (GROUPS.replace("beta: 0.01", "async_prefetch: true"), "generates while it trains"),
+        (AXOLOTL + "rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel"),
+        (PPO.replace("reward_model_type: full\n", ""), "'lora' scores by adapters"),
+        (FACTORY.replace("dpo", "ppo"), "needs a reward model"),
+    ],
+)  # fmt: skip
+def test_what_is_not_counted_of_answers_stops_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(text)
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert words in found.err
+
+
 def test_what_is_of_training_alone_refuses_such_a_file(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(FACTORY)

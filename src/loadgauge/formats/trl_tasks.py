@@ -133,6 +133,24 @@ def trainer_of(keys: Keys) -> str | None:
     return among[0]
 
 
+def colocated(ranks: int, share: float, at_once: int, asleep: bool, context: int | None = None) -> str:
+    """The vLLM that TRL's trainers have on their GPUs (`generation/vllm_generation.py`). at_once: sequences of a card
+
+    >>> colocated(2, 0.3, 8, asleep=False)
+    'vllm:tp=2,utilization=0.3,max_num_seqs=16,max_batched_tokens=4096'
+    """
+    said = {
+        "tp": ranks, "utilization": share, "max_num_seqs": at_once * ranks, "max_batched_tokens": 4096, "sleep": 2 if asleep else 0,
+    } | ({"context": context} if context else {})  # fmt: skip
+    return Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()
+
+
+def old_logprobs(accumulated: int, every: int, corrected: bool) -> bool:
+    """Whether GRPO makes old log-probs: it leaves them out where whole generations, of `every` micro-batches, are trained on before
+    a step of the optimizer, unless vLLM's are corrected (`_generate_and_score_completions` of trainer/grpo_trainer.py)."""
+    return accumulated % every != 0 or corrected
+
+
 def task() -> Idea:
     """The trainer's task, its reference, its other models and its answers."""
     micro, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -209,20 +227,17 @@ def task() -> Idea:
             )
         if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
             raise keys.wrong("use_vllm", "generates with weights of bitsandbytes, which is not counted")
-        width = keys.whole(ranks) or 1
-        said = {
-            "tp": width, "utilization": keys.real(share) or 0.3, "max_num_seqs": at_once * width,
-            "max_batched_tokens": 4096, "sleep": 2 if keys.flag("vllm_enable_sleep_mode") else 0,
-        } | ({"context": length} if (length := keys.whole(longest)) else {})  # fmt: skip
-        return facts | {"rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()}
+        asleep = bool(keys.flag("vllm_enable_sleep_mode"))
+        used = keys.real(share)
+        text = colocated(keys.whole(ranks) or 1, 0.3 if used is None else used, at_once, asleep, keys.whole(longest))
+        return facts | {"rollout": text}
 
     def _passes_twice(keys: Keys, trainer: str) -> bool:
-        """Whether old log-probs are made: GRPO leaves them out where whole generations are trained on before a step of the
-        optimizer, unless what vLLM says of them is corrected (`_generate_and_score_completions` of trainer/grpo_trainer.py)."""
+        """Whether old log-probs are made."""
         count = keys.whole(accumulation) or 1
         every = (keys.whole(steps) or count) * (keys.whole("num_iterations") or 1)
         corrected = keys.flag("use_vllm") and keys.flag("vllm_importance_sampling_correction") is not False
-        return trainer != "grpo" or count % every != 0 or bool(corrected)
+        return trainer != "grpo" or old_logprobs(count, every, bool(corrected))
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts.get("task")
@@ -274,6 +289,7 @@ def task() -> Idea:
         }  # fmt: skip
 
     facts = names_in(
-        "task reference objective on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
+        "task reference objective on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
+        " old_logprobs"
     )
     return Idea(keys=EVERY, facts=facts, read=read, write=write)

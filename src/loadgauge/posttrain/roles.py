@@ -110,7 +110,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a task. members: by the name of their role, the trained one first; engine: what generates, if anything
 
-    replicas: of the engine; on_policy: share of the steps that generate; logprob_rows, logprob_tokens: sequences of a forward pass, or the tokens it holds at most
+    replicas: of the engine; on_policy: share of the steps that generate
+    logprob_rows, logprob_tokens: sequences of a forward pass, or the tokens it holds at most
     padding: how answers of different lengths come together, where that is said
     assumed: the values of flags that were not given, with the reason
     """

@@ -137,6 +137,7 @@ def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
         )
     scores = [role.name for role in task.roles[1:] if role.name != "reference" or job.reference == "model"]
     scores = [name for name in scores if name != "reward model" or job.reward_model is not None]
+    scores = [name for name in scores if name != "critic" or job.critic != "shared"]
     # A reference has 16 bits of each parameter, a critic what the actor has.
     parameter = 2.0 * ("reference" in scores and not job.frozen_offload) + 16.0 * ("critic" in scores)
     beside = ", ".join(["generation", "log-probs", *scores])

@@ -10,7 +10,7 @@ import msgspec
 from loadgauge.errors import ConfigError, Error
 from loadgauge.estimate.parameters import parameters
 from loadgauge.lengths import Lengths
-from loadgauge.posttrain.answers import answers
+from loadgauge.posttrain.answers import answers, stated_longest
 from loadgauge.posttrain.memory import PostMemory, memory
 from loadgauge.posttrain.roles import Member, Placement, Run, Sequences, replicas_of
 from loadgauge.resolve.resolve import asks_for_files, framework_of, resolve_job
@@ -54,6 +54,8 @@ OF_ADAPTERS = (
     "train",
 )
 """Fields about what of the trained model is trained, which its other models know nothing of."""
+SHARED = "shared"
+"""`--critic`: a value of each token beside the actor's logits, so that the actor's passes are the critic's too."""
 PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
 """What is assumed of a step where nothing is said."""
 
@@ -97,7 +99,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
-    _longest(setup.model, sequences)
+    _longest(job, setup.model, sequences)
     reference = _reference(job, task, setup, assumed)
     engine, replicas, machines = None, 1, None
     if task.rollout:
@@ -164,7 +166,7 @@ def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str)
         unit = str(wanted)
     elif task.slices:
         unit = "whole" if objective == "no-nll" else "slices"
-    if trainers == "softmax" and not task.rollout:
+    if trainers == "softmax":
         unit = "softmax"
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
     if trainers == "trl" and (task.slices or diverges) and setup.job.loss in (None, "auto") and not _widens(setup):
@@ -206,6 +208,8 @@ def _belongs(job: Job, task: Task) -> None:
     ):
         if getattr(job, name) is not None and field not in fields:
             raise ConfigError(f"{task.name} has none", key=name)
+    if job.critic == SHARED and job.critic_batch is not None:
+        raise ConfigError("is the actor's, with --critic shared", key="critic_batch")
     if "teacher" in fields and job.teacher is None:
         raise ConfigError(f"{task.name} needs the model that is distilled", key="teacher")
     if task.rollout and (job.lengths is not None or job.seq_len is not None):
@@ -221,13 +225,21 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
     for name, default in (("prompts", PROMPTS), ("samples", SAMPLES), ("prompt_len", PROMPT), ("answers", str(ANSWER))):
         value = getattr(job, name)
         if value is None:
-            value = default
-            assumed[f"--{name.replace('_', '-')}"] = str(default)
+            value = _room(job) if name == "prompt_len" else default
+            assumed[f"--{name.replace('_', '-')}"] = str(value)
         values[name] = value
     return Sequences(
         prompts=values["prompts"], samples=values["samples"], prompt=values["prompt_len"],
         answers=answers(values["answers"]), epochs=job.epochs or 1,
     )  # fmt: skip
+
+
+def _room(job: Job) -> int:
+    """Tokens of a prompt where nothing says: what an engine's context leaves beside the answers, where that is less."""
+    context = Engine.parse(job.rollout or "vllm").context
+    text = job.answers or str(ANSWER)
+    beside = PROMPT if context is None else context - stated_longest(text, answers(text))
+    return beside if 0 < beside < PROMPT else PROMPT
 
 
 def _training(
@@ -273,15 +285,17 @@ def _training(
     return alone.replace(**changes)
 
 
-def _longest(model: ModelSpec, sequences: Sequences) -> None:
-    """Refuses answers that are longer than the model's context."""
-    most = model.max_position_embeddings
-    if most is not None and sequences.longest > most:
-        raise ConfigError(
-            f"{sequences.prompt:,} tokens of a prompt and {sequences.answers.longest:,} of an answer are more than the {most:,} of"
-            f" {model.name}'s context",
-            key="answers",
-        )
+def _longest(job: Job, model: ModelSpec, sequences: Sequences) -> None:
+    """Refuses answers that are longer than the model's context, or than the engine's."""
+    longest = sequences.answers.longest if job.answers is None else stated_longest(job.answers, sequences.answers)
+    engine = Engine.parse(job.rollout or "vllm") if sequences.prompt else None
+    for most, whose in ((model.max_position_embeddings, model.name), (engine and engine.context, "the engine")):
+        if most is not None and sequences.prompt + longest > most:
+            raise ConfigError(
+                f"{sequences.prompt:,} tokens of a prompt and {longest:,} of an answer are more than the {most:,} of"
+                f" {whose}'s context",
+                key="answers",
+            )
 
 
 def _reference(job: Job, task: Task, setup: Setup, assumed: dict[str, str]) -> Any:
@@ -307,6 +321,8 @@ def _roles(job: Job, task: Task, reference: str | None) -> list[Role]:
         if role.name == "reference" and reference in (None, "precomputed"):
             continue
         if role.field == "reward_model" and job.reward_model is None:
+            continue
+        if role.field == "critic" and job.critic == SHARED:
             continue
         present.append(role)
     return present

@@ -122,7 +122,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
         log-probabilities, and only one piece at a time is upcast, or has gradients.
     logprobs: the head makes the log-probability of each token for a loss over sequences (preferences, policies), not a loss over
         tokens; `loss` then says how (`layers.logprobs`). `pairs`: of two sequences each; `slices`: the same of parts of the logits,
-        whose gradients are summed; `whole`: of all logits at once; `softmax`: with a log-softmax of all, beside logits that the trainer holds meanwhile; `policy`: of answers that were generated; `jsd`, `forward-kl`,
+        whose gradients are summed; `whole`: of all logits at once; `softmax`: with a log-softmax of
+        all, beside logits that the trainer holds meanwhile; `policy`: of answers that were generated; `jsd`, `forward-kl`,
         `reverse-kl`: no log-probability of a token, but the distance of its whole distribution from a teacher's.
     holds_logits: the training loop holds the logits through backward.
     compiled: torch.compile made the layers: casts of one tensor are one, and of a residual sum in float32 the 16-bit branch is

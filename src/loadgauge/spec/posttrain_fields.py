@@ -66,7 +66,9 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
     reward_model: Annotated[str | None, about(
         "text", "posttrain", "A model that scores answers (none: a rule does, on the host).", metavar="MODEL", needs="task")] = None
     critic: Annotated[str | None, about(
-        "text", "posttrain", "PPO's critic (a model like MODEL with a head of one column).", metavar="MODEL", needs="task")] = None
+        "text", "posttrain",
+        "PPO's critic (a model like MODEL with a head of one column); shared: a value beside the actor's logits.",
+        metavar="MODEL", needs="task")] = None
     critic_batch: Annotated[int | None, about(
         "whole", "posttrain", "Sequences of the critic's micro-batch (--micro-batch).", low=1, high=10**6, needs="task")] = None
     steps: Annotated[int | None, about(
