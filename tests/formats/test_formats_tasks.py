@@ -261,11 +261,11 @@ def test_what_is_not_counted_of_trl_stops_in_one_line(text: str, words: str, tmp
 @pytest.mark.parametrize(
     ("text", "flags"),
     [
-        ("loss_type: simpo\n", "simpo"), ("loss_type: simpo\ncpo_alpha: 0\n", "simpo --objective no-nll"),
-        ("cpo_alpha: 0.5\n", "cpo"), ("loss_type: apo_zero_unpaired\n", "kto --objective no-kl"),
-        ("lmbda: 0\nbeta: 1\nteacher_model_name_or_path: gpt2\n", "gkd --teacher gpt2 --objective reverse-kl"),
+        ("loss_type: simpo\n", "simpo"), ("loss_type: simpo\ncpo_alpha: 0\n", "simpo --loss-terms no-nll"),
+        ("cpo_alpha: 0.5\n", "cpo"), ("loss_type: apo_zero_unpaired\n", "kto --loss-terms no-kl"),
+        ("lmbda: 0\nbeta: 1\nteacher_model_name_or_path: gpt2\n", "gkd --teacher gpt2 --loss-terms reverse-kl"),
         ("lmbda: 1\nbeta: 0\nteacher_model_name_or_path: gpt2\n",
-         "opd --teacher gpt2 --objective forward-kl --prompts 8 --samples 1 --prompt-len 384 --answers 128 --rollout hf:batch=2"),
+         "opd --teacher gpt2 --loss-terms forward-kl --prompts 8 --samples 1 --prompt-len 384 --answers 128 --rollout hf:batch=2"),
     ],
 )  # fmt: skip
 def test_a_file_of_trl_and_its_flags_have_one_answer(text: str, flags: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ RUN = "estimate qwen2.5-7b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --recompute fu
         ("grpo --answers exp:2000,1000000", "1,000,000 of an answer are more than the 131,072"),
         ("grpo --rollout vllm:max_model_len=3000", "more than the 3,000 of the engine's context"),
         ("grpo --answers -5", "must be a whole number of tokens above 0"), ("grpo --micro-batch 3", "whole micro-batches of 3"),
-        ("dpo --objective no-kl", "dpo has one form of its loss"), ("kto --objective jsd", "kto has kl, no-kl, not jsd"),
+        ("dpo --loss-terms no-kl", "dpo has one form of its loss"), ("kto --loss-terms jsd", "kto has kl, no-kl, not jsd"),
         ("gkd --teacher gpt2 --on-policy 0.5", "is of --task opd"), ("opd --teacher gpt2 --on-policy 2", "1 at the most"),
         ("ppo --critic shared --critic-batch 2", "critic_batch"),
         ("grpo --rollout hf --explain sync", "no weights are handed over"),
@@ -38,7 +38,7 @@ def test_a_prompt_has_what_the_engine_s_context_leaves() -> None:
 def test_a_form_of_a_loss_takes_away_what_it_does_not_run() -> None:
     """KTO's KL estimate is a pass of the policy, and one of the reference."""
     usual, without = (
-        document(f"{RUN} --task kto --seq-len 1024 {flags}")["time"]["phases"] for flags in ("", "--objective no-kl")
+        document(f"{RUN} --task kto --seq-len 1024 {flags}")["time"]["phases"] for flags in ("", "--loss-terms no-kl")
     )
     seconds = [{one["name"]: one["seconds"] for one in found} for found in (usual, without)]
     assert seconds[0].keys() - seconds[1].keys() == {"KL log-probs"}
@@ -48,7 +48,7 @@ def test_a_form_of_a_loss_takes_away_what_it_does_not_run() -> None:
 
 def test_a_share_of_steps_generates() -> None:
     """A quarter of the steps has a quarter of the seconds of their answers, and the same memory."""
-    run = f"{RUN} --task opd --objective jsd --teacher qwen2.5-14b --answers 512 --rollout hf:batch=8"
+    run = f"{RUN} --task opd --loss-terms jsd --teacher qwen2.5-14b --answers 512 --rollout hf:batch=8"
     every, some = (document(f"{run} {flags}") for flags in ("", "--on-policy 0.25"))
     generated = [
         next(one["seconds"] for one in found["time"]["phases"] if one["name"] == "generate") for found in (every, some)

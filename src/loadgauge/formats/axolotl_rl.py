@@ -56,7 +56,7 @@ def preference() -> Idea:
                 raise keys.wrong(key, what)
         facts: Facts = {"task": word}
         if word == "simpo" and keys.real(likelihood) == 0:
-            facts["objective"] = "no-nll"
+            facts["loss_terms"] = "no-nll"
         if word in ("dpo", "ipo", "kto") and keys.flag(chosen):
             facts["reference"] = "precomputed"
         return facts
@@ -99,7 +99,7 @@ def preference() -> Idea:
         task = facts.get("task")
         if task in PREFERENCES:
             return {
-                "rl": task, likelihood: 0.0 if facts.get("objective") == "no-nll" else keys.real(likelihood) or None,
+                "rl": task, likelihood: 0.0 if facts.get("loss_terms") == "no-nll" else keys.real(likelihood) or None,
                 chosen: True if facts.get("reference") == "precomputed" else None,
             }  # fmt: skip
         if task != "grpo":
@@ -125,6 +125,6 @@ def preference() -> Idea:
         f"{T}vllm_importance_sampling_correction", *STOPS, *PAIRS,
     )  # fmt: skip
     facts = names_in(
-        "task objective reference samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
+        "task loss_terms reference samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
     )
     return Idea(keys=keys, facts=facts, read=read, write=write)

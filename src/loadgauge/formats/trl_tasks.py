@@ -182,14 +182,14 @@ def task() -> Idea:
             return _distilled(keys)
         if trainer in ("orpo", "cpo"):
             alone = trainer == "cpo" and keys.real(likelihood) == 0
-            return {"task": "simpo" if losses == ["simpo"] else trainer, "objective": "no-nll" if alone else None}
+            return {"task": "simpo" if losses == ["simpo"] else trainer, "loss_terms": "no-nll" if alone else None}
         facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
-        facts["objective"] = "no-kl" if losses == [UNCOMPARED] else None
+        facts["loss_terms"] = "no-kl" if losses == [UNCOMPARED] else None
         return facts | ({"reference": "precomputed"} if keys.flag(precompute) else {})
 
     def _distilled(keys: Keys) -> Facts:
         """Of data, or (in a share of the steps) of answers that the student generates, each micro-batch its own."""
-        facts: Facts = {"teacher": keys.word(teacher), "objective": DISTANCES.get(keys.real(beta))}
+        facts: Facts = {"teacher": keys.word(teacher), "loss_terms": DISTANCES.get(keys.real(beta))}
         part = keys.real(share_s)
         part = 0.5 if part is None else part
         if not 0 <= part <= 1:
@@ -201,7 +201,7 @@ def task() -> Idea:
         if new >= whole:
             raise keys.wrong(longest_s, f"leaves nothing of max_length ({whole}) for a prompt")
         return facts | {
-            "task": "opd", "objective": facts["objective"] or "jsd", "on_policy": None if part == 1 else part, "samples": 1,
+            "task": "opd", "loss_terms": facts["loss_terms"] or "jsd", "on_policy": None if part == 1 else part, "samples": 1,
             "answers": str(new), "prompt_len": whole - new, "rollout": f"hf:batch={each}",
             "generated": each * (keys.whole(accumulation) or 1),
         }  # fmt: skip
@@ -250,7 +250,7 @@ def task() -> Idea:
             values["loss_type"] = wanted
         if trainer in ("dpo", "kto"):
             values[precompute] = True if facts.get("reference") == "precomputed" else None
-        objective = facts.get("objective")
+        objective = facts.get("loss_terms")
         if trainer == "kto":
             values["loss_type"] = UNCOMPARED if objective == "no-kl" else None
         if trainer == "cpo" and wanted != "orpo":
@@ -289,7 +289,7 @@ def task() -> Idea:
         }  # fmt: skip
 
     facts = names_in(
-        "task reference objective on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
+        "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
         " old_logprobs"
     )
     return Idea(keys=EVERY, facts=facts, read=read, write=write)

@@ -95,7 +95,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         )
     sequences = _sequences(job, task, assumed)
     setup = resolve_job(_training(job, task, sequences, placement, assumed, trainers), model)
-    setup = _of_logprobs(setup, task, job.objective, trainers)
+    setup = _of_logprobs(setup, task, job.loss_terms, trainers)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
@@ -132,20 +132,20 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
 def _passes(job: Job, task: Task) -> Task:
     """The task without the passes that are not run: of old log-probs, where nothing is compared with them (answers that are trained
     on once, before anything is updated, have those of the update, and an engine's may be taken), and of KTO's estimate of KL."""
-    if job.objective is not None and job.objective not in task.objectives:
+    if job.loss_terms is not None and job.loss_terms not in task.objectives:
         if not task.objectives:
-            raise ConfigError(f"{task.name} has one form of its loss", key="objective")
-        raise ConfigError(f"{task.name} has {', '.join(task.objectives)}, not {job.objective}", key="objective")
+            raise ConfigError(f"{task.name} has one form of its loss", key="loss_terms")
+        raise ConfigError(f"{task.name} has {', '.join(task.objectives)}, not {job.loss_terms}", key="loss_terms")
     if job.on_policy is not None and (task.name != "opd" or job.on_policy > 1):
         raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "is of --task opd", key="on_policy")
     passes = task.passes
-    if job.objective in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
+    if job.loss_terms in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
         passes = tuple(
             msgspec.structs.replace(one, within="update") if one.role == "teacher" else one for one in passes
         )
     if job.old_logprobs == "none":
         passes = tuple(one for one in passes if one.phase != "old log-probs")
-    if job.objective == "no-kl":
+    if job.loss_terms == "no-kl":
         passes = tuple(msgspec.structs.replace(one, times=1) for one in passes if one.phase != "KL log-probs")
     return msgspec.structs.replace(task, passes=passes)
 

@@ -58,7 +58,7 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
     reference: Annotated[str | None, about(
         "choice", "posttrain", "The reference's log-probs: a second model, a second set of adapters, the base with its adapters"
         " off, computed before, or none.", choices=get_args(Reference), needs="task")] = None
-    objective: Annotated[str | None, about(
+    loss_terms: Annotated[str | None, about(
         "choice", "posttrain",
         "Form of the loss: kl or no-kl (kto); nll or no-nll (cpo, simpo); jsd, forward-kl or reverse-kl (gkd, opd), top-k (opd).",
         choices=get_args(Objective), needs="task")] = None
