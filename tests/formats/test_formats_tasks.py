@@ -68,6 +68,66 @@ def test_a_task_goes_from_one_tool_to_another(tmp_path: Path) -> None:
     assert "pref_loss: orpo" in made
 
 
+GROUPS = (
+    AXOLOTL
+    + """rl: grpo
+gradient_accumulation_steps: 4
+trl: {max_completion_length: 512, num_generations: 4, use_vllm: true, vllm_mode: colocate, beta: 0.01}
+vllm: {gpu_memory_utilization: 0.5, tensor_parallel_size: 1}
+"""
+)
+PPO = (
+    FACTORY.replace("dpo", "ppo")
+    + """reward_model: meta-llama/Llama-3.2-1B
+reward_model_type: full
+max_new_tokens: 512
+gradient_accumulation_steps: 4
+ppo_buffer_size: 2
+lora_target: all
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "to", "flags"),
+    [
+        (GROUPS, "axolotl", "--task grpo --prompts 2 --samples 4 --answers 512 --epochs 1"
+                            " --rollout vllm:utilization=0.5,max_num_seqs=8,max_batched_tokens=4096"),
+        (PPO, "llamafactory", "--task ppo --prompts 16 --samples 1 --prompt-len 1024 --answers 512 --epochs 4 --rollout hf:batch=2"
+                              " --reward-model meta-llama/Llama-3.2-1B --critic shared"),
+    ],
+)  # fmt: skip
+def test_files_that_generate_their_answers(text: str, to: str, flags: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(text)
+    assert flags in typed(f"convert {place} --to flags").out
+    found = document(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert found["memory"][0]["phase"] == "generate"
+    assert not any(part["role"] == "critic" for phase in found["memory"] for part in phase["parts"])
+    other = tmp_path / "b.yaml"
+    other.write_text(typed(f"convert {place} --to {to}").out)
+    assert flags in typed(f"convert {other} --to flags").out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (AXOLOTL + "rl: grpo\n", "trl.max_completion_length says how long"), (AXOLOTL + "rl: ebft\n", "'ebft' is not read"),
+        (GROUPS.replace("vllm_mode: colocate, ", ""), "'server' has GPUs of its own"),
+        (GROUPS.replace("beta: 0.01", "async_prefetch: true"), "generates while it trains"),
+        (AXOLOTL + "rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel"),
+        (PPO.replace("reward_model_type: full\n", ""), "'lora' scores by adapters"),
+        (FACTORY.replace("dpo", "ppo"), "needs a reward model"),
+    ],
+)  # fmt: skip
+def test_what_is_not_counted_of_answers_stops_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(text)
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert words in found.err
+
+
 def test_what_is_of_training_alone_refuses_such_a_file(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(FACTORY)
@@ -182,7 +242,9 @@ def test_answers_of_trl_are_counted_as_its_trainer_does(tmp_path: Path) -> None:
         (TRL + "scale_rewards: group\ngeneration_batch_size: 64\n", "generation_batch_size"),
         (TRL + "scale_rewards: group\nnum_generations: 3\n", "whole groups of 3"),
         (TRL + "scale_rewards: group --version 1.4", "release 1.16"),
-        (TRL + "teacher_model_name_or_path: gpt2\n", "lmbda"),
+        (TRL + "teacher_model_name_or_path: gpt2\nlmbda: 1.5\n", "a share, from 0 to 1"),
+        (TRL + "teacher_model_name_or_path: gpt2\nmax_new_tokens: 512\n", "max_new_tokens: leaves nothing"),
+        (TRL + "teacher_model_name_or_path: gpt2\nlmbda: 0\nseq_kd: true\n", "seq_kd"),
         (TRL + "teacher_model_name_or_path: gpt2\nlmbda: 0\nuse_liger_kernel: true\n", "use_liger_kernel"),
     ],
 )  # fmt: skip
@@ -194,6 +256,32 @@ def test_what_is_not_counted_of_trl_stops_in_one_line(text: str, words: str, tmp
     found = typed(f"estimate {place} --gpu h100-sxm5-80gb{asked}")
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
     assert words in found.err
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("loss_type: simpo\n", "simpo"), ("loss_type: simpo\ncpo_alpha: 0\n", "simpo --loss-terms no-nll"),
+        ("cpo_alpha: 0.5\n", "cpo"), ("loss_type: apo_zero_unpaired\n", "kto --loss-terms no-kl"),
+        ("lmbda: 0\nbeta: 1\nteacher_model_name_or_path: gpt2\n", "gkd --teacher gpt2 --loss-terms reverse-kl"),
+        ("lmbda: 1\nbeta: 0\nteacher_model_name_or_path: gpt2\n",
+         "opd --teacher gpt2 --loss-terms forward-kl --prompts 8 --samples 1 --prompt-len 384 --answers 128 --rollout hf:batch=2"),
+    ],
+)  # fmt: skip
+def test_a_file_of_trl_and_its_flags_have_one_answer(text: str, flags: str, tmp_path: Path) -> None:
+    """Under FSDP, where the logits that a loss outside the model takes are not widened, whoever says so."""
+    place = tmp_path / "a.yaml"
+    place.write_text(TRL + "fsdp: full_shard\nfsdp_config:\n  fsdp_version: 2\n" + text)
+    sharded = "--gpu h100-sxm5-80gb --gpus 4"
+    found = document(f"estimate {place} {sharded}")
+    length = "" if "opd" in flags else " --seq-len 512"
+    weights = "" if "simpo" in flags or "cpo" in flags else " --weights float32"
+    rows = f"--micro-batch 2 --global-batch 8 --zero 3 --recompute full --framework huggingface{length}{weights}"
+    again = document(f"estimate qwen2.5-0.5b --task {flags} {rows} {sharded}")
+    assert [(one["phase"], one["total"]) for one in found["memory"]] == [
+        (one["phase"], one["total"]) for one in again["memory"]
+    ]
+    assert place.read_text() == typed(f"convert {place} --onto {place} --to trl").out
 
 
 def test_evaluation_and_saving_of_a_task_s_file(tmp_path: Path) -> None:
@@ -247,7 +335,7 @@ def test_preferences_of_ms_swift_are_estimated(words: str, task: str, tmp_path: 
     ("text", "words"),
     [
         (SWIFT + " --rlhf_type grpo --use_vllm true --vllm_mode server", "'server' has GPUs of its own"),
-        (SWIFT + " --rlhf_type gkd", "0.5 where nothing is said"), (SWIFT + " --rlhf_type ppo", "needs a reward model"),
+        (SWIFT + " --rlhf_type gkd", "needs the model that is distilled"), (SWIFT + " --rlhf_type ppo", "needs a reward model"),
         (SWIFT + " --use_liger_kernel true", "use_liger_kernel"), (SWIFT + " --ref_adapters x", "ref_adapters"),
         (SWIFT + " --ref_model gpt2", "ref_model"), (SWIFT.replace("rlhf", "sft") + " --beta 0.1", "beta: is of another trainer"),
         (SWIFT + " --reward_model gpt2", "reward_model"),

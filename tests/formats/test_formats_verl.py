@@ -212,6 +212,18 @@ def test_weights_of_float32_are_the_default() -> None:
     assert run_of(VERL + f" {A}fsdp_config.model_dtype=bf16").precision == "bf16-pure"
 
 
+def test_adapters_are_on_weights_as_wide_as_those_that_are_trained() -> None:
+    adapters = VERL + " actor_rollout_ref.model.lora_rank=32"
+    assert (run_of(adapters).precision, run_of(adapters).weights) == ("bf16", "float32")
+    narrow = run_of(f"{adapters} {A}fsdp_config.model_dtype=bf16")
+    assert (narrow.precision, narrow.weights) == ("bf16-pure", None)
+
+
+def test_a_reward_model_without_a_name_is_not_passed_over() -> None:
+    with pytest.raises(ConfigError, match="does not say which model scores"):
+        run_of(VERL + " reward_model.enable=True")
+
+
 def test_sft(tmp_path: Path) -> None:
     text = "trainer: {n_gpus_per_node: 8, nnodes: 1}\nmodel: {path: Qwen/Qwen3-8B}\ndata: {train_batch_size: 64,"
     text += " max_length: 1024, use_dynamic_bsz: true, max_token_len_per_gpu: 8192}\n"

@@ -20,6 +20,9 @@ CASES = (
     "trainer=simpo", "trainer=simpo,precision=bf16", "trainer=gkd", "trainer=gkd,precision=bf16",
     "trainer=gkd,checkpointing=non-reentrant", "trainer=gkd,wrapper=fsdp2", "trainer=grpo",
     "trainer=grpo,checkpointing=non-reentrant", "trainer=grpo,method=lora",
+    "trainer=kto,shifted=False", "trainer=simpo,likelihood=0", "trainer=cpo,precision=bf16,likelihood=0",
+    "trainer=simpo,wrapper=fsdp2", "trainer=simpo,wrapper=fsdp2,likelihood=0", "trainer=gkd,mixture=0", "trainer=gkd,mixture=1",
+    "trainer=gkd,precision=bf16,mixture=0", "trainer=gkd,checkpointing=non-reentrant,mixture=1",
     "trainer=rm,seq_len=448", "trainer=rm,checkpointing=non-reentrant",
 )  # fmt: skip
 """Of each trainer a full one and a checkpointed one; of DPO also adapters, float32 weights, DDP and FSDP."""

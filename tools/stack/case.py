@@ -30,6 +30,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     kbit: whether `prepare_model_for_kbit_training` runs (qlora); clip: `max_grad_norm`; layers, hidden, vocab: of the model
     trainer: `sft` and what follows are TRL's; reference: of the preference trainers, where its log-probs come from
     likelihood: `cpo_alpha` of TRL's CPOTrainer, the weight of the chosen answers' own loss; 0: it is not computed
+    mixture: `beta` of TRL's GKDTrainer: 0 and 1 are a divergence from one side alone; shifted: whether KTO compares with answers
+        to other prompts, which `loss_type="apo_zero_unpaired"` does not
     bucket: `reduce_bucket_size` and `allgather_bucket_size` of DeepSpeed, in elements; 0: its own
 
     >>> Case(family="gpt2", method="lora").words
@@ -48,6 +50,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     trainer: Literal["trainer", "sft", "dpo", "kto", "rm", "orpo", "simpo", "cpo", "gkd", "grpo"] = "trainer"
     reference: Literal["model", "adapter-off", "precomputed"] = "model"
     likelihood: float = 1.0
+    mixture: float = 0.5
+    shifted: bool = True
     attention: Literal["sdpa", "eager"] = "sdpa"
     rank: int = 16
     targets: Literal["all", "attention"] = "all"

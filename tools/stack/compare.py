@@ -165,6 +165,11 @@ def of_task(case: Case) -> dict[str, float]:
         given = given.replace(loss=None)
     if case.trainer == "gkd":
         given = given.replace(teacher=_written(case))
+    said = {
+        "kto": None if case.shifted else "no-kl", "cpo": None if case.likelihood else "no-nll",
+        "gkd": {0.0: "forward-kl", 1.0: "reverse-kl"}.get(case.mixture),
+    }  # fmt: skip
+    given = given.replace(loss_terms=said.get("cpo" if case.trainer == "simpo" else case.trainer))
     if case.trainer == "grpo":
         half = case.seq_len // 2
         given = given.replace(

@@ -47,7 +47,9 @@ def trainer(
     if case.trainer in ("simpo", "cpo"):
         given |= {"loss_type": "simpo" if case.trainer == "simpo" else "sigmoid", "cpo_alpha": case.likelihood}
     if case.trainer == "gkd":
-        given["lmbda"] = 0.0
+        given |= {"lmbda": 0.0, "beta": case.mixture}
+    if case.trainer == "kto" and not case.shifted:
+        given["loss_type"] = "apo_zero_unpaired"
     if case.trainer in ("dpo", "kto") and case.reference == "precomputed":
         given["precompute_ref_log_probs"] = True
     rows = datasets.Dataset.from_list([dict(ROW)] * (8 * case.gpus * case.micro_batch * case.accumulate))
@@ -110,7 +112,8 @@ def collator(case: Case) -> Callable[[list[Any]], dict[str, Any]]:
             return {**made, "labels": ids.clone()}
         made["completion_mask"] = mask.clone()
         if case.trainer == "kto":
-            made |= {f"KL_{name}": one.clone() for name, one in list(made.items())}
+            if case.shifted:
+                made |= {f"KL_{name}": one.clone() for name, one in list(made.items())}
             made["label"] = torch.tensor([index % 2 == 0 for index in range(len(rows))])
         if case.reference == "precomputed":
             names = (

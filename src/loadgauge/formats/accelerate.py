@@ -170,6 +170,7 @@ def _named() -> Idea:
 
 ACCELERATE = Dialect(
     name="accelerate",
+    trainers="trl",
     title="accelerate configuration",
     versions="accelerate 0.20 - 1.15",
     syntaxes=("yaml",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats import deepspeed
+from loadgauge.formats.axolotl_rl import LOGPROBS, preference
 from loadgauge.formats.coverage import words
 from loadgauge.formats.evaluation import asked, saving
 from loadgauge.formats.huggingface import INLINE, compiled, dropout, sharding, targets
@@ -124,7 +125,8 @@ def _loss() -> Idea:
             return facts | {"loss": "chunked"}
         if keys.flag(fused):
             return facts | {"loss": "auto" if kernels(keys) else "liger"}
-        return facts | {"loss": "float32" if kernels(keys) else "auto"}
+        # Log-probabilities of TRL 1.9, which axolotl 0.19 needs, are of float32 logits.
+        return facts | {"loss": "float32" if kernels(keys) or keys.word("rl") in LOGPROBS else "auto"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         kind, _, number = (facts.get("loss") or "auto").partition(":")
@@ -259,30 +261,9 @@ def _degrees() -> Idea:
     return Idea(keys=(copies, shards, tp, *cp), facts=("tp", "cp", "replicas", "dp"), read=read, write=write)
 
 
-PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
-"""`rl`: those that generate nothing."""
-
-
-def _preference() -> Idea:
-    """`rl`: what is trained for. Raises `ConfigError` for tasks that generate their answers."""
-
-    def read(keys: Keys) -> Facts:
-        word = keys.word("rl")
-        if word not in (None, *PREFERENCES):
-            raise keys.wrong(
-                "rl", f"{word!r} generates its answers, whose engine is not read here: --task {word} with a MODEL"
-            )
-        return {"task": word}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task = facts.get("task")
-        return {"rl": task} if task in PREFERENCES else {}
-
-    return Idea(keys=("rl",), facts=("task",), read=read, write=write)
-
-
 AXOLOTL = Dialect(
     name="axolotl",
+    trainers="trl",
     title="axolotl",
     versions="axolotl 0.8 - 0.19",
     syntaxes=("yaml",),
@@ -296,7 +277,7 @@ AXOLOTL = Dialect(
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(
         row("model", "base_model", kind="word"),
-        _preference(),
+        preference(),
         row("seq_len", "sequence_len", default=512),
         row("micro_batch", "micro_batch_size", default=1),
         row("accumulation", "gradient_accumulation_steps", default=1),

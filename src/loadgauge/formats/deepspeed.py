@@ -223,6 +223,7 @@ def context_parallel(key: str) -> Idea:
 
 DEEPSPEED = Dialect(
     name="deepspeed",
+    trainers="trl",
     title="DeepSpeed configuration",
     versions="DeepSpeed 0.9 - 0.19",
     syntaxes=("json",),

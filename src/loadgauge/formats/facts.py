@@ -28,7 +28,7 @@ NAMES = (
     "activation_offload", "pin_memory", "end_units", "gradient_sync", "engine",
     "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
     "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness",
-    "reference",
+    "reference", "loss_terms", "on_policy",
     "teacher", "reward_model", "critic", "critic_batch", "frozen_offload", "frozen_weights", "rollout_offload",
 )  # fmt: skip
 """What a converted job is described by, in this order."""

@@ -538,6 +538,7 @@ TRANSFORMERS = Dialect(
 
 TRL = Dialect(
     name="trl",
+    trainers="trl",
     title="TRL",
     versions="TRL 0.12 - 1.16",
     syntaxes=("yaml", "json", "argv"),

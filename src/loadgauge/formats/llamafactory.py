@@ -8,7 +8,7 @@ from loadgauge.formats.coverage import words
 from loadgauge.formats.evaluation import evaluation
 from loadgauge.formats.huggingface import BATCH, OPTIMIZER, SAVING, SHARED, TORCH_COMPILE, dropout, half, liger, targets
 from loadgauge.formats.partial import freeze
-from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys, names_in, row
 
 
 def _checkpointing() -> Idea:
@@ -167,7 +167,7 @@ def _precision() -> Idea:
         facts = inner.read(keys)
         whole = keys.choice("finetuning_type", METHODS) == "full"
         computed = HALVES.get(facts["precision"]) if whole else None
-        refers = keys.word("stage") == "kto" or (
+        refers = keys.word("stage") in ("kto", "ppo") or (
             keys.word("stage") == "dpo" and keys.word("pref_loss") not in ("orpo", "simpo")
         )
         return facts | {"weights": "float32" if computed else None, "frozen_weights": computed if refers else None}
@@ -179,7 +179,7 @@ HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 """Dtypes of 16 bits by the precision that computes in them."""
 
 
-STAGES = {"sft": None, "pt": None, "rm": "rm", "dpo": "dpo", "kto": "kto"}
+STAGES = {"sft": None, "pt": None, "rm": "rm", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
 PREFERENCES = {"sigmoid": "dpo", "hinge": "dpo", "kto_pair": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """`pref_loss`, of stage dpo."""
 
@@ -187,13 +187,31 @@ PREFERENCES = {"sigmoid": "dpo", "hinge": "dpo", "kto_pair": "dpo", "ipo": "ipo"
 def _stage() -> Idea:
     """What is trained for: `stage`, and of preferences the loss."""
     stage, loss = "stage", "pref_loss"
+    buffer, epochs, longest = "ppo_buffer_size", "ppo_epochs", "max_new_tokens"
+    scores, how, bits = "reward_model", "reward_model_type", "reward_model_quantization_bit"
+
+    def answers(keys: Keys) -> Facts:
+        """PPO: answers of a mini-batch at a time, by `generate`; the critic is a value of each token beside the actor's logits,
+        the reference the model without its adapters, or a second one (`train/ppo/trainer.py`, `train/ppo/workflow.py`)."""
+        named, kind = keys.word(scores), keys.word(how) or "lora"
+        if named is None:
+            raise keys.wrong(stage, f"'ppo' needs a reward model ({scores})")
+        if kind not in ("full", "api"):
+            raise keys.wrong(how if keys.has(how) else stage, f"{kind!r} scores by adapters of the same model, which is not read;"
+                                                              " full and api are")  # fmt: skip
+        if keys.whole(bits):
+            raise keys.wrong(bits, "quantises the reward model, which is not counted")
+        each, rounds = keys.whole("per_device_train_batch_size") or 8, keys.whole("gradient_accumulation_steps") or 1
+        return {
+            "task": "ppo", "samples": 1, "generated": each * rounds * (keys.whole(buffer) or 1), "epochs": keys.whole(epochs) or 4,
+            "answers": str(keys.whole(longest) or 1024), "prompt_len": keys.whole("cutoff_len") or 2048, "critic": "shared",
+            "reward_model": named if kind == "full" else None, "rollout": f"hf:batch={each}",
+        }  # fmt: skip
 
     def read(keys: Keys) -> Facts:
-        if keys.word(stage) == "ppo":
-            raise keys.wrong(
-                stage, "'ppo' generates its answers, whose engine is not read here: --task ppo with a MODEL"
-            )
         task = keys.choice(stage, STAGES)
+        if task == "ppo":
+            return answers(keys)
         return {"task": (keys.choice(loss, PREFERENCES) or "dpo") if task == "dpo" else task}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -201,6 +219,12 @@ def _stage() -> Idea:
         if task in PREFERENCES:
             usual = task == "dpo" and not keys.has(loss)
             return {stage: "dpo", loss: None if usual else "sigmoid" if task == "dpo" else task}
+        if task == "ppo":
+            length, own = str(facts.get("answers") or ""), keys.word(how)
+            named = facts.get("reward_model")
+            values: dict[str, Any] = {stage: "ppo", loss: None, epochs: facts.get("epochs")}
+            values |= {longest: int(length)} if length.isdecimal() else {}
+            return values | ({scores: named, how: "full"} if named is not None else {how: own or "api"})
         if task not in (None, "sft", *STAGES):
             return {}
         own = keys.raw(stage)
@@ -209,7 +233,9 @@ def _stage() -> Idea:
             loss: None,
         }
 
-    return Idea(keys=(stage, loss), facts=("task",), read=read, write=write)
+    owned = (stage, loss, buffer, epochs, longest, scores, how, bits)
+    facts = names_in("task samples generated prompts epochs answers prompt_len critic reward_model rollout")
+    return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
 ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disabled": "eager"}
@@ -217,6 +243,7 @@ ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disa
 
 LLAMAFACTORY = Dialect(
     name="llamafactory",
+    trainers="softmax",
     title="LLaMA-Factory",
     versions="LLaMA-Factory 0.9",
     syntaxes=("yaml", "json", "argv"),

@@ -114,15 +114,18 @@ def answers() -> Idea:
         own = {"teacher": keys.word(teacher), "frozen_offload": keys.flag(away) or None}
         if not part:
             return {"task": "gkd", **own}
-        if part != 1:
-            raise keys.wrong(share, "generates the student's answers in a share of the steps (0.5 where nothing is said), which"
-                                    " is not counted; with 0 or 1 there is an estimate")  # fmt: skip
-        return facts | engine(keys, _each(keys)) | own | {"task": "opd", "generated": _each(keys) * rounds}
+        if not 0 <= part <= 1:
+            raise keys.wrong(share, "is a share, from 0 to 1")
+        generated = {"task": "opd", "generated": _each(keys) * rounds, "on_policy": None if part == 1 else part}
+        return facts | engine(keys, _each(keys)) | own | generated
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")
         if task in ("gkd", "opd"):
-            values: dict[str, Any] = {teacher: facts.get("teacher"), share: 1.0 if task == "opd" else 0.0}
+            values: dict[str, Any] = {
+                teacher: facts.get("teacher"),
+                share: (facts.get("on_policy") or 1.0) if task == "opd" else 0.0,
+            }
             values[away] = True if facts.get("frozen_offload") else None
             return values | (lengths(facts) | engines(facts) if task == "opd" else {})
         if task == "ppo":
@@ -165,6 +168,6 @@ def answers() -> Idea:
     )  # fmt: skip
     facts = names_in(
         "task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout rollout_offload"
-        " old_logprobs logprob_batch frozen_offload"
+        " old_logprobs logprob_batch frozen_offload on_policy"
     )
     return Idea(keys=owned, facts=facts, read=read, write=write)

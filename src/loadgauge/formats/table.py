@@ -268,6 +268,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     blank: what an export begins from, by syntax; blanks: on a command line, by task, where another program does it
     framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, where fewer than its
         framework runs
+    trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
     style, objects: of options on its command line (`Argv`)
@@ -284,6 +285,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     auto: bool = False
     framework: str = "huggingface"
     zero_stages: tuple[int, ...] | None = None
+    trainers: str = "own"
     sections: Mapping[str, str] = {}
     style: str = "value"
     objects: frozenset[str] = frozenset()

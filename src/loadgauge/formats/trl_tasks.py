@@ -68,7 +68,11 @@ UNIQUE: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 """A key that one trainer alone has, and a value that changes nothing here, by which a file says whose it is."""
 GENERATES = ("grpo", "rloo")
-TASKS = {"ipo": "dpo", "simpo": "cpo", "rm": "reward", **{name: name for name in OWN if name != "reward"}}
+DISTANCES: dict[float | None, str] = {0.0: "forward-kl", 1.0: "reverse-kl"}
+"""`beta` of GKD at which it is one divergence."""
+UNCOMPARED = "apo_zero_unpaired"
+"""KTO's `loss_type` that estimates no KL."""
+TASKS = {"ipo": "dpo", "simpo": "cpo", "rm": "reward", "opd": "gkd", **{name: name for name in OWN if name != "reward"}}
 """Trainers by task."""
 STARTED = (
     re.compile(rf"\btrl ({'|'.join(OWN)})\b"),
@@ -129,10 +133,29 @@ def trainer_of(keys: Keys) -> str | None:
     return among[0]
 
 
+def colocated(ranks: int, share: float, at_once: int, asleep: bool, context: int | None = None) -> str:
+    """The vLLM that TRL's trainers have on their GPUs (`generation/vllm_generation.py`). at_once: sequences of a card
+
+    >>> colocated(2, 0.3, 8, asleep=False)
+    'vllm:tp=2,utilization=0.3,max_num_seqs=16,max_batched_tokens=4096'
+    """
+    said = {
+        "tp": ranks, "utilization": share, "max_num_seqs": at_once * ranks, "max_batched_tokens": 4096, "sleep": 2 if asleep else 0,
+    } | ({"context": context} if context else {})  # fmt: skip
+    return Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()
+
+
+def old_logprobs(accumulated: int, every: int, corrected: bool) -> bool:
+    """Whether GRPO makes old log-probs: it leaves them out where whole generations, of `every` micro-batches, are trained on before
+    a step of the optimizer, unless vLLM's are corrected (`_generate_and_score_completions` of trainer/grpo_trainer.py)."""
+    return accumulated % every != 0 or corrected
+
+
 def task() -> Idea:
     """The trainer's task, its reference, its other models and its answers."""
     micro, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
     precompute, beta, share = "precompute_ref_log_probs", "beta", "vllm_gpu_memory_utilization"
+    likelihood, share_s, longest_s, teacher = "cpo_alpha", "lmbda", "max_new_tokens", "teacher_model_name_or_path"
     ranks, longest, steps = "vllm_tensor_parallel_size", "vllm_max_model_length", "steps_per_generation"
 
     def read(keys: Keys) -> Facts:
@@ -156,14 +179,32 @@ def task() -> Idea:
             if word not in LOSSES.get(trainer, frozenset()):
                 raise keys.wrong("loss_type", f"{word!r} is no loss of TRL's {trainer}")
         if trainer == "gkd":
-            if keys.real("lmbda") != 0:
-                raise keys.wrong("lmbda", "generates the student's answers in a share of the steps (0.5 where nothing is"
-                                          " said), which is not counted; with 0 there is an estimate")  # fmt: skip
-            return {"task": "gkd", "teacher": keys.word("teacher_model_name_or_path")}
+            return _distilled(keys)
         if trainer in ("orpo", "cpo"):
-            return {"task": "simpo" if losses == ["simpo"] else trainer}
+            alone = trainer == "cpo" and keys.real(likelihood) == 0
+            return {"task": "simpo" if losses == ["simpo"] else trainer, "loss_terms": "no-nll" if alone else None}
         facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
+        facts["loss_terms"] = "no-kl" if losses == [UNCOMPARED] else None
         return facts | ({"reference": "precomputed"} if keys.flag(precompute) else {})
+
+    def _distilled(keys: Keys) -> Facts:
+        """Of data, or (in a share of the steps) of answers that the student generates, each micro-batch its own."""
+        facts: Facts = {"teacher": keys.word(teacher), "loss_terms": DISTANCES.get(keys.real(beta))}
+        part = keys.real(share_s)
+        part = 0.5 if part is None else part
+        if not 0 <= part <= 1:
+            raise keys.wrong(share_s, "is a share, from 0 to 1")
+        if not part:
+            return facts | {"task": "gkd"}
+        each, whole = keys.whole(micro) or 8, keys.whole("max_length") or 1024
+        new = keys.whole(longest_s) or 128
+        if new >= whole:
+            raise keys.wrong(longest_s, f"leaves nothing of max_length ({whole}) for a prompt")
+        return facts | {
+            "task": "opd", "loss_terms": facts["loss_terms"] or "jsd", "on_policy": None if part == 1 else part, "samples": 1,
+            "answers": str(new), "prompt_len": whole - new, "rollout": f"hf:batch={each}",
+            "generated": each * (keys.whole(accumulation) or 1),
+        }  # fmt: skip
 
     def _of_answers(keys: Keys, trainer: str) -> Facts:
         each = keys.whole(micro) or 8
@@ -186,20 +227,17 @@ def task() -> Idea:
             )
         if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
             raise keys.wrong("use_vllm", "generates with weights of bitsandbytes, which is not counted")
-        width = keys.whole(ranks) or 1
-        said = {
-            "tp": width, "utilization": keys.real(share) or 0.3, "max_num_seqs": at_once * width,
-            "max_batched_tokens": 4096, "sleep": 2 if keys.flag("vllm_enable_sleep_mode") else 0,
-        } | ({"context": length} if (length := keys.whole(longest)) else {})  # fmt: skip
-        return facts | {"rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()}
+        asleep = bool(keys.flag("vllm_enable_sleep_mode"))
+        used = keys.real(share)
+        text = colocated(keys.whole(ranks) or 1, 0.3 if used is None else used, at_once, asleep, keys.whole(longest))
+        return facts | {"rollout": text}
 
     def _passes_twice(keys: Keys, trainer: str) -> bool:
-        """Whether old log-probs are made: GRPO leaves them out where whole generations are trained on before a step of the
-        optimizer, unless what vLLM says of them is corrected (`_generate_and_score_completions` of trainer/grpo_trainer.py)."""
+        """Whether old log-probs are made."""
         count = keys.whole(accumulation) or 1
         every = (keys.whole(steps) or count) * (keys.whole("num_iterations") or 1)
         corrected = keys.flag("use_vllm") and keys.flag("vllm_importance_sampling_correction") is not False
-        return trainer != "grpo" or count % every != 0 or bool(corrected)
+        return trainer != "grpo" or old_logprobs(count, every, bool(corrected))
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts.get("task")
@@ -212,8 +250,20 @@ def task() -> Idea:
             values["loss_type"] = wanted
         if trainer in ("dpo", "kto"):
             values[precompute] = True if facts.get("reference") == "precomputed" else None
+        objective = facts.get("loss_terms")
+        if trainer == "kto":
+            values["loss_type"] = UNCOMPARED if objective == "no-kl" else None
+        if trainer == "cpo" and wanted != "orpo":
+            values[likelihood] = 0.0 if objective == "no-nll" else keys.real(likelihood) or usual
         if trainer == "gkd":
-            values["teacher_model_name_or_path"] = facts.get("teacher")
+            values[teacher] = facts.get("teacher")
+            ends = {word: number for number, word in DISTANCES.items()}
+            own = keys.real(beta)
+            values[beta] = ends.get(objective or "", None if own in DISTANCES else own)
+            values[share_s] = (facts.get("on_policy") or 1.0) if wanted == "opd" else 0.0
+            length = str(facts.get("answers") or "")
+            if wanted == "opd" and length.isdecimal():
+                values |= {longest_s: int(length), "max_length": int(length) + (facts.get("prompt_len") or 0)}
         return values | (_answers_written(facts, keys, trainer) if trainer in GENERATES else {})
 
     def _answers_written(facts: Facts, keys: Keys, trainer: str) -> dict[str, Any]:
@@ -239,6 +289,7 @@ def task() -> Idea:
         }  # fmt: skip
 
     facts = names_in(
-        "task reference teacher samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
+        "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
+        " old_logprobs"
     )
     return Idea(keys=EVERY, facts=facts, read=read, write=write)

@@ -275,13 +275,18 @@ def _recompute() -> Idea:
 
 def _lora() -> Idea:
     rank, modules = "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.target_modules"
+    dtype = f"{F}model_dtype"
 
     def read(keys: Keys) -> Facts:
         number = keys.whole(rank, minimum=0)
         if not number:
             return {"lora_rank": 0}
         chosen = keys.words(modules) or ["all-linear"]
-        return {"lora_rank": number, "lora_targets": "all" if chosen == ["all-linear"] else ",".join(chosen)}
+        facts: Facts = {"lora_rank": number, "lora_targets": "all" if chosen == ["all-linear"] else ",".join(chosen)}
+        if _engine(keys) != "megatron" and keys.word(dtype) not in ("bf16", "bfloat16"):
+            # What is trained is loaded in float32 before it is given adapters (`workers/engine/fsdp/transformer_impl.py`).
+            facts |= {"precision": "bf16", "weights": "float32"}
+        return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         words = facts.get("lora_targets") or "all"
@@ -291,7 +296,9 @@ def _lora() -> Idea:
             return {rank: 0 if keys.has(rank) else None, modules: None}
         return {rank: facts["lora_rank"], modules: "all-linear" if words == "all" else words.split(",")}
 
-    return Idea(keys=(rank, modules), facts=("lora_rank", "lora_targets"), read=read, write=write)
+    return Idea(
+        keys=(rank, modules), facts=("lora_rank", "lora_targets", "weights", "precision"), read=read, write=write
+    )
 
 
 VERL = Dialect(

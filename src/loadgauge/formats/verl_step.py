@@ -48,6 +48,9 @@ def task() -> Idea:
             return {}
         chosen = keys.choice(estimator, ADVANTAGES) or "ppo"
         refers = keys.flag(kl) or keys.flag(in_reward)
+        for name, on in zip(scored, switch, strict=True):
+            if keys.flag(on) and keys.word(name) is None:
+                raise keys.wrong(on, f"is on, and {name} does not say which model scores")
         adapts = keys.whole(rank, minimum=0)
         of_critic = keys.word(critic) if chosen == "ppo" else None
         return {

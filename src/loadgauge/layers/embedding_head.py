@@ -259,7 +259,7 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
             wide = (4 + build.dtypes.activation) * trained if build.wide_weights else 0
             _liger_loss(build, logits, x, Tensor("head.input_gradient", view.tokens * width, x.itemsize), wide)
             return
-        if build.kernels.logprobs == "divergence":
+        if build.kernels.diverges:
             divergence(build, logits, upcast)
             return
         if build.kernels.logprobs:

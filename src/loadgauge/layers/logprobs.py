@@ -40,13 +40,24 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
             )
         )  # fmt: skip
         return
-    source = logits
-    if upcast and logits.itemsize != 4:
+    source, unit = logits, build.kernels.logprobs
+    if (upcast or unit == "softmax") and logits.itemsize != 4:
         source = build.float32("head.float32", logits.numel)
         build.elementwise("head.float32", (logits,), source, keeps=(logits,) if build.kernels.holds_logits else ())
     row = source.nbytes / view.sequences
-    # Each slice has a gradient as large as the whole, and so has their sum (trl, `experimental/orpo`, `concatenated_forward`).
-    again = source.nbytes - row if build.kernels.logprobs == "slices" else row
+    if unit in ("slices", "whole", "softmax"):
+        # One kernel keeps the logits (trl, `kernels/logprob_entropy.py`) or their log-softmax (LLaMA-Factory,
+        # `train/trainer_utils.py`, `get_batch_logps`). Beside the gradient of the whole there is that of a slice of them
+        # (trl, `experimental/orpo`, `concatenated_forward`), or that of the log-softmax.
+        held = source if unit != "softmax" else build.float32("head.log_softmax", source.numel)
+        build.operations.append(
+            Operation(
+                "head.logprobs", "loss", (source, labels), (value,), keeps=(held, labels), forward_comm=reduced,
+                backward_workspace=0 if unit == "whole" else source.nbytes,
+            )
+        )  # fmt: skip
+        return
+    again = row
     if source.itemsize == 4:
         # The logarithm of a sum keeps the logits; its gradient is as large as they are, made a sequence at a time.
         build.operations.append(
@@ -65,8 +76,10 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
     )  # fmt: skip
 
 
-STUDENTS, TOGETHER = (4, 2), (13, 5)
-"""Tensors as large as the logits, of the student alone and of a divergence from a teacher: at its fullest moment, and kept."""
+DISTANCES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "jsd": ((4, 2), (13, 5)), "forward-kl": ((3, 1), (6, 1)), "reverse-kl": ((4, 2), (6, 1)),
+}  # fmt: skip
+"""Tensors as large as the logits, of the student alone, and with a teacher's: at the fullest moment, and kept for backward."""
 
 
 def divergence(build: Builder, logits: Tensor, upcast: bool) -> None:
@@ -75,15 +88,19 @@ def divergence(build: Builder, logits: Tensor, upcast: bool) -> None:
     The student's own are its logits, those over the temperature, its log-probabilities and their exponential. As wide as the
     teacher's, which accelerate widens under autocast even where it does not widen the student's, are the teacher's four, the two
     that the mixture is summed from (one tensor of two) and it, the student's difference, both terms, both weighted, and their sum.
-    Source: trl 1.16, `experimental/gkd`, `generalized_jsd_loss` (`beta` between 0 and 1; at either end a single term needs less).
+    With one divergence there are the teacher's logits, those over the temperature and log-probabilities, the difference, its
+    product with an exponential, and what the mask leaves of it; the exponential is the student's of the reverse one (which keeps
+    it and the difference), and the teacher's of the forward one (which keeps that).
+    Source: trl 1.16, `experimental/gkd`, `generalized_jsd_loss` (`beta` 0: forward, 1: reverse).
     """
     source = logits
     if upcast and logits.itemsize != 4:
         source = build.float32("head.float32", logits.numel)
         build.elementwise("head.float32", (logits,), source, keeps=())
     wide = 4 if build.autocast else source.itemsize
+    students, together = DISTANCES[build.kernels.logprobs]
     most, kept = (
-        own * source.nbytes + both * wide * source.numel for own, both in zip(STUDENTS, TOGETHER, strict=True)
+        own * source.nbytes + both * wide * source.numel for own, both in zip(students, together, strict=True)
     )
     build.operations.append(
         Operation(

@@ -29,11 +29,23 @@ def answers(text: str) -> Lengths:
         return Lengths.of([int(text)])
     name, _, rest = text.partition(":")
     if name not in LAWS:
+        if name.lstrip("+-").replace(".", "").isdecimal():
+            raise ConfigError(f"must be a whole number of tokens above 0, got {text!r}", key="answers")
         try:
             return Lengths.parse(text)
         except ConfigError as error:
             raise ConfigError(str(error).removeprefix("lengths: "), key="answers") from None
     return _law(name, rest, text)
+
+
+def stated_longest(text: str, found: Lengths) -> int:
+    """Tokens of the longest answer that a text allows, which of a law may be more than ever comes.
+
+    >>> stated_longest("exp:10,8192", answers("exp:10,8192")), answers("exp:10,8192").longest < 8192
+    (8192, True)
+    """
+    name, _, rest = text.partition(":")
+    return int(float(rest.split(",")[-1])) if name in LAWS else found.longest
 
 
 @functools.lru_cache(8)

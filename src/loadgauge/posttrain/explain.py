@@ -116,6 +116,8 @@ def _logprobs(run: Run, memory: PostMemory) -> Explained:
 
 
 def _sync(run: Run, memory: PostMemory, time: StepTime | None) -> Explained:
+    if run.engine is not None and run.engine.inside:
+        raise ConfigError("the trained model itself generates: no weights are handed over", key="explain")
     phase = next(phase for phase in memory.phases if phase.name == "weight sync")
     lines = tuple(
         Line(f"{one.role}: {one.part}", "the smaller of the weights and a bucket" if one.part == "bucket" else "",

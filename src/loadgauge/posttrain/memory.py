@@ -136,14 +136,16 @@ def memory(run: Run) -> PostMemory:
     if run.engine is not None:
         engine = engine_of(run)
         awake = engine.total if run.engine.sleep == 0 else 0.0
-        if run.placement.colocated:
+        if run.placement.colocated and not run.engine.inside:
             asleep = Assumed(awake, awake, awake) if awake else engine.asleep
     phases: list[PhaseMemory] = []
     for one in run.task.passes:
         if one.does != "generate" and one.role in run.members:
             phases.append(_phase(run, one, trained, frozen, asleep, tuple(phases)))
-    if engine is not None:
-        phases = [_generate(run, engine, trained, frozen), *phases, _sync(run, engine, trained, frozen, asleep)]
+    if engine is not None and run.engine is not None:
+        phases.insert(0, _generate(run, engine, trained, frozen))
+        if not run.engine.inside:
+            phases.append(_sync(run, engine, trained, frozen, asleep))
     return PostMemory(
         phases=tuple(phases), host=_host(run, trained, frozen, engine), engine=engine,
         capacity=None if run.gpu is None else run.gpu.capacity,
@@ -362,17 +364,37 @@ def _phase(
 
 
 def _kept_logits(main: _Trained) -> float:
-    """Bytes that the head keeps for its backward; of a student, whose divergence comes after the teacher's pass, its logits."""
+    """Bytes that the head keeps for its backward; of a student, whose divergence comes after the teacher's pass, its logits; and
+    logits that a trainer holds beside what is kept."""
     if not main.rank.stage.last:
         return 0.0
     head = main.rank.memory.head
-    if main.rank.memory.view.kernels.logprobs == "divergence":
+    kernels = main.rank.memory.view.kernels
+    if kernels.diverges:
         return float(head.operations[-1].inputs[0].nbytes)
+    if kernels.logprobs == "softmax":
+        return float(main.rank.memory.head_kept + head.operations[-1].inputs[0].nbytes)
     return float(main.rank.memory.head_kept)
 
 
 def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[str, Member]) -> PhaseMemory:
-    """Generation: the engine awake, and on the same cards what the trainer has not moved away."""
+    """Generation: the engine awake, and on the same cards what the trainer has not moved away.
+
+    A model that generates in its trainer is whole on each card meanwhile: gathered where it is sharded (source: trl 1.16,
+    `models/utils.py`, `unwrap_model_for_generation`).
+    """
+    assert run.engine is not None
+    if run.engine.inside:
+        main = next(iter(trained.values()))
+        layout, framework = main.member.layout, main.member.training.framework
+        sharded = layout.zero >= framework.weights_stage and layout.zero_ranks > 1
+        found = [
+            Resident("engine", "gathered weights", card.weights if sharded else 0.0), Resident("engine", "cache", card.pool),
+            Resident("engine", "activations", card.serving),
+        ]  # fmt: skip
+        return _bounded(
+            run, "generate", [one for one in found if one.nbytes] + _resting(trained, frozen, ""), main, None
+        )
     found = [
         Resident("engine", "weights", card.weights), Resident("engine", "cache", card.pool),
         Resident("engine", "activations", card.serving), Resident("engine", "graphs", card.graphs),

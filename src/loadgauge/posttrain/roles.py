@@ -111,7 +111,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a task. members: by the name of their role, the trained one first; engine: what generates, if anything
 
     rollout_cluster: the GPUs of the rollout; joined: those of both sides; apart: why one of them is not known
-    replicas: of the engine; logprob_rows, logprob_tokens: sequences of a forward pass, or the tokens it holds at most
+    replicas: of the engine; on_policy: share of the steps that generate
+    logprob_rows, logprob_tokens: sequences of a forward pass, or the tokens it holds at most
     padding: how answers of different lengths come together, where that is said
     assumed: the values of flags that were not given, with the reason
     """
@@ -126,6 +127,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     apart: str = ""
     engine: Engine | None = None
     replicas: int = 1
+    on_policy: float = 1.0
     staleness: int = 0
     reference: Reference | None = None
     rollout_offload: Offload = "none"

@@ -125,7 +125,7 @@ def step_time(
         if one.does != "generate" and one.role in run.members:
             phases.append(_pass(run, one, run.members[one.role], software if run.engine is not None else 1.0, known))
     moved = None
-    if run.engine is not None:
+    if run.engine is not None and not run.engine.inside:
         moved = sync(run)
         phases.append(PhaseTime(
             name="weight sync", role=member.role.name, side="both", seconds=moved.seconds,
@@ -228,9 +228,10 @@ def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Ma
     preempted = max(0.0, taken - slots)
     again = preempted * server.prompts(round(age)) if preempted >= 1 else 0.0
     seconds = software * (decoding + read + again) / batches + (engine.turns - 1) * (engine.tool or 0.0) / batches
+    seconds *= run.on_policy
     rates = server.known
     return _Made(
-        PhaseTime(
+        PhaseTime(  # of a step that generates, in the mean over all
             name="generate", role=run.trained.role.name, side="both" if run.placement.colocated else "rollout",
             seconds=seconds, low=seconds * rates.token_low, high=seconds * rates.token_high,
         ),

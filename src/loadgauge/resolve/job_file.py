@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import model_sources, models
 from loadgauge.families.derived import derive
+from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
 from loadgauge.formats.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus
 from loadgauge.formats.recompute import resolve_recompute
@@ -53,11 +54,21 @@ def is_job_file(text: str) -> bool:
     return not any(f'"{key}"' in start for key in CONFIG_KEYS)
 
 
-def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]:
+class FromFile(NamedTuple):
+    """A job with the flags of its job file, its model, a line on how the file was read, what it asks for that is not counted, and
+    whose trainers of preferences run it (`Dialect.trainers`)."""
+
+    job: Job
+    model: ModelSpec
+    note: str
+    uncounted: tuple[Uncounted, ...]
+    trainers: str
+
+
+def from_job_file(job: Job) -> FromFile:
     """Reads the job file that a job names in place of a model; flags of the job go before those of the file.
 
-    Returns the job with the file's flags, its model, a line on how the file was read, and what it asks for that is
-    not counted. Raises `ConfigError`.
+    Raises `ConfigError`.
     """
     given = {name: value for name, value in flags_given(job).items() if name not in READING}
     inside = {name: given[name] for name in FIELDS if name in given}
@@ -98,7 +109,8 @@ def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]
     if filled.task is not None:
         flags, left = _less_around(flags)
         remark = f"{remark}{left}"
-    return job.replace(**flags), model, f"{notes}{remark}", uncounted
+    trainers = dialect_of(files[0].dialect).trainers if first else "trl"
+    return FromFile(job.replace(**flags), model, f"{notes}{remark}", uncounted, trainers)
 
 
 def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -128,6 +140,7 @@ def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
         )
     scores = [role.name for role in task.roles[1:] if role.name != "reference" or job.reference == "model"]
     scores = [name for name in scores if name != "reward model" or job.reward_model is not None]
+    scores = [name for name in scores if name != "critic" or job.critic != "shared"]
     # A reference has 16 bits of each parameter, a critic what the actor has.
     parameter = 2.0 * ("reference" in scores and not job.frozen_offload) + 16.0 * ("critic" in scores)
     beside = ", ".join(["generation", "log-probs", *scores])

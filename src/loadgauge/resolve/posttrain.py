@@ -10,7 +10,7 @@ import msgspec
 from loadgauge.errors import ConfigError, Error
 from loadgauge.estimate.parameters import parameters
 from loadgauge.lengths import Lengths
-from loadgauge.posttrain.answers import answers
+from loadgauge.posttrain.answers import answers, stated_longest
 from loadgauge.posttrain.memory import PostMemory, memory
 from loadgauge.posttrain.roles import Member, Placement, Run, Sequences, replicas_of
 from loadgauge.resolve.resolve import asks_for_files, cluster_of, framework_of, resolve_job
@@ -20,7 +20,7 @@ from loadgauge.spec.job import AROUND, POSTTRAIN, Job
 from loadgauge.spec.model import Head, ModelSpec
 from loadgauge.spec.rollout import Engine
 from loadgauge.spec.stacks import LOSS_LOGPROBS, Stack
-from loadgauge.spec.tasks import TASKS, Role, Task
+from loadgauge.spec.tasks import DIVERGENCES, TASKS, Role, Task
 
 OF_WHOLE = ("tokens", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
 """Fields of a whole run of training, which `steps` says of a task."""
@@ -31,6 +31,7 @@ OF_ROLLOUT = (
     "answers",
     "epochs",
     "old_logprobs",
+    "on_policy",
     "rollout",
     "placement",
     "staleness",
@@ -53,6 +54,8 @@ OF_ADAPTERS = (
     "train",
 )
 """Fields about what of the trained model is trained, which its other models know nothing of."""
+SHARED = "shared"
+"""`--critic`: a value of each token beside the actor's logits, so that the actor's passes are the critic's too."""
 PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
 """What is assumed of a step where nothing is said."""
 
@@ -73,11 +76,12 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     >>> setup.layout.micro_batch, [member.role.name for member in run.members.values()]
     (2, ['policy', 'reference'])
     """
-    file = ""
+    file, trainers = "", "trl"
     if model is None and asks_for_files(job):
         from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
-        job, model, file, _ = from_job_file(job)
+        reading = from_job_file(job)
+        job, model, file, trainers = reading.job, reading.model, reading.note, reading.trainers
         job = job.replace(beside=None, dialect=None)
     if job.task is None:
         raise ConfigError("is needed", key="task")
@@ -90,18 +94,20 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
         )
     sequences = _sequences(job, task, assumed)
-    setup = resolve_job(_training(job, task, sequences, placement, assumed, file), model)
-    setup = _of_logprobs(setup, task, file)
+    setup = resolve_job(_training(job, task, sequences, placement, assumed, trainers), model)
+    setup = _of_logprobs(setup, task, job.loss_terms, trainers)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
-    _longest(setup.model, sequences)
+    _longest(job, setup.model, sequences)
     reference = _reference(job, task, setup, assumed)
     engine, replicas, machines, joined, apart = None, 1, None, None, ""
     if task.rollout:
         engine = Engine.parse(job.rollout or "vllm")
         if job.rollout is None:
             assumed["--rollout"] = engine.text()
+        if engine.inside and not placement.colocated:
+            raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
         replicas = replicas_of(engine, placement)
         if setup.cluster is not None:
             within = engine.replica if placement.colocated else placement.rollout
@@ -118,7 +124,8 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         rows = max(1, job.logprob_tokens // max(1, sequences.longest))
     run = Run(
         task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
-        joined=joined, apart=apart, engine=engine, replicas=replicas, staleness=job.staleness or 0, reference=reference,
+        joined=joined, apart=apart, engine=engine, replicas=replicas, on_policy=job.on_policy or 1.0,
+        staleness=job.staleness or 0, reference=reference,
         rollout_offload=job.rollout_offload or "none",
         logprob_rows=setup.layout.micro_batch if rows is None else rows * task.rows,
         logprob_tokens=job.logprob_tokens, padding=job.padding if task.rollout else None, assumed=assumed | setup.assumed,
@@ -127,28 +134,52 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
 
 
 def _passes(job: Job, task: Task) -> Task:
-    """The task without the pass of old log-probs, where nothing is compared with them: answers that are trained on once, before
-    anything is updated, have those of the update, and an engine's may be taken."""
-    if job.old_logprobs != "none":
-        return task
-    return msgspec.structs.replace(task, passes=tuple(one for one in task.passes if one.phase != "old log-probs"))
+    """The task without the passes that are not run: of old log-probs, where nothing is compared with them (answers that are trained
+    on once, before anything is updated, have those of the update, and an engine's may be taken), and of KTO's estimate of KL."""
+    if job.loss_terms is not None and job.loss_terms not in task.objectives:
+        if not task.objectives:
+            raise ConfigError(f"{task.name} has one form of its loss", key="loss_terms")
+        raise ConfigError(f"{task.name} has {', '.join(task.objectives)}, not {job.loss_terms}", key="loss_terms")
+    if job.on_policy is not None and (task.name != "opd" or job.on_policy > 1):
+        raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "is of --task opd", key="on_policy")
+    passes = task.passes
+    if job.loss_terms in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
+        passes = tuple(
+            msgspec.structs.replace(one, within="update") if one.role == "teacher" else one for one in passes
+        )
+    if job.old_logprobs == "none":
+        passes = tuple(one for one in passes if one.phase != "old log-probs")
+    if job.loss_terms == "no-kl":
+        passes = tuple(msgspec.structs.replace(one, times=1) for one in passes if one.phase != "KL log-probs")
+    return msgspec.structs.replace(task, passes=passes)
 
 
-def _of_logprobs(setup: Setup, task: Task, file: str) -> Setup:
+def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str) -> Setup:
     """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens.
 
-    file: as in `_training`
+    objective: the form of the loss, None: the usual one; trainers: as in `_training`
     """
     if task.trained.scalar:
         return msgspec.structs.replace(setup, model=scalar(setup.model))
-    diverges = task.name == "gkd" and setup.job.loss in (None, "auto")
+    wanted = objective or next(iter(task.objectives), None)
+    diverges = wanted in DIVERGENCES and setup.job.loss in (None, "auto")
     if task.name in ("sft", "gkd", "opd") and not diverges:
         return setup
-    unit = "slices" if task.slices else "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
-    unit = "divergence" if diverges else unit
+    unit = "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
+    if diverges:
+        unit = str(wanted)
+    elif task.slices:
+        unit = "whole" if objective == "no-nll" else "slices"
+    if trainers == "softmax":
+        unit = "softmax"
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
     paired = setup.training.framework.engine is not None and unit in ("pairs", "rows")
-    if not file and (task.slices or diverges or paired) and setup.job.loss in (None, "auto") and not _widens(setup):
+    if (
+        trainers == "trl"
+        and (task.slices or diverges or paired)
+        and setup.job.loss in (None, "auto")
+        and not _widens(setup)
+    ):
         kernels = msgspec.structs.replace(kernels, loss="plain")
     return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
 
@@ -190,6 +221,8 @@ def _belongs(job: Job, task: Task) -> None:
     ):
         if getattr(job, name) is not None and field not in fields:
             raise ConfigError(f"{task.name} has none", key=name)
+    if job.critic == SHARED and job.critic_batch is not None:
+        raise ConfigError("is the actor's, with --critic shared", key="critic_batch")
     if "teacher" in fields and job.teacher is None:
         raise ConfigError(f"{task.name} needs the model that is distilled", key="teacher")
     if task.rollout and (job.lengths is not None or job.seq_len is not None):
@@ -205,8 +238,8 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
     for name, default in (("prompts", PROMPTS), ("samples", SAMPLES), ("prompt_len", PROMPT), ("answers", str(ANSWER))):
         value = getattr(job, name)
         if value is None:
-            value = default
-            assumed[f"--{name.replace('_', '-')}"] = str(default)
+            value = _room(job) if name == "prompt_len" else default
+            assumed[f"--{name.replace('_', '-')}"] = str(value)
         values[name] = value
     return Sequences(
         prompts=values["prompts"], samples=values["samples"], prompt=values["prompt_len"],
@@ -214,12 +247,20 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
     )  # fmt: skip
 
 
+def _room(job: Job) -> int:
+    """Tokens of a prompt where nothing says: what an engine's context leaves beside the answers, where that is less."""
+    context = Engine.parse(job.rollout or "vllm").context
+    text = job.answers or str(ANSWER)
+    beside = PROMPT if context is None else context - stated_longest(text, answers(text))
+    return beside if 0 < beside < PROMPT else PROMPT
+
+
 def _training(
-    job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str], file: str
+    job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str], trainers: str
 ) -> Job:
     """The training of the policy alone, as `resolve_job` reads it: a pair is two sequences.
 
-    file: how another tool's job file was read, whose own trainer runs it; empty where there is none
+    trainers: whose they are (`formats.table.Dialect.trainers`)
     """
     alone = job.replace(**dict.fromkeys(POSTTRAIN), price=None if job.steps is not None else job.price)
     changes: dict[str, Any] = {}
@@ -229,7 +270,12 @@ def _training(
             changes[name] = (
                 task.rows * (1 if value is None else value) if value is not None or name == "micro_batch" else None
             )
-    if task.tiled and not file and job.loss in (None, "auto") and (job.framework or framework_of(job)) == "huggingface":
+    if (
+        task.tiled
+        and trainers == "trl"
+        and job.loss in (None, "auto")
+        and (job.framework or framework_of(job)) == "huggingface"
+    ):
         habit = LOSS_LOGPROBS.at(Stack.parse(job.version))
         changes["loss"] = habit.value
         assumed["--loss"] = f"{habit.value} ({habit.source})"
@@ -252,15 +298,18 @@ def _training(
     return alone.replace(**changes)
 
 
-def _longest(model: ModelSpec, sequences: Sequences) -> None:
-    """Refuses answers that are longer than the model's context."""
-    most = model.max_position_embeddings
-    if most is not None and sequences.longest > most:
-        raise ConfigError(
-            f"{sequences.prompt:,} tokens of a prompt and {sequences.answers.longest:,} of an answer are more than the {most:,} of"
-            f" {model.name}'s context",
-            key="answers",
-        )
+def _longest(job: Job, model: ModelSpec, sequences: Sequences) -> None:
+    """Refuses answers that are longer than the model's context, or than the engine's."""
+    longest = sequences.answers.longest if job.answers is None else stated_longest(job.answers, sequences.answers)
+    engine = Engine.parse(job.rollout or "vllm") if sequences.prompt else None
+    of_engine = None if engine is None else engine.context
+    for most, whose in ((model.max_position_embeddings, model.name), (of_engine, "the engine")):
+        if most is not None and sequences.prompt + longest > most:
+            raise ConfigError(
+                f"{sequences.prompt:,} tokens of a prompt and {longest:,} of an answer are more than the {most:,} of"
+                f" {whose}'s context",
+                key="answers",
+            )
 
 
 def _reference(job: Job, task: Task, setup: Setup, assumed: dict[str, str]) -> Any:
@@ -286,6 +335,8 @@ def _roles(job: Job, task: Task, reference: str | None) -> list[Role]:
         if role.name == "reference" and reference in (None, "precomputed"):
             continue
         if role.field == "reward_model" and job.reward_model is None:
+            continue
+        if role.field == "critic" and job.critic == SHARED:
             continue
         present.append(role)
     return present

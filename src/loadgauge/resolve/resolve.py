@@ -80,7 +80,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
         said = {name for name in POSTTRAIN if getattr(job, name) is not None}
-        job, model, file, uncounted = from_job_file(job)
+        job, model, file, uncounted, _ = from_job_file(job)
         if not said and job.task is not None:
             from loadgauge.resolve.job_file import update_alone
 

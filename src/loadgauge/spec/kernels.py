@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from loadgauge.algebra import Size
+from loadgauge.spec.tasks import DIVERGENCES
 
 
 class Dtypes(msgspec.Struct, frozen=True):
@@ -123,8 +124,9 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
         log-probabilities, and only one piece at a time is upcast, or has gradients.
     logprobs: the head makes the log-probability of each token for a loss over sequences (preferences, policies), not a loss over
         tokens; `loss` then says how (`layers.logprobs`). `pairs`: of two sequences each; `slices`: the same of parts of the logits,
-        whose gradients are summed; `policy`: of answers that were generated; `divergence`: no log-probability of a token, but
-        the distance of its whole distribution from a teacher's.
+        whose gradients are summed; `whole`: of all logits at once; `softmax`: with a log-softmax of
+        all, beside logits that the trainer holds meanwhile; `policy`: of answers that were generated; `jsd`, `forward-kl`,
+        `reverse-kl`: no log-probability of a token, but the distance of its whole distribution from a teacher's.
     holds_logits: the training loop holds the logits through backward.
     compiled: torch.compile made the layers: casts of one tensor are one, and of a residual sum in float32 the 16-bit branch is
         kept, from which the sum is made again.
@@ -152,7 +154,9 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     joint_output: bool = False
     gradient_placeholders: bool = False
     loss: Literal["float32", "inplace", "jit", "fused", "compiled", "chunked", "tiled", "plain", "liger"] = "float32"
-    logprobs: Literal["", "rows", "pairs", "slices", "policy", "divergence"] = ""
+    logprobs: Literal[
+        "", "rows", "pairs", "slices", "whole", "softmax", "policy", "jsd", "forward-kl", "reverse-kl"
+    ] = ""
     loss_chunks: int = 8
     loss_pieces: int = 1
     holds_logits: bool = False
@@ -160,6 +164,11 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool = False
     products: LowPrecision | None = None
     dtypes: Dtypes = Dtypes()
+
+    @property
+    def diverges(self) -> bool:
+        """Whether the head measures how far its distributions are from a teacher's."""
+        return self.logprobs in DIVERGENCES
 
 
 PAPER = Kernels(attention="eager", dtypes=Dtypes(norm_statistic=0, index=0))

@@ -174,7 +174,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_microbatches(self) -> Size:
         """Number of micro-batches that each pipeline runs in one step."""
-        return shard(shard(self.global_batch, self.dp, "global_batch"), self.micro_batch, "global_batch per dp rank")
+        each = shard(self.global_batch, self.dp, "global_batch")
+        if isinstance(each, int) and isinstance(self.micro_batch, int) and each % self.micro_batch:
+            raise LayoutError(
+                f"{each} sequences of a data-parallel rank are not whole micro-batches of {self.micro_batch}",
+                dimension="global_batch", size=each, ranks=self.micro_batch,
+            )  # fmt: skip
+        return shard(each, self.micro_batch, "global_batch")
 
     @property
     def chunks(self) -> int:

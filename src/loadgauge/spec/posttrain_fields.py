@@ -6,7 +6,7 @@ import msgspec
 
 from loadgauge.spec.job_field import about
 from loadgauge.spec.rollout import ENGINES
-from loadgauge.spec.tasks import TASKS, Reference
+from loadgauge.spec.tasks import TASKS, Objective, Reference
 
 
 class OfModel(msgspec.Struct, frozen=True):
@@ -42,6 +42,9 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
     logprob_tokens: Annotated[int | None, about(
         "whole", "posttrain", "Tokens that such a forward pass holds at most, in place of sequences (verl's dynamic"
         " batches).", low=1, high=10**9, needs="task")] = None
+    on_policy: Annotated[float | None, about(
+        "positive", "posttrain", "Share of the steps in which the student generates its answers (opd; 1: in each, GKD's lmbda).",
+        metavar="SHARE", needs="task")] = None
     rollout: Annotated[str | None, about(
         "text", "posttrain",
         f"Where answers are generated: {', '.join(ENGINES)}, with its options (tp, pp, ep, dp, utilization, sleep, kv, ...).",
@@ -55,11 +58,17 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
     reference: Annotated[str | None, about(
         "choice", "posttrain", "The reference's log-probs: a second model, a second set of adapters, the base with its adapters"
         " off, computed before, or none.", choices=get_args(Reference), needs="task")] = None
+    loss_terms: Annotated[str | None, about(
+        "choice", "posttrain",
+        "Form of the loss: kl or no-kl (kto); nll or no-nll (cpo, simpo); jsd, forward-kl or reverse-kl (gkd, opd), top-k (opd).",
+        choices=get_args(Objective), needs="task")] = None
     teacher: Annotated[str | None, about("text", "posttrain", "The model that is distilled.", metavar="MODEL", needs="task")] = None
     reward_model: Annotated[str | None, about(
         "text", "posttrain", "A model that scores answers (none: a rule does, on the host).", metavar="MODEL", needs="task")] = None
     critic: Annotated[str | None, about(
-        "text", "posttrain", "PPO's critic (a model like MODEL with a head of one column).", metavar="MODEL", needs="task")] = None
+        "text", "posttrain",
+        "PPO's critic (a model like MODEL with a head of one column); shared: a value beside the actor's logits.",
+        metavar="MODEL", needs="task")] = None
     critic_batch: Annotated[int | None, about(
         "whole", "posttrain", "Sequences of the critic's micro-batch (--micro-batch).", low=1, high=10**6, needs="task")] = None
     steps: Annotated[int | None, about(

@@ -22,6 +22,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """An engine: its options that have defaults, and which others it has none of.
 
     share: the option that says how much of a card it may use; missing: options that mean nothing to it
+    inside: the trained model itself generates, in the trainer's process
     """
 
     title: str
@@ -33,6 +34,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool = True
     sleeps: bool = True
     missing: frozenset[str] = frozenset()
+    inside: bool = False
     source: str
 
 
@@ -46,7 +48,7 @@ ENGINES: dict[str, Defaults] = {
         missing=frozenset({"utilization", "batch"}), source="sglang",
     ),
     "hf": Defaults(
-        title="transformers' generate", graphs=False, sleeps=False,
+        title="transformers' generate", graphs=False, sleeps=False, inside=True,
         missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
                            "accepted"}),
         source="transformers",
@@ -98,6 +100,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     accepted: float | None = None
     turns: int = 1
     tool: float | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether the trained model itself generates, so that nothing of an engine stays and no weights are handed over."""
+        return ENGINES[self.kind].inside
 
     @property
     def replica(self) -> int:

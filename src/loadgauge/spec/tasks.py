@@ -26,6 +26,16 @@ Phase = Literal[
 ]
 Reference = Literal["model", "adapter", "adapter-off", "precomputed", "none"]
 """Where a reference's log-probs come from: a second model, a second set of adapters, the base without them, a file, nowhere."""
+Objective = Literal["kl", "no-kl", "nll", "no-nll", "jsd", "forward-kl", "reverse-kl", "top-k"]
+"""A form of a loss: KTO with its KL estimate or without (`apo_zero_unpaired`); CPO and SimPO with the chosen answers' own loss or
+without (`cpo_alpha: 0`); the divergence of a distillation: of whole distributions from a mixture, of the teacher's from the
+student's (`beta: 0`), of the student's from the teacher's (1), or over the few tokens that the teacher finds likeliest."""
+DIVERGENCES: tuple[Objective, ...] = ("jsd", "forward-kl", "reverse-kl")
+OBJECTIVES: dict[str, tuple[Objective, ...]] = {
+    "kto": ("kl", "no-kl"), "cpo": ("nll", "no-nll"), "simpo": ("nll", "no-nll"), "gkd": DIVERGENCES,
+    "opd": ("top-k", *DIVERGENCES),
+}  # fmt: skip
+"""Forms of a loss by task, the usual one first; other tasks have one."""
 
 
 class Role(msgspec.Struct, frozen=True):
@@ -59,6 +69,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A way to train. pairs: a sequence of the batch is two, chosen and rejected; reference: the usual one, None: it has none
 
     slices: log-probs are of slices of the logits, whose gradients are summed
+    objectives: forms of its loss that differ in what is held or run, the usual one first
     tiled: TRL's trainer of it makes log-probs in tiles, without the logits (`stacks.LOSS_LOGPROBS`)
     rollout: its answers are generated in every step; source: the implementation read for roles and passes
     """
@@ -71,6 +82,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     reference: Reference | None = None
     rollout: bool = False
     slices: bool = False
+    objectives: tuple[Objective, ...] = ()
     tiled: bool = False
     source: str = "trl"
 
@@ -111,7 +123,7 @@ def _preference(name: str, title: str, reference: Reference | None, pairs: bool 
         roles.append(REFERENCE)
     return Task(
         name=name, title=title, roles=tuple(roles), passes=tuple(passes), pairs=pairs, reference=reference,
-        slices=name in ("orpo", "simpo", "cpo"), tiled=reference is not None,
+        slices=name in ("orpo", "simpo", "cpo"), tiled=reference is not None, objectives=OBJECTIVES.get(name, ()),
     )  # fmt: skip
 
 
@@ -153,6 +165,7 @@ TASKS: dict[str, Task] = {
         Task(
             name="gkd", title="distillation, a teacher beside the student", roles=(POLICY, TEACHER),
             passes=(Pass("update", "policy", "update"), Pass("teacher", "teacher", "forward", within="update")),
+            objectives=OBJECTIVES["gkd"],
         ),
         Task(
             name="opd", title="on-policy distillation: the student answers, a teacher scores", rollout=True, source="nemo-rl",
@@ -160,6 +173,7 @@ TASKS: dict[str, Task] = {
             passes=(
                 Pass("generate", "actor", "generate"), Pass("teacher", "teacher", "forward"), Pass("update", "actor", "update"),
             ),
+            objectives=OBJECTIVES["opd"],
         ),
         _reinforced("ppo", "PPO", critic=True),
         _reinforced("grpo", "GRPO"),
