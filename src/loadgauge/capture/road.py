@@ -17,7 +17,7 @@ from loadgauge.capture.listed import Family, Kind, Listing
 from loadgauge.capture.regime import OWN, Document, Regime
 from loadgauge.capture.splits import Splits
 from loadgauge.capture.store import check_sizes, place, read, write
-from loadgauge.capture.target import config_keys
+from loadgauge.capture.target import check_script, config_keys
 from loadgauge.capture.tuned import WHOLE, Tuned
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found
@@ -108,6 +108,8 @@ class OnDemand(Family):
         return found, holding[0]
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
+        if self.script:
+            check_script(self.target, self.inputs)
         needs_capture()
         if self.where == "nowhere":
             raise NotYet(self.target, self.keys or {}, regime, sizes)

@@ -108,10 +108,17 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             own = setup.cluster
             machines = cluster(own.gpu, within, job.gpus_per_node)
     members = {role.name: _member(role, job, task, setup, reference, model) for role in _roles(job, task, reference)}
+    if not file:
+        _used(job, task, members)
     rows = job.logprob_batch
     if job.logprob_tokens is not None:
         if rows is not None:
             raise ConfigError("says it in sequences; give --logprob-tokens or --logprob-batch", key="logprob_batch")
+        if job.logprob_tokens < sequences.longest:
+            raise ConfigError(
+                f"{job.logprob_tokens:,} do not hold the longest sequence of {sequences.longest:,}",
+                key="logprob_tokens",
+            )
         rows = max(1, job.logprob_tokens // max(1, sequences.longest))
     run = Run(
         task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
@@ -121,6 +128,29 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         logprob_tokens=job.logprob_tokens, padding=job.padding if task.rollout else None, assumed=assumed | setup.assumed,
     )  # fmt: skip
     return run, setup
+
+
+def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
+    """Refuses flags that change nothing in this run. Another tool's job file may have them: its trainer reads over them too."""
+    if all("train" in member.role.uses for member in members.values()):
+        for name in ("frozen_offload", "frozen_weights"):
+            if getattr(job, name) not in (None, False):
+                raise ConfigError("changes nothing: this run has no frozen model beside the trained one", key=name)
+    if not any(one.does == "forward" and one.within is None for one in task.passes):
+        for name in ("logprob_batch", "logprob_tokens"):
+            if getattr(job, name) is not None:
+                raise ConfigError(
+                    f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)", key=name
+                )
+    if job.placement not in (None, "colocated"):
+        if job.rollout_offload not in (None, "none"):
+            raise ConfigError(
+                "changes nothing where the rollout has GPUs of its own (--placement)", key="rollout_offload"
+            )
+        if job.rollout is not None and Engine.parse(job.rollout).sleep:
+            raise ConfigError(
+                "sleep= changes nothing where the rollout has GPUs of its own (--placement)", key="rollout"
+            )
 
 
 def _passes(job: Job, task: Task) -> Task:
