@@ -85,8 +85,8 @@ def test_explanations(part: str) -> None:
         ("--mfu 40%", "--task train"),
         ("--eval-batch 2", "--task train"),
         ("--rollout vllm:tp", "tp needs a value"),
-        ("--placement split:4+4 --rollout vllm:sleep=2", "sleep= changes nothing"),
-        ("--placement split:4+4 --rollout-offload all", "changes nothing"),
+        ("--vpp 2", "interleaved"),
+        ("--stage-layers 16,16", "stage"),
         ("--logprob-tokens 16", "longest sequence"),
         ("--answers none.txt", "exp:MEAN,MAX"),
         ("--answers 0", "answers: "),
@@ -122,3 +122,9 @@ def test_flags_of_other_tasks_are_refused(line: str, words: str) -> None:
     found = typed(line)
     assert (found.code, found.out) == (2, "")
     assert words in found.err
+
+
+def test_what_a_rollout_on_gpus_of_its_own_does_not_need_is_said() -> None:
+    found = typed(f"{GRPO} --placement split:4+4")
+    assert found.code in (0, 1)
+    assert "sleep= and --rollout-offload change nothing" in " ".join(found.out.split())

@@ -92,6 +92,8 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     sequences = _sequences(job, task, assumed)
     setup = resolve_job(_training(job, task, sequences, placement, assumed, file), model)
     setup = _of_logprobs(setup, task, file)
+    setup.layout.check(setup.model)
+    setup.training.check(setup.model)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
@@ -102,6 +104,8 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         engine = Engine.parse(job.rollout or "vllm")
         if job.rollout is None:
             assumed["--rollout"] = engine.text()
+        if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none")):
+            assumed["--placement"] = f"{job.placement} (sleep= and --rollout-offload change nothing on GPUs of its own)"
         replicas = replicas_of(engine, placement)
         if setup.cluster is not None:
             within = engine.replica if placement.colocated else placement.rollout
@@ -142,15 +146,6 @@ def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
                 raise ConfigError(
                     f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)", key=name
                 )
-    if job.placement not in (None, "colocated"):
-        if job.rollout_offload not in (None, "none"):
-            raise ConfigError(
-                "changes nothing where the rollout has GPUs of its own (--placement)", key="rollout_offload"
-            )
-        if job.rollout is not None and Engine.parse(job.rollout).sleep:
-            raise ConfigError(
-                "sleep= changes nothing where the rollout has GPUs of its own (--placement)", key="rollout"
-            )
 
 
 def _passes(job: Job, task: Task) -> Task:
@@ -325,6 +320,7 @@ def _member(
         other = setup.job.replace(model=named, seq_len=layout.seq_len, lengths=None, **dict.fromkeys(OF_ADAPTERS))
         resolved = resolve_job(other)
         chosen, training, layout = resolved.model, resolved.training, resolved.layout
+        layout.check(chosen)
     if role.field == "critic" and job.critic_batch is not None:
         layout = msgspec.structs.replace(layout, micro_batch=job.critic_batch)
     if role.scalar:
