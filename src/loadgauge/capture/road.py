@@ -140,6 +140,11 @@ class OnDemand(Family):
         return (whole or list(self.documents.values()))[0].listings[0]
 
     @property
+    def has_length(self) -> bool:
+        """Whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
+        return not self.script or not {"s", "t"}.isdisjoint(self.any_listing.names)
+
+    @property
     def splits(self) -> Splits:
         """Over which ranks it may be split."""
         return next((one.splits for regime, one in self.documents.items() if regime == regime.whole), Splits())
@@ -182,10 +187,11 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
         Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
         for kind, place in enumerate(chosen)
     )
+    longest = document.longest if family.has_length else 1
     return ModelSpec(
         name=_short(family), model_type=document.model_type, hidden_size=document.hidden_size,
         vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in pattern),
-        tie_word_embeddings=document.tied, max_position_embeddings=document.longest, dtype=document.dtype,
+        tie_word_embeddings=document.tied, max_position_embeddings=longest, dtype=document.dtype,
         source=family.target, listed=family, **apart,
     )  # fmt: skip
 
@@ -232,6 +238,10 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     length = _length(job, family)
     sizes = {"b": job.micro_batch or 1, "s": length, "t": length}
     spec = model_of(family, regime, sizes)
+    if not family.has_length:
+        for name, value in (("seq_len", job.seq_len), ("lengths", job.lengths)):
+            if value not in (None, 1):
+                raise ConfigError(f"{family.inputs} has no size s, the tokens of a sequence", key=name)
     split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
     if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
         family.document(split, sizes)

@@ -144,6 +144,8 @@ def _answer(call: _Call) -> _Reply:
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _Reply(error=f"{target} cannot be run: {error.strerror or error}{where}", kind="ConfigError")
+    except SystemExit as error:
+        return _Reply(error=f"{target} cannot be run: it ends the program (exit code {error.code})", kind="ConfigError")
     except Exception as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise
