@@ -29,8 +29,10 @@ _FACTORS: dict[str, tuple[str, float]] = {
 }
 
 
-def parse(text: str) -> tuple[float, str]:
-    """Read a number with a unit and return (value in base units, base unit). Raises `ConfigError`.
+def parse(text: str, key: str = "", kind: str = "") -> tuple[float, str]:
+    """Read a number with a unit and return (value in base units, base unit). Raises `ConfigError`, about the flag `key`.
+
+    kind: the base unit that is wanted: only its units are then listed where the text cannot be read
 
     >>> parse("3.35 TB/s")
     (3350000000000.0, 'byte/s')
@@ -41,13 +43,13 @@ def parse(text: str) -> tuple[float, str]:
     """
     match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]+)\s*", text)
     if not match or match[2] not in _FACTORS:
-        units = ", ".join(_FACTORS)
-        raise ConfigError(f"cannot read {text!r} as a number with a unit (units: {units})")
-    kind, factor = _FACTORS[match[2]]
+        units = ", ".join(name for name, (base, _) in _FACTORS.items() if not kind or base == kind)
+        raise ConfigError(f"cannot read {text!r} as a number with a unit (units: {units})", key=key)
+    base, factor = _FACTORS[match[2]]
     value = float(match[1].replace("_", "")) * factor
     if not math.isfinite(value):
-        raise ConfigError(f"{text!r} is not finite")
-    return value, kind
+        raise ConfigError(f"{text!r} is not finite", key=key)
+    return value, base
 
 
 def rate(value: float) -> str:

@@ -13,6 +13,7 @@ import loadgauge
 from loadgauge.capture import road
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.estimate.result import Estimate
+from loadgauge.spec.job import Job
 from loadgauge.trace import subprocess
 
 SMALL = {
@@ -209,3 +210,13 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
         loadgauge.estimate(f"{script}:model", precision="bf16-pure", **given)
     with pytest.raises(ConfigError, match="needs --inputs"):
         loadgauge.estimate(f"{script}:model", seq_len=8)
+    script.write_text(script.read_text() + "def rows(b):\n    return torch.zeros(b, 7, dtype=torch.long)\n")
+    rows = {"inputs": f"{script}:rows", "framework": "huggingface", "micro_batch": 4}
+    assert loadgauge.estimate(f"{script}:model", optimizer="sgd", **rows).layout.seq_len == 1
+    with pytest.raises(ConfigError, match="has no size s"):
+        loadgauge.estimate(f"{script}:model", optimizer="sgd", seq_len=8, **rows)
+
+
+def test_a_script_that_ends_the_program_is_refused() -> None:
+    call = subprocess._Call("sys", "exit", subprocess.Request(Job("own.py:model")), {})
+    assert "own.py:model cannot be run: it ends the program" in subprocess._answer(call).error

@@ -84,6 +84,12 @@ def test_explanations(part: str) -> None:
         ("--at loss", "--task train"),
         ("--mfu 40%", "--task train"),
         ("--eval-batch 2", "--task train"),
+        ("--rollout vllm:tp", "tp needs a value"),
+        ("--vpp 2", "interleaved"),
+        ("--stage-layers 16,16", "stage"),
+        ("--logprob-tokens 16", "longest sequence"),
+        ("--answers none.txt", "exp:MEAN,MAX"),
+        ("--answers 0", "answers: "),
     ],
 )
 def test_what_does_not_add_up_is_refused(more: str, words: str) -> None:
@@ -100,6 +106,15 @@ def test_what_does_not_add_up_is_refused(more: str, words: str) -> None:
         ("estimate gpt2 --task gkd", "needs the model that is distilled"),
         ("estimate gpt2 --task orpo --reference model", "no reference"),
         ("estimate gpt2 --prompts 8", "--task"),
+        ("estimate gpt2 --task orpo --frozen-offload", "no frozen model"),
+        ("estimate gpt2 --task dpo --reference precomputed --frozen-weights float32", "no frozen model"),
+        ("estimate gpt2 --task sft --logprob-batch 4", "--micro-batch"),
+        ("fleet gpt2 --gpu h100 --gpus 8 --zero 1 --tokens 1B --lora-rank 8", "not modelled: "),
+        ("fleet gpt2 --tokens 1B", "gpu: is needed"),
+        ("estimate none.py:model --inputs none.py:inputs", "none.py: no such file"),
+        ("estimate none.py:model", "such as none.py:inputs"),
+        ("plan llama-3.1-8b --gpu h100 --gpus 64 --tokens 1T --find oversubscription", "--topology"),
+        ("plan llama-3.1-8b --gpu h100 --gpus 64 --tokens 1T --find sites", "between=100Gbit/s"),
         ("estimate gpt2 --explain kv", "--task grpo"),
     ],
 )
@@ -107,3 +122,9 @@ def test_flags_of_other_tasks_are_refused(line: str, words: str) -> None:
     found = typed(line)
     assert (found.code, found.out) == (2, "")
     assert words in found.err
+
+
+def test_what_a_rollout_on_gpus_of_its_own_does_not_need_is_said() -> None:
+    found = typed(f"{GRPO} --placement split:4+4")
+    assert found.code in (0, 1)
+    assert "sleep= and --rollout-offload change nothing" in " ".join(found.out.split())

@@ -279,6 +279,20 @@ def test_other_answers(capsys, tmp_path) -> None:
         (("--explain", "luck"), "luck"),
         (("--output", "x"), "goes with --sweep"),
         (("--failures", "1h"), "no progress"),
+        (("--storage", "2"), "storage: cannot read '2'"),
+        (("--detect", "soon"), "(units: s, ms, us, min, h, d)"),
+        (("--checkpoint", "none:5min"), "none has no interval"),
+        (("--machines", "90%"), "does not move"),
+        (("--find", "checkpoint-interval", "--failures", "none"), "nothing fails"),
+        (("--find", "checkpoint-interval", "--checkpoint", "async:5min"), "asks for"),
+        (("--find", "spares", "--spares", "2%"), "asks for"),
+        (("--find", "spares", "--slack", "0.1"), "slack: goes with"),
+        (("--find", "spares", "--price", "2"), "price: says nothing"),
+        (("--sites", "2", "--between", "1GB/s", "--what-if"), "without --sites"),
+        (("--sites", "2", "--between", "1GB/s", "--find", "spares"), "without --sites"),
+        (("--sites", "2", "--between", "1GB/s", "--spares", "2%"), "spares: says nothing to --sites"),
+        (("--find", "sites", "--between", "1GB/s", "--failures", "llama3"), "failures: says nothing to --find sites"),
+        (("--explain", "money"), "--price"),
     ],
 )
 def test_bad_input_is_one_line(capsys, words: tuple[str, ...], said: str) -> None:
@@ -373,3 +387,40 @@ def test_the_page_simulates_the_same_run() -> None:
     own = fleet(STEP, "2T", Options(failures="llama3", runs=300))
     assert found["days"]["p50"] == own.days[1]
     json.dumps(found)
+
+
+def test_a_step_that_may_run_out_is_tight_and_not_said_to_be_too_large(capsys) -> None:
+    words = [
+        "llama-3.1-8b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "8",
+        "--tokens",
+        "1B",
+        "--runs",
+        "5",
+        "--zero",
+        "3",
+        "--recompute",
+        "full",
+    ]
+    found = resolve_job(Job("llama-3.1-8b", gpu="h100", gpus=8, zero=3, recompute="full")).estimate().memory
+    assert found.verdict == "fits"
+    for words_of, said in ((f"{found.total * 1.02:.0f}B", "IS TIGHT"), (f"{found.total * 0.5:.0f}B", "DOES NOT FIT")):
+        code, text = ask(capsys, *words, "--memory", words_of)
+        assert (code, f"THE STEP {said}" in text) == (1, True)
+
+
+def test_a_run_over_sites_takes_its_tokens_at_their_rate_and_costs_its_gpu_hours(capsys) -> None:
+    words = [*WORDS[:-2], "--sites", "2", "--between", "1GB/s", "--price", "2", "--json"]
+    code, text = ask(capsys, *words)
+    plain = json.loads(text)
+    assert code == 0
+    assert plain["days_without_failures"] == pytest.approx(1e12 / plain["tokens_per_second"] / 86_400)
+    assert plain["cost"] == pytest.approx(2 * 4096 * 24 * plain["days_without_failures"])
+
+
+def test_a_run_shorter_than_a_step_is_refused(capsys) -> None:
+    code, text = ask(capsys, *WORDS[:-4], "--tokens", "1000")
+    assert (code, "of one step" in text) == (2, True)

@@ -438,7 +438,7 @@ def test_a_published_run_opens_to_what_ran(opened: Any) -> None:
 # -- for everybody -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tab", ["run", "layouts", "network", "why", "hardware", "cost", "posttrain"])
+@pytest.mark.parametrize("tab", ["run", "layouts", "network", "why", "hardware", "cost", "posttrain", "fleet"])
 def test_axe_finds_nothing_serious(opened: Any, tab: str) -> None:
     page = opened(f"{SMALL}&~tab={tab}&~theme=light")
     rest(page, 500)
@@ -457,6 +457,12 @@ def test_axe_finds_nothing_serious(opened: Any, tab: str) -> None:
             page.keyboard.press("a")  # the charts' tables too
             page.wait_for_selector("html[data-theme='dark']")
             rest(page, 300)
+
+
+def test_the_open_tab_is_in_sight_on_a_narrow_screen(opened: Any) -> None:
+    page = opened(f"{SMALL}&~tab=fleet", width=390)
+    until(page, lambda: page.locator("#tab-fleet").evaluate("(tab) => tab.getBoundingClientRect().right") <= 390)
+    assert page.locator("#tab-fleet").evaluate("(tab) => tab.getBoundingClientRect().left") >= 0
 
 
 def test_nothing_sticks_out(opened: Any) -> None:

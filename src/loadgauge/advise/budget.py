@@ -65,7 +65,7 @@ def _limit(name: str, value: str) -> float:
     unit = QUANTITIES[name].unit
     if not unit:
         return positive_number(value)
-    number, kind = parse(value)
+    number, kind = parse(value, kind=unit)
     if kind != unit:
         raise ConfigError(f"must be in {unit}s, such as {'22GiB' if unit == 'byte' else '12s'}")
     return number

@@ -24,7 +24,7 @@ from loadgauge.capture.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.capture.small import shallow
 from loadgauge.capture.sparse import sparse_table
 from loadgauge.capture.splits import Splits
-from loadgauge.capture.target import ONE, config_keys, sized
+from loadgauge.capture.target import ONE, check_script, config_keys, sized
 from loadgauge.capture.tuning import tuned
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.files import is_script
@@ -129,8 +129,7 @@ def _run(regime: Regime) -> TorchRun:
 
 
 def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime) -> Document:
-    if not inputs:
-        raise ConfigError(f"{target} needs --inputs script.py:function, which makes what the module is called with")
+    check_script(target, inputs)
     make, given = function(target), function(inputs)
     names = tuple(inspect.signature(given).parameters)
     unknown = sorted(set(names) - {"b", "s", "t"})

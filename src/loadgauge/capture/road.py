@@ -17,7 +17,7 @@ from loadgauge.capture.listed import Family, Kind, Listing
 from loadgauge.capture.regime import OWN, Document, Regime
 from loadgauge.capture.splits import Splits
 from loadgauge.capture.store import check_sizes, place, read, write
-from loadgauge.capture.target import SAMPLES, SECOND, SECONDS, SOUND, config_keys
+from loadgauge.capture.target import SAMPLES, SECOND, SECONDS, SOUND, check_script, config_keys
 from loadgauge.capture.tuned import WHOLE, Tuned
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found
@@ -108,6 +108,8 @@ class OnDemand(Family):
         return found, holding[0]
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
+        if self.script:
+            check_script(self.target, self.inputs)
         needs_capture()
         if self.where == "nowhere":
             raise NotYet(self.target, self.keys or {}, regime, sizes)
@@ -136,6 +138,11 @@ class OnDemand(Family):
         """One of the listings, whose parameters are those of all."""
         whole = [one for regime, one in self.documents.items() if regime == regime.whole]
         return (whole or list(self.documents.values()))[0].listings[0]
+
+    @property
+    def has_length(self) -> bool:
+        """Whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
+        return not self.script or not {"s", "t"}.isdisjoint(self.any_listing.names)
 
     @property
     def splits(self) -> Splits:
@@ -180,10 +187,11 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
         Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
         for kind, place in enumerate(chosen)
     )
+    longest = document.longest if family.has_length else 1
     return ModelSpec(
         name=_short(family), model_type=document.model_type, hidden_size=document.hidden_size,
         vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in pattern),
-        tie_word_embeddings=document.tied, max_position_embeddings=document.longest, dtype=document.dtype,
+        tie_word_embeddings=document.tied, max_position_embeddings=longest, dtype=document.dtype,
         source=family.target, listed=family, **apart,
     )  # fmt: skip
 
@@ -235,6 +243,10 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     sizes = {"b": job.micro_batch or 1, "s": length, SECOND: length, **family.beside}
     spec = model_of(family, regime, sizes)
     _check_sizes(job, family)
+    if not family.has_length:
+        for name, value in (("seq_len", job.seq_len), ("lengths", job.lengths)):
+            if value not in (None, 1):
+                raise ConfigError(f"{family.inputs} has no size s, the tokens of a sequence", key=name)
     split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
     if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
         family.document(split, sizes)

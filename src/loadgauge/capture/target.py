@@ -10,7 +10,7 @@ from loadgauge.capture.libraries import library_keys, of_library
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import keys, names_file
 from loadgauge.families.hf import LARGEST_FILE, decode
-from loadgauge.files import read_start
+from loadgauge.files import is_script, read_start
 
 ONE, LENGTH = "b", "s"
 """The names of the number of sequences, and of the tokens of each."""
@@ -41,6 +41,22 @@ def check_keys(target: str, found: Mapping[str, Any]) -> None:
         raise NotModelled(
             f"{target}: quantization_config: a capture trains weights as the class makes them, not quantized"
         )
+
+
+def check_script(target: str, inputs: str) -> None:
+    """Raise ConfigError where what a script is captured with is missing, before PyTorch is imported.
+
+    target: script.py:function; inputs: that of what it is called with
+    """
+    if not is_script(inputs):
+        called = f", such as {target.rpartition(':')[0]}:inputs" if not inputs else f", got {inputs!r}"
+        raise ConfigError(
+            f"{target} needs --inputs script.py:function, which makes what the module is called with{called}"
+        )
+    for name in (target, inputs):
+        file = name.rpartition(":")[0]
+        if not Path(file).is_file():
+            raise ConfigError("no such file", file=file)
 
 
 def processor_keys(target: str) -> dict[str, Any] | None:

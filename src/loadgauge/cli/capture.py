@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from loadgauge.capture.target import check_script
 from loadgauge.cli.options import complete_model
 from loadgauge.cli.torch_options import STEP, TorchCommand, job_options, make_job
 from loadgauge.errors import NO, YES
@@ -210,10 +211,7 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
         if inputs or step:
             raise click.UsageError("--inputs, --step: are for script.py:function; those of a MODEL are known")
         return
-    if not is_script(inputs):
-        raise click.UsageError(
-            f"{job.model} needs --inputs script.py:function, which makes what the module is called with"
-        )
+    check_script(job.model, inputs)
     fixed: dict[str, Any] = {"layers": layers, "attention": job.attention, "recompute": job.recompute}
     if step:
         fixed |= {"optimizer": job.optimizer, "precision": job.precision, "global-batch": job.global_batch}

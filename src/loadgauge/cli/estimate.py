@@ -104,6 +104,8 @@ def command(
         if value is not None:
             if flags["measured"] is not None:
                 raise ConfigError("scales times too, as --measured and the other utilisation; give one", key=name)
+            if task not in (None, "train"):
+                raise ConfigError("is of --task train", key=name)
             flags["measured"] = f"{name}={share(value, name)}"
     of_inference = {name: flags.pop(name) for name in inference_fields()}
     if task is None:

@@ -10,7 +10,6 @@ from loadgauge.cli.options import complete_model, options
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError
-from loadgauge.fleet.simulate import NAMES
 from loadgauge.fleet.sites import OPTIONS
 from loadgauge.fleet.what_if import FINDS
 from loadgauge.spec.job import POSTTRAIN, WHOLE_RUN, Job, fields
@@ -20,16 +19,6 @@ OWN = (
     "power_cap", "runs", "seed",
 )  # fmt: skip
 """Options of a fleet."""
-TOPICS = (
-    "days",
-    "goodput",
-    "failures",
-    "checkpoint",
-    "tokens_per_second",
-    "energy",
-    "tiers",
-    *(name.replace(" ", "-") for name in NAMES),
-)
 
 
 def _run_options(command: Any) -> Any:
@@ -155,14 +144,17 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     local = {name: value for name, value in local.items() if value is not None}
     if local and "sites" not in local and find != "sites":
         raise ConfigError("goes with --sites", key=next(iter(local)))
-    if more["slack"] is not None and find is None:
-        raise ConfigError("goes with --find", key="slack")
+    if more["slack"] is not None and find not in ("oversubscription", "sites"):
+        raise ConfigError("goes with --find oversubscription or sites", key="slack")
+    if find is not None:
+        _asked_for(find, given, flags)
     for name in ("output", "workers", "ray"):
         if more[name] is not None and not more["sweep"]:
             raise ConfigError("goes with --sweep", key=name)
     asked = [
         name
         for name, value in (
+            ("sites", local and find != "sites"),
             ("find", find),
             ("what-if", what_if),
             ("explain", topic),
@@ -176,6 +168,8 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     if more["jobs"] is not None:
         return fleet_queue.queue(more["jobs"], model, flags, given, as_json=as_json)
     job = Job(model=model_or_usage(model, flags), **flags)
+    if job.gpu is None:
+        raise ConfigError("is needed: failures are of a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
     if job.tokens is None:
         raise ConfigError("is needed: the length of the run, such as 15T", key="tokens")
     if more["sweep"]:
@@ -185,3 +179,15 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     if local:
         return report.sites(job, given, local, as_json=as_json)
     return report.answer(job, given, topic=topic, what_if=what_if, as_json=as_json)
+
+
+def _asked_for(find: str, given: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Refuses options that say what an inverse question asks for, or that its answer has no place for."""
+    if find == "spares" and "spares" in given:
+        raise ConfigError("is what --find spares asks for", key="spares")
+    if find == "checkpoint-interval" and ":" in given.get("checkpoint", ""):
+        raise ConfigError(
+            "is what --find checkpoint-interval asks for; give the way alone, such as async", key="checkpoint"
+        )
+    if flags["price"] is not None:
+        raise ConfigError(f"says nothing to --find {find}", key="price")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from loadgauge._version import __version__
-from loadgauge.errors import CANNOT_TELL, NO, YES, Error, NothingFits, suggest
+from loadgauge.errors import CANNOT_TELL, NO, YES, Error, NothingFits, NotModelled, suggest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -144,6 +144,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _say("interrupted", CANNOT_TELL)
     except NothingFits as error:
         return _say(str(error), NO)
+    except NotModelled as error:
+        text = str(error)
+        return _say(text if "modelled" in text else f"not modelled: {text}", CANNOT_TELL)
     except Error as error:
         return _say(str(error), CANNOT_TELL)
     except BrokenPipeError:

@@ -119,7 +119,7 @@ def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rai
 def _achieved(text: str | None) -> float | None:
     if text is None:
         return None
-    value, unit = parse(text)
+    value, unit = parse(text, "achieved", "FLOP/s")
     if unit != "FLOP/s" or value <= 0:
         raise ConfigError(f"must be a rate such as 150TFLOP/s, got {text!r}", key="achieved")
     return value

@@ -90,7 +90,7 @@ def failures(text: str) -> Failures:
     if text == "none":
         return NONE
     if text.endswith("h") and text[:1].isdigit():
-        value, unit = parse(text)
+        value, unit = parse(text, "failures", "second")
         if unit != "second" or value <= 0:
             raise ConfigError(f"must be hours between failures of one GPU, got {text!r}", key="failures")
         every = Part(name="any", count=1)
@@ -144,7 +144,7 @@ def span(text: str, key: str) -> Span:
     low, _, high = text.partition("..")
     ends = []
     for word in (low, high or low):
-        value, unit = parse(word)
+        value, unit = parse(word, key, "second")
         if unit != "second":
             raise ConfigError(f"must be a time such as 5min or 1min..10min, got {text!r}", key=key)
         ends.append(value)
@@ -200,7 +200,9 @@ def checkpoint(text: str) -> Checkpoint:
         )
     if not every:
         return Checkpoint(way=way)  # type: ignore[arg-type]
-    value, unit = parse(every)
-    if unit != "second" or value <= 0 or way == "none":
+    if way == "none":
+        raise ConfigError(f"none has no interval, got {text!r}", key="checkpoint")
+    value, unit = parse(every, "checkpoint", "second")
+    if unit != "second" or value <= 0:
         raise ConfigError(f"must be like async:5min, got {text!r}", key="checkpoint")
     return Checkpoint(way=way, every=value)  # type: ignore[arg-type]

@@ -246,6 +246,8 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
     if time is None or cluster is None:
         raise NotStated(result.untimed or "a fleet needs a GPU whose step has a time")
     total = parse_count(tokens, "tokens") if isinstance(tokens, str) else tokens
+    if total < time.tokens:
+        raise ConfigError(f"{total:,.0f} are less than the {time.tokens:,.0f} of one step", key="tokens")
     gpus, node = cluster.gpus, cluster.gpus_per_node
     hosts = math.ceil(gpus / node)
     work = total / time.tokens * time.step
@@ -328,7 +330,7 @@ def fleet(result: Estimate, tokens: str | float, options: Options, *, price: flo
 
 
 def _bandwidth(text: str) -> float:
-    value, unit = parse(text)
+    value, unit = parse(text, "storage", "byte/s")
     if unit != "byte/s" or value <= 0:
         raise ConfigError(f"must be a bandwidth such as 2TB/s, got {text!r}", key="storage")
     return value
@@ -375,6 +377,8 @@ def _slow(result: Estimate, options: Options, hosts: int) -> tuple[tuple[float, 
     low = high = 0.0
     if options.machines is not None and float(options.machines.rstrip(" %")) != 0:
         low, high = slowest(share(options.machines, "machines"), hosts)
+        if not math.isfinite(high):
+            raise ConfigError(f"{options.machines} of {hosts:,} hosts leave one that does not move", key="machines")
     watts = time.tdp
     if options.power_cap is not None:
         cap = share(options.power_cap, "power_cap")

@@ -53,7 +53,7 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
         """Read the flags of `loadgauge fleet`; link: what the topology's last tier has. Raises `ConfigError`."""
         between = link
         if given.get("between") is not None:
-            value, unit = parse(str(given["between"]))
+            value, unit = parse(str(given["between"]), "between", "byte/s")
             if unit != "byte/s" or value <= 0:
                 raise ConfigError(f"must be a bandwidth such as 100Gbit/s, got {given['between']!r}", key="between")
             between = value

@@ -76,6 +76,8 @@ def best_interval(base: Fleet) -> tuple[float, list[tuple[float, float]]]:
     """
     if base.checkpoint.way == "none":
         raise ConfigError("needs checkpoints", key="find")
+    if not base.failures.rate:
+        raise ConfigError("nothing fails, so that no checkpoint is read", key="failures")
     start = base.again(runs=2, checkpoint=base.checkpoint.way).run.every
     tried: list[tuple[float, float]] = []
     for power in range(-6, 7):

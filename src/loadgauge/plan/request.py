@@ -206,6 +206,12 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         find = self.find
         if self.fleet is not None and self.objective != "goodput" and find not in FLEET_FINDS:
             raise ConfigError("goes with --objective goodput", key="fleet")
+        if find == "oversubscription" and self.job.topology is None:
+            raise ConfigError("needs --topology", key="find")
+        if find == "sites" and self.job.topology is None and "between" not in fleet_options(self.fleet, find)[1]:
+            raise ConfigError(
+                "--find sites needs the bandwidth from a site to the others: between=100Gbit/s", key="fleet"
+            )
         if find == "gpu" and self.prices is None:
             raise ConfigError("goes with --prices GPU=2.5,GPU=1.8", key="find")
         for name, needs in (("exposed", ("nic", "link", "batch")), ("prices", ("gpu",))):

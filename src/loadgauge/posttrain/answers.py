@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from loadgauge.errors import ConfigError
 from loadgauge.lengths import Lengths
@@ -15,6 +16,7 @@ from loadgauge.lengths import Lengths
 DRAWS = 10**6
 """Answers among which a law's shares are counted out."""
 LAWS = {"exp": 2, "lognormal": 3}
+FORMS = "N, uniform:N, exp:MEAN,MAX, lognormal:MEDIAN,SIGMA,MAX"
 
 
 def answers(text: str) -> Lengths:
@@ -25,7 +27,7 @@ def answers(text: str) -> Lengths:
     >>> answers("2048").mean, answers("uniform:100").mean, round(answers("exp:2000,8192").mean)
     (2048.0, 50.5, 1967)
     """
-    if text.strip().replace("_", "").isdecimal():
+    if text.strip().replace("_", "").isdecimal() and int(text):
         return Lengths.of([int(text)])
     name, _, rest = text.partition(":")
     if name not in LAWS:
@@ -34,7 +36,8 @@ def answers(text: str) -> Lengths:
         try:
             return Lengths.parse(text)
         except ConfigError as error:
-            raise ConfigError(str(error).removeprefix("lengths: "), key="answers") from None
+            known = "" if Path(text).exists() or (":" in text and name == "uniform") else f"; or {FORMS}"
+            raise ConfigError(f"{str(error).removeprefix('lengths: ')}{known}", key="answers") from None
     return _law(name, rest, text)
 
 

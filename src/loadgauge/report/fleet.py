@@ -21,7 +21,7 @@ from loadgauge.resolve.reproduce import layout_flags
 from loadgauge.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.job import Job
-from loadgauge.units import count, days_words, gib, seconds
+from loadgauge.units import count, days_words, gib, parse_count, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,7 +103,7 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
 
 
 def _too_large(found: Fleet) -> bool:
-    """Whether the step does not fit, so that there is no such run."""
+    """Whether the step does not fit, so that there is no such run, or may not (tight)."""
     return found.estimate.memory.fits is False
 
 
@@ -134,10 +134,12 @@ def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) ->
     if _too_large(found):
         memory = found.estimate.memory
         assert memory.capacity is not None
-        lines.insert(
-            0,
-            f"THE STEP DOES NOT FIT: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}; what follows cannot be run.",
-        )
+        size = f"{gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
+        if memory.verdict == "tight":
+            fits = f"THE STEP IS TIGHT: {size}; it may run out of memory (loadgauge estimate shows the range)."
+        else:
+            fits = f"THE STEP DOES NOT FIT: {size}; what follows cannot be run."
+        lines.insert(0, fits)
     low, middle, high = found.interruptions
     if middle or high:
         every = found.days[1] * 24 / max(middle, 1)
@@ -223,6 +225,8 @@ def find_planned(request: PlanRequest, *, as_json: bool) -> int:
 def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
     """Answer an inverse question about a job, and return the exit code 0."""
     layout = chosen(job, given)
+    if question in ("oversubscription", "sites"):
+        _of_steps(layout[2], given, f"--find {question}")
     return _find(layout, question, job.tokens or "", Options(**given), local, slack, job.price, as_json=as_json)
 
 
@@ -274,4 +278,13 @@ def sites(job: Job, given: dict[str, Any], local: dict[str, Any], *, as_json: bo
     from loadgauge.report import fleet_sites
 
     result, _, said = chosen(job, given)
-    return fleet_sites.answer(result, local, said, as_json=as_json)
+    _of_steps(said, given, "--sites")
+    tokens = parse_count(job.tokens or "", "tokens")
+    return fleet_sites.answer(result, local, said, tokens, job.price, as_json=as_json)
+
+
+def _of_steps(searched: str, given: dict[str, Any], question: str) -> None:
+    """Refuses options of a fleet where only steps are asked about, and no layout was searched by goodput."""
+    said = [name for name in given if name not in ("runs", "seed")]
+    if said and not searched:
+        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=said[0])

@@ -21,7 +21,7 @@ WORDS = {
     "waiting for a host": "no spare is left, until one is repaired", "restarting": "processes connect, and read the checkpoint",
     "warming up": "until steps are as fast as before", "maintenance": "planned stops", "idle spares": "hosts that stand ready",
 }  # fmt: skip
-TOPICS = ("days", "goodput", "failures", "checkpoint", "tokens-per-second", "energy", "tiers")
+TOPICS = ("days", "goodput", "failures", "checkpoint", "tokens-per-second", "gpu-hours", "money", "energy", "tiers")
 
 
 def reason(found: Fleet, topic: str) -> Reason:
@@ -102,6 +102,18 @@ def reason(found: Fleet, topic: str) -> Reason:
                       {"T": ("tokens of the run", found.tokens), "d": ("days of the median run", found.days[1])}),)  # fmt: skip
         return Reason(topic=topic, what="of the median run", value=found.tokens_per_second, unit="tokens/s", basis=SIMULATED,
                       rule="tokens over time", lines=lines)  # fmt: skip
+    if topic in ("gpu-hours", "money"):
+        lines = (line("GPU-hours", "d * 24 * n", found.gpu_hours, "h",
+                      {"d": ("days, median", found.days[1]), "n": ("GPUs, spares too", found.gpus)}),)  # fmt: skip
+        if topic == "gpu-hours":
+            return Reason(topic=topic, what="of the median run", value=found.gpu_hours, unit="GPU-hours", basis=SIMULATED,
+                          rule="days times GPUs", lines=lines)  # fmt: skip
+        if found.price is None:
+            raise ConfigError("goes with --price, that of a GPU-hour", key="explain")
+        lines += (line("Money", "h * p", found.price * found.gpu_hours, "money",
+                       {"h": ("GPU-hours", found.gpu_hours), "p": ("price of one", found.price)}),)  # fmt: skip
+        return Reason(topic=topic, what="of the median run", value=found.price * found.gpu_hours, unit="money",
+                      basis=SIMULATED, rule="GPU-hours times their price", lines=lines)  # fmt: skip
     if topic == "energy":
         if found.watts is None or found.kilowatt_hours is None:
             raise ConfigError("no source states the power of this GPU", key="explain")

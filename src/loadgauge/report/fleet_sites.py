@@ -6,14 +6,16 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.estimate.cost import DAY
 from loadgauge.estimate.result import Estimate
 from loadgauge.fleet.sites import Across, Local, Sites, across, local, most
 from loadgauge.report.setup import layout_words
 from loadgauge.report.table import Column, console, document, draw, heading, points
-from loadgauge.units import count, gib, seconds
+from loadgauge.units import count, days_words, gib, seconds
 
 NOT_COUNTED = (
     "what local steps, fewer bits, sparse or stale changes and unequal steps do to the loss: it is not modelled",
+    "failures, spares and checkpoints: those of one site are simulated without --sites",
 )
 
 
@@ -46,13 +48,19 @@ def _plain(one: Local) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answer(result: Estimate, given: dict[str, Any], said: str, *, as_json: bool) -> int:
-    """Print what the sites take, and return the exit code 0."""
+def answer(
+    result: Estimate, given: dict[str, Any], said: str, tokens: float, price: float | None = None, *, as_json: bool
+) -> int:
+    """Print what the sites take, and return the exit code 0. tokens: of the whole run; price: of a GPU-hour"""
     asked = _read(result, given)
     found, others = local(result, asked), across(result, asked)
+    days = tokens / found.tokens_per_second / DAY
+    hours = days * 24 * result.layout.gpus
     if as_json:
+        whole = {"days_without_failures": days, "gpu_hours": hours, "cost": None if price is None else price * hours}
         document(
             _plain(found)
+            | whole
             | {"one_job": [msgspec.structs.asdict(one) for one in others], "not_counted": list(NOT_COUNTED)}
         )
         return 0
@@ -71,6 +79,8 @@ def answer(result: Estimate, given: dict[str, Any], said: str, *, as_json: bool)
         f"Each site sends {found.sent / 1e9:,.4g} GB a round of {seconds(found.compute)}, at {bandwidth(asked.between)} in"
         f" {seconds(found.exchange)}, {hidden}.",
         f"{bandwidth(found.needed)} from each site hide it, with an outer step that is one round late (--stale).",
+        f"{count(tokens)} tokens take {days_words(days)} without failures: {count(hours)} GPU-hours"
+        f"{'' if price is None else f', {price * hours:,.0f} at {price:g} each'}.",
         f"The outer optimizer holds {gib(found.outer)} on each GPU.",
     ]
     if len(set(found.steps)) > 1:

@@ -30,7 +30,7 @@ def found_model(job: Job) -> Found:
         try:
             found: Found = ROADS[0](job, "no family here reads it")
         except (NotModelled, ConfigError) as error:
-            raise type(error)(f"{unread}; and captured: {error}") from None
+            raise type(error)(f"{str(unread).split('; where ')[0]}; and captured: {error}") from None
         return found
     captured: Found = ROADS[0](job, "")
     return captured

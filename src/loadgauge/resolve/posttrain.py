@@ -96,6 +96,8 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     sequences = _sequences(job, task, assumed)
     setup = resolve_job(_training(job, task, sequences, placement, assumed, trainers), model)
     setup = _of_logprobs(setup, task, job.loss_terms, trainers)
+    setup.layout.check(setup.model)
+    setup.training.check(setup.model)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
@@ -108,6 +110,8 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             assumed["--rollout"] = engine.text()
         if engine.inside and not placement.colocated:
             raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
+        if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none")):
+            assumed["--placement"] = f"{job.placement} (sleep= and --rollout-offload change nothing on GPUs of its own)"
         replicas = replicas_of(engine, placement)
         if setup.cluster is not None:
             within = engine.replica if placement.colocated else placement.rollout
@@ -117,10 +121,17 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
                 node = job.gpus_per_node or GPUS_PER_NODE
                 joined, apart = cluster_of(job, setup.cluster.gpu, -(-placement.gpus // node) * node)
     members = {role.name: _member(role, job, task, setup, reference, model) for role in _roles(job, task, reference)}
+    if not file:
+        _used(job, task, members)
     rows = job.logprob_batch
     if job.logprob_tokens is not None:
         if rows is not None:
             raise ConfigError("says it in sequences; give --logprob-tokens or --logprob-batch", key="logprob_batch")
+        if job.logprob_tokens < sequences.longest:
+            raise ConfigError(
+                f"{job.logprob_tokens:,} do not hold the longest sequence of {sequences.longest:,}",
+                key="logprob_tokens",
+            )
         rows = max(1, job.logprob_tokens // max(1, sequences.longest))
     run = Run(
         task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
@@ -131,6 +142,20 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         logprob_tokens=job.logprob_tokens, padding=job.padding if task.rollout else None, assumed=assumed | setup.assumed,
     )  # fmt: skip
     return run, setup
+
+
+def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
+    """Refuses flags that change nothing in this run. Another tool's job file may have them: its trainer reads over them too."""
+    if all("train" in member.role.uses for member in members.values()):
+        for name in ("frozen_offload", "frozen_weights"):
+            if getattr(job, name) not in (None, False):
+                raise ConfigError("changes nothing: this run has no frozen model beside the trained one", key=name)
+    if not any(one.does == "forward" and one.within is None for one in task.passes):
+        for name in ("logprob_batch", "logprob_tokens"):
+            if getattr(job, name) is not None:
+                raise ConfigError(
+                    f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)", key=name
+                )
 
 
 def _passes(job: Job, task: Task) -> Task:
@@ -353,6 +378,7 @@ def _member(
         other = setup.job.replace(model=named, seq_len=layout.seq_len, lengths=None, **dict.fromkeys(OF_ADAPTERS))
         resolved = resolve_job(other)
         chosen, training, layout = resolved.model, resolved.training, resolved.layout
+        layout.check(chosen)
     if role.field == "critic" and job.critic_batch is not None:
         layout = msgspec.structs.replace(layout, micro_batch=job.critic_batch)
     if role.scalar:

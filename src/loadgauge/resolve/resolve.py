@@ -334,7 +334,7 @@ def bandwidth(text: str | None, name: str) -> float | None:
     """Read a bandwidth [byte/s] of the flag `name`; None stays None. Raises `ConfigError`."""
     if text is None:
         return None
-    value, unit = parse(text)
+    value, unit = parse(text, name, "byte/s")
     if unit != "byte/s" or value <= 0:
         raise ConfigError(f"must be a bandwidth such as 50GB/s or 400Gbit/s, got {text!r}", key=name)
     return value

@@ -135,6 +135,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             option = ALIASES.get(word.strip().replace("-", "_"), word.strip().replace("-", "_"))
             if word.strip() == "enforce_eager" and equals:
                 option, value = "graphs", "false" if _switched(value) else "true"
+            if not equals and option in cls.__struct_fields__[1:]:
+                raise ConfigError(f"{word.strip()} needs a value, as in tp=2", key="rollout")
             if not equals or option not in cls.__struct_fields__[1:]:
                 options = [one for one in cls.__struct_fields__[1:] if one not in known.missing]
                 raise ConfigError(

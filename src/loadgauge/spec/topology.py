@@ -201,7 +201,7 @@ def _built(id: str, found: _File) -> Topology:
 
 def _measure(id: str, raw: _Tier, name: str, wanted: str) -> float:
     text: Any = getattr(raw, name)
-    value, unit = parse(text)
+    value, unit = parse(text, f"{id}: {raw.name}: {name}", wanted)
     if unit != wanted or value < 0 or (value == 0 and name == "speed"):
         raise ConfigError(f"{id}: {raw.name}: {name} must be in {wanted}, got {text!r}", key="topology")
     return value

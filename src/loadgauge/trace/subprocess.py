@@ -143,7 +143,10 @@ def _answer(call: _Call) -> _Reply:
     except Error as error:
         return _Reply(error=str(error), kind=type(error).__name__)
     except OSError as error:
-        return _Reply(error=f"{error.strerror or error}: {error.filename or ''}", kind="ConfigError")
+        where = f": {error.filename}" if error.filename else ""
+        return _Reply(error=f"{target} cannot be run: {error.strerror or error}{where}", kind="ConfigError")
+    except SystemExit as error:
+        return _Reply(error=f"{target} cannot be run: it ends the program (exit code {error.code})", kind="ConfigError")
     except Exception as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise

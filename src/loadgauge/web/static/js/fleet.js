@@ -132,7 +132,7 @@ function numbers() {
     ...(found.energy_kwh ? [["energy", t("fleet.energy"), scaled(1000 * found.energy_kwh, "Wh"), ""]] : []),
     ...(found.cost ? [["", t("cost.title"), money(found.cost).join(" ").trim(), ""]] : []),
   ];
-  return h("dl", { class: "facts", role: "status" }, rows.map(([topic, name, value, under]) => h("div", {}, h("dt", {}, name), h("dd", {}, topic ? told(topic, name, value) : value, under ? h("span", { class: "note" }, under) : null))));
+  return h("div", { role: "status" }, h("dl", { class: "facts" }, rows.map(([topic, name, value, under]) => h("div", {}, h("dt", {}, name), h("dd", {}, topic ? told(topic, name, value) : value, under ? h("span", { class: "note" }, under) : null)))));
 }
 
 function tiers() {

@@ -43,6 +43,8 @@ export function mark() {
   for (const name of TABS) {
     const element = find(`#tab-${name}`);
     if (!element) return;
+    // Where the row of tabs is wider than the screen, the open one is brought into sight once.
+    if (name === tab() && element.getAttribute("aria-selected") !== "true") find("#tabs").scrollLeft = element.offsetLeft - find("#tabs").offsetLeft - 40;
     element.setAttribute("aria-selected", String(name === tab()));
     element.tabIndex = name === tab() ? 0 : -1;
   }
