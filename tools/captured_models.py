@@ -14,6 +14,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -85,8 +86,10 @@ def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried) -> dict[str
     os.close(write)
     with os.fdopen(read) as file:
         text = file.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": f"more than {LIMIT} seconds of CPU"}
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    limit = ended in (-signal.SIGXCPU, -signal.SIGKILL)
+    why = f"more than {LIMIT} seconds of CPU" if limit else f"the process is ended by {signal.Signals(-ended).name}"
+    return json.loads(text) if text else {"error": why}
 
 
 ROADS = {"Not captured": "not captured", "Numbers only, at the sizes asked for": "numbers", "Formulas": "formulas"}
