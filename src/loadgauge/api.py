@@ -125,10 +125,12 @@ class TaskFlags(Flags, total=False):
     old_logprobs: Literal["pass", "none"]
     logprob_batch: int
     logprob_tokens: int
+    on_policy: float
     rollout: str
     placement: str
     staleness: int
     reference: Literal["model", "adapter", "adapter-off", "precomputed", "none"]
+    loss_terms: Literal["kl", "no-kl", "nll", "no-nll", "jsd", "forward-kl", "reverse-kl", "top-k"]
     teacher: str
     reward_model: str
     critic: str
