@@ -78,11 +78,11 @@ class KeptValues(TorchDispatchMode):
         """Begin, so that what is known may also be read as an array of NumPy, which fake tensors refuse."""
         fake: Any = FakeTensor
         self._refusing, fake.numpy = fake.__dict__.get("numpy"), self._array
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         """End."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         fake: Any = FakeTensor
         if self._refusing is None:
             del fake.numpy
