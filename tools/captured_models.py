@@ -87,9 +87,11 @@ def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried) -> dict[str
     with os.fdopen(read) as file:
         text = file.read()
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    limit = ended in (-signal.SIGXCPU, -signal.SIGKILL)
-    why = f"more than {LIMIT} seconds of CPU" if limit else f"the process is ended by {signal.Signals(-ended).name}"
-    return json.loads(text) if text else {"error": why}
+    if text:
+        return json.loads(text)
+    if ended in (-signal.SIGXCPU, -signal.SIGKILL):
+        return {"error": f"more than {LIMIT} seconds of CPU"}
+    return {"error": f"the process is ended by {signal.Signals(-ended).name if ended < 0 else ended}"}
 
 
 ROADS = {"Not captured": "not captured", "Numbers only, at the sizes asked for": "numbers", "Formulas": "formulas"}
