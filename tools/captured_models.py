@@ -88,7 +88,8 @@ def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried) -> dict[str
         text = file.read()
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if text:
-        return json.loads(text)
+        answer: dict[str, Any] = json.loads(text)
+        return answer
     if ended in (-signal.SIGXCPU, -signal.SIGKILL):
         return {"error": f"more than {LIMIT} seconds of CPU"}
     return {"error": f"the process is ended by {signal.Signals(-ended).name if ended < 0 else ended}"}

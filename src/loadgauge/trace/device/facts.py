@@ -9,7 +9,6 @@ A fact belongs to a tensor and is void once its storage is written to.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,27 +16,22 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from loadgauge.trace.device.fact_kinds import (
-    Among,
     Chosen,
     Counts,
     Drawn,
     Ids,
     Known,
     Number,
-    Range,
-    Rank,
     Rows,
     Same,
     share,
 )
+from loadgauge.trace.device.fact_rules import name_of, rule_of
 
 _FACT = "_loadgauge_fact"
-_MOST = 4096
-"""Of so many experts at most an index is one: of more, it is a place in something else, such as a vocabulary."""
-_SMALL = 65_536
+_EMPTY = torch.ops.aten.empty_strided.default
 UNKNOWN: Any = object()
 _PUTS = ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 
@@ -94,7 +88,7 @@ class Facts:
 
         go: runs an operation on fake tensors. Raises what the operation does without.
         """
-        name = _name(func)
+        name = name_of(func)
         if name in ("nonzero", "masked_select"):
             fact, mask = self.of(args[0 if name == "nonzero" else 1]), args[0 if name == "nonzero" else 1]
             if isinstance(fact, Known):
@@ -181,9 +175,9 @@ class Facts:
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an operation makes known of its results, and what it makes void."""
-        if _name(func) in _PUTS:
+        if name_of(func) in _PUTS:
             self._put(*args[:3])
-        rule, written = _rule(func)
+        rule, written = rule_of(func)
         fact = None if rule is None else rule(self, func, args, kwargs or {}, out)
         if written:
             self._void(func, args, kwargs or {})
@@ -220,404 +214,3 @@ class Facts:
             if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()._cdata
                 self._epochs[storage] = self._epochs.get(storage, 0) + 1
-
-
-# -- rules: what a result is known to be ----------------------------------------------------------------------------------
-
-
-def _real(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """The operation itself, on real values, where all are known."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    known = {id(tensor): facts.of(tensor) for tensor in tensors}
-    if not tensors or not all(isinstance(fact, Known) for fact in known.values()):
-        return None
-    if sum(one.numel() for one in tree_leaves(out) if isinstance(one, torch.Tensor)) > _SMALL:
-        return None
-
-    def value(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return known[id(leaf)].value
-        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
-
-    with _disable_current_modes():
-        try:
-            made = func(*tree_map(value, args), **tree_map(value, kwargs))
-        except RuntimeError:
-            return None
-    return Known(made) if isinstance(made, torch.Tensor) else tuple(Known(one) for one in made)
-
-
-def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    special = _compared(facts, func, args)
-    if special is not None:
-        return special
-    if args and isinstance(args[0], FakeTensor) and facts.of(args[0]) is None:  # of most tensors nothing is known
-        return None
-    leaves = tree_leaves((args, kwargs))
-    if any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves):
-        return None
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    known = {id(tensor): facts.of(tensor) for tensor in tensors}
-    if not tensors or any(fact is None for fact in known.values()):
-        return None
-    if all(isinstance(fact, Known) for fact in known.values()):
-        return _real(facts, func, args, kwargs, out)
-    if not all(isinstance(fact, Same | Among) for fact in known.values()) or not isinstance(out, torch.Tensor):
-        return None
-    among = [tensor for tensor in tensors if isinstance(known[id(tensor)], Among)]
-    together = among and _alike(among, out) and len({id(known[id(tensor)].of) for tensor in among}) == 1
-    if len(among) > 1 and not together:  # which goes with which is not known
-        return None
-
-    def value(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            fact = known[id(leaf)]
-            one = fact.value.reshape(-1)
-            return one if leaf.dim() or isinstance(fact, Among) else one[0]
-        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
-
-    with _disable_current_modes():
-        try:
-            made = _functional(func)(*tree_map(value, args), **tree_map(value, kwargs))
-        except (RuntimeError, TypeError):
-            return None
-        return (
-            _among(made.reshape(-1), known[id(among[0])].of if together else None) if made.dtype == out.dtype else None
-        )
-
-
-def _among(values: torch.Tensor, of: object = None) -> Any:
-    """One of these values; of: what decides which, if it decides for other tensors too."""
-    distinct = values.unique()
-    if distinct.numel() < 2:
-        return Same(distinct) if distinct.numel() else None
-    return Among(values, of) if of is not None else Among(distinct, object())
-
-
-def _alike(tensors: list[Any], out: Any) -> bool:
-    """Whether all have the shape of a result; symbols are not compared, which would be a guard, but read."""
-    return all([*map(str, tensor.shape)] == [*map(str, out.shape)] for tensor in tensors)
-
-
-def _elsewhere(fact: Any) -> Any:
-    """The same values at other places, which no longer go with those of another tensor."""
-    return fact._replace(of=object()) if isinstance(fact, Among) else fact
-
-
-def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """What there was, and what it is padded with."""
-    fact, value = facts.of(args[0]), args[2] if len(args) > 2 else kwargs.get("value", 0)
-    if not isinstance(fact, Same | Among) or type(value) not in (int, float, bool):
-        return None
-    with _disable_current_modes():
-        more = torch.full((1,), value, dtype=fact.value.dtype)
-        return _among(torch.cat([fact.value.reshape(-1), more]))
-
-
-def _functional(func: Any) -> Any:
-    """An operation that writes to its argument, as one that does not: the argument's known value stays as it is."""
-    if not func._schema.is_mutable:
-        return func
-    packet = getattr(torch.ops.aten, func._schema.name.partition("::")[2].rstrip("_"))
-    return getattr(packet, func._overloadname)
-
-
-def _compared(facts: Facts, func: Any, args: Any) -> Any:
-    """Masks: of ids that equal an expert, of experts that were chosen at all, of those that still have room."""
-    name, first = _name(func), facts.of(args[0]) if args else None
-    other = args[1] if len(args) > 1 else None
-    if name in ("_to_copy", "clone") or isinstance(first, Same | Known):
-        return first if isinstance(first, Ids | Range | Counts | Chosen | Number) else None
-    if isinstance(first, Range) and type(other) is int and other == 0:
-        with _disable_current_modes():
-            return first if name in ("add", "sub") else Same(torch.ones(1, dtype=torch.bool)) if name == "ge" else None
-    if isinstance(first, Ids) and name == "eq":
-        if type(other) is int:
-            if 0 <= other < first.of:
-                return Chosen(args[0].numel(), first.of, None, other, True)
-            with _disable_current_modes():
-                return Same(torch.zeros(1, dtype=torch.bool))
-        if isinstance(facts.of(other), Range):
-            return Chosen(args[0].numel(), first.of, _axis(args[0], other), None, True)
-    if isinstance(first, Chosen) and ((name in ("ne", "gt") and other == 0) or (name in ("eq", "ge") and other == 1)):
-        return first._replace(ones=True) if name == "ne" or first.ones else None
-    if (
-        isinstance(first, Counts)
-        and name in ("gt", "ne")
-        and other == 0
-        and first.expert is None
-        and args[0].dim() == 1
-    ):
-        with _disable_current_modes():
-            size = int(args[0].shape[0])
-            return Known(torch.tensor([bool(share(first.total, first.of, one) > 0) for one in range(size)]))
-    if isinstance(first, Rank) and name in ("le", "lt") and type(other) is int:
-        return first._replace(within=other - (name == "lt"))
-    if isinstance(first, Chosen) and name == "mul" and isinstance(rank := facts.of(other), Rank):
-        return _limited(first, rank)
-    return None
-
-
-def _axis(ids: Any, numbers: Any) -> int:
-    """The dimension of a comparison along which the numbers run, from the back."""
-    return next((at for at in range(-1, -numbers.dim() - 1, -1) if numbers.shape[at] != 1), -1)
-
-
-def _limited(mask: Chosen, rank: Rank) -> Any:
-    """Of who was chosen, those for whom there is room."""
-    if rank.within is None:
-        return None
-    if share(rank.length, mask.of, 0) <= rank.within:  # of a symbol, this is a guard
-        return mask
-    return mask._replace(total=mask.total // rank.length * mask.of * rank.within)
-
-
-def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Another look at the same values."""
-    fact, name = facts.of(args[0]), _name(func)
-    if fact is None:
-        return None
-    if isinstance(fact, Known):
-        return _real(facts, func, args, kwargs, out)
-    several = isinstance(out, list | tuple)
-    if isinstance(fact, Same | Among | Ids):
-        return tuple(_elsewhere(fact) for _ in out) if several else _elsewhere(fact)
-    if isinstance(fact, Range):
-        return fact if name in ("view", "_unsafe_view", "unsqueeze", "detach", "alias", "squeeze", "expand") else None
-    if isinstance(fact, Number):
-        return None if several else fact
-    if isinstance(fact, Rows):  # the same elements, in another shape or order
-        return fact if name in _WHOLE else None
-    if isinstance(fact, Counts):
-        if name == "select" and args[0].dim() == 1:
-            place = args[2] if args[2] >= 0 else args[2] + int(args[0].shape[0])
-            return fact._replace(expert=place)
-        if name == "unbind" and args[0].dim() == 1:
-            return tuple(fact._replace(expert=place) for place in range(len(out)))
-        return fact if name in ("detach", "alias", "view", "_unsafe_view") and out.dim() == args[0].dim() else None
-    return _view_of_mask(fact, name, args, out) if isinstance(fact, Chosen | Rank) and not several else None
-
-
-def _view_of_mask(fact: Any, name: str, args: Any, out: Any) -> Any:
-    mask = fact.of if isinstance(fact, Rank) else fact
-    dims, dim = args[0].dim(), mask.dim
-    if dim is None:
-        return fact if name not in ("select", "slice", "expand", "unfold") else None
-    at, to = dim % dims, None
-    if name in ("detach", "alias") or (name == "expand" and list(out.shape) == list(args[0].shape)):
-        to = at
-    elif name == "permute":
-        to = [place % dims for place in args[1]].index(at)
-    elif name in ("transpose", "t"):
-        one, two = (args[1] % dims, args[2] % dims) if name == "transpose" else (0, 1)
-        to = two if at == one else one if at == two else at
-    elif name == "unsqueeze":
-        place = args[1] % (dims + 1)
-        to = at + (place <= at)
-    elif name == "squeeze" and len(args) > 1 and type(args[1]) is int:
-        gone = args[1] % dims
-        to = at - (gone < at and out.dim() < dims) if gone != at else at if out.dim() == dims else None
-    elif name in ("view", "_unsafe_view"):
-        for end in (-1, 0):
-            if at == end % dims and type(args[0].shape[at]) is int and out.shape[end] == args[0].shape[at]:
-                to = end % out.dim()
-                break
-    elif name == "select" and type(args[2]) is int and not isinstance(fact, Rank):
-        if args[1] % dims == at:
-            return mask._replace(dim=None, expert=args[2] % int(args[0].shape[at]))
-        return None
-    if to is None:
-        return None
-    mask = mask._replace(dim=to - out.dim())
-    return fact._replace(of=mask) if isinstance(fact, Rank) else mask
-
-
-def _chosen(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """topk, argmax and the like: which of a small number had the largest."""
-    dim = args[1] if len(args) > 1 and _name(func) != "topk" else args[2] if len(args) > 2 else kwargs.get("dim", -1)
-    if type(dim) is not int or not args[0].dim():
-        return None
-    of = args[0].shape[dim]
-    if type(of) is not int or not 1 < of <= _MOST or not args[0].is_floating_point():
-        return None
-    return Ids(of) if isinstance(out, torch.Tensor) else (None, Ids(of))
-
-
-def _sorted(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    fact = facts.of(args[0])
-    return (fact, None) if isinstance(fact, Ids | Same) else None
-
-
-def _drawn(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    of = args[0].shape[-1]
-    return Ids(of) if type(of) is int and 1 < of <= _MOST else None
-
-
-def _uniform(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """A number that is drawn."""
-    low, high = tuple(args[1:3]) + (0.0, 1.0)[len(args) - 1 :]
-    return Drawn(float(low), float(high)) if type(out.numel()) is int and out.numel() == 1 else None
-
-
-def _filled(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """zeros, ones, full and the like."""
-    name = _name(func)
-    if name == "arange":
-        if len(args) == 1 and type(args[0]) is int and not out.is_floating_point():
-            return Range(args[0])
-        return None
-    if "zero" in name:
-        value: Any = 0
-    elif "ones" in name:
-        value = 1
-    elif name == "scalar_tensor":
-        value = args[0]
-    else:
-        value = kwargs.get("fill_value", kwargs.get("value", args[-1] if len(args) > 1 else None))
-    if type(value) not in (int, float, bool):
-        return None
-    with _disable_current_modes():
-        return Same(torch.full((1,), value, dtype=out.dtype))
-
-
-def _scattered(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """1 for each expert that was chosen, put where 0 was."""
-    self, dim, index = args[:3]
-    before, ids = facts.of(self), facts.of(index)
-    if not isinstance(before, Same) or not isinstance(ids, Ids):
-        return None
-    with _disable_current_modes():
-        if bool(before.value != 0):
-            return None
-    value = args[3] if len(args) > 3 else kwargs.get("value")
-    return Chosen(index.numel(), ids.of, dim if dim < 0 else dim - self.dim(), None, value == 1)
-
-
-def _summed(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    fact, name = facts.of(args[0]), _name(func)
-    if isinstance(fact, Same):
-        return _summed_alike(fact, name, args, out)
-    if isinstance(fact, Known):
-        return _real(facts, func, args, kwargs, out)
-    if isinstance(fact, Ids) and len(args) == 1 and name in ("max", "min"):
-        return Number(fact.of - 1 if name == "max" else 0)
-    if isinstance(fact, Counts) and len(args) == 1 and fact.expert is None and not fact.ends:
-        extreme = {"max": share(fact.total, fact.of, 0), "min": fact.total // fact.of, "sum": fact.total}.get(name)
-        return None if extreme is None else Number(extreme)
-    if not isinstance(fact, Chosen) or name not in ("sum", "any", "count_nonzero"):
-        return None
-    dims = args[0].dim()
-    given = args[1] if len(args) > 1 else None
-    reduced = {
-        one % dims for one in ((given,) if type(given) is int else range(dims) if given in (None, []) else given)
-    }
-    left = set(range(dims)) - reduced
-    if fact.expert is not None and not left:
-        if name == "any":
-            return Number(bool(share(fact.total, fact.of, fact.expert) > 0))
-        return Counts(fact.total, fact.of, fact.expert, False) if fact.ones or name != "sum" else None
-    if fact.dim is not None and left == {fact.dim % dims} and out.dim() == 1 and (fact.ones or name != "sum"):
-        counts = Counts(fact.total, fact.of, None, False)
-        if name != "any":
-            return counts
-        with _disable_current_modes():
-            size = int(out.shape[0])
-            return Known(torch.tensor([bool(share(counts.total, counts.of, one) > 0) for one in range(size)]))
-    return None
-
-
-def _summed_alike(fact: Same, name: str, args: Any, out: Any) -> Any:
-    if name in ("any", "all", "max", "min", "amax", "amin", "mean") and isinstance(out, torch.Tensor):
-        with _disable_current_modes():
-            return Same(fact.value.to(out.dtype))
-    if name == "sum" and isinstance(out, torch.Tensor):
-        count = args[0].numel() // max(1, out.numel()) if type(args[0].numel()) is int else None
-        with _disable_current_modes():
-            if count is not None:
-                return Same((fact.value.to(out.dtype) * count).to(out.dtype))
-            return Same(fact.value.to(out.dtype)) if bool(fact.value == 0) else None
-    return None
-
-
-def _added_up(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    fact = facts.of(args[0])
-    if isinstance(fact, Counts) and fact.expert is None:
-        return fact._replace(ends=True)
-    if isinstance(fact, Chosen) and fact.ones and fact.dim is not None and type(args[1]) is int:
-        return Rank(fact, args[0].shape[args[1]], None) if args[1] % out.dim() != fact.dim % out.dim() else None
-    return _real(facts, func, args, kwargs, out)
-
-
-def _taken(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """What an index takes of a tensor."""
-    fact = facts.of(args[0])
-    if isinstance(fact, Same | Among | Ids):
-        return _elsewhere(fact)
-    if isinstance(fact, Chosen) and fact.dim is not None and fact.dim % args[0].dim() == 0 and _name(func) == "index":
-        place = facts.of(args[1][0]) if len(args[1]) == 1 else None
-        if isinstance(place, Known) and place.value.numel() == 1:
-            with _disable_current_modes():
-                return fact._replace(dim=None, expert=int(place.value))
-        return None
-    if isinstance(fact, Known):
-        indices = args[1] if _name(func) == "index" else ()
-        return _real(facts, func, (args[0], list(indices)), {}, out) if indices and None not in indices else None
-    return None
-
-
-def _joined(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    known = [facts.of(one) for one in args[0]]
-    first = known[0] if known else None
-    if isinstance(first, Ids) and all(one == first for one in known):
-        return first
-    if isinstance(first, Same) and all(isinstance(one, Same) for one in known):
-        with _disable_current_modes():
-            return first if all(bool(one.value == first.value) for one in known) else None
-    return None
-
-
-def _histogram(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    fact = facts.of(args[0])
-    bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
-    return Counts(args[0].numel(), fact.of, None, False) if isinstance(fact, Ids) and bins == fact.of else None
-
-
-_VIEWS = (
-    "view _unsafe_view permute transpose t unsqueeze squeeze expand detach alias select slice unbind split split_with_sizes"
-    " as_strided repeat lift_fresh"
-)
-_WHOLE = frozenset(("view", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "detach", "alias"))
-_FILLS = (
-    "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_ zero_ arange scalar_tensor"
-)
-_SUMS, _CHOICES, _TAKES = (
-    "sum any all max min amax amin mean count_nonzero",
-    "topk argmax argmin",
-    "index index_select gather",
-)
-_MORE = {
-    "sort": _sorted, "multinomial": _drawn, "scatter": _scattered, "scatter_": _scattered, "cumsum": _added_up,
-    "cat": _joined, "stack": _joined, "histc": _histogram, "constant_pad_nd": _padded, "_to_copy": _pointwise, "clone": _pointwise,
-    "uniform_": _uniform,
-}  # fmt: skip
-_BY_RULE = ((_VIEWS, _view), (_FILLS, _filled), (_SUMS, _summed), (_CHOICES, _chosen), (_TAKES, _taken))
-_RULES: dict[str, Any] = {name: rule for names, rule in _BY_RULE for name in names.split()} | _MORE
-_EMPTY = torch.ops.aten.empty_strided.default
-
-
-@functools.cache
-def _name(func: Any) -> str:
-    schema = getattr(func, "_schema", None)
-    return "" if schema is None or not schema.name.startswith("aten::") else schema.name.partition("::")[2]
-
-
-@functools.cache
-def _rule(func: Any) -> tuple[Any, bool]:
-    """What to do after an operation, and whether it writes to an argument."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
-        return None, bool(getattr(getattr(func, "_schema", None), "is_mutable", False))
-    rule = _RULES.get(_name(func))
-    written = func._schema.is_mutable
-    if rule is None and torch.Tag.pointwise in func.tags and not written and len(func._schema.returns) == 1:
-        rule = _pointwise
-    return rule, written
