@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,12 +25,17 @@ from loadgauge.trace.device.fact_kinds import (
     share,
 )
 
-if TYPE_CHECKING:
-    from loadgauge.trace.device.facts import Facts
-
 _MOST = 4096
 """Of so many experts at most an index is one: of more, it is a place in something else, such as a vocabulary."""
 _SMALL = 65_536
+
+
+class Facts(Protocol):
+    """What rules ask: the facts of tensors, and to hold one (`facts.Facts`)."""
+
+    def of(self, tensor: Any) -> Any:
+        """What is known of a tensor, or None."""
+
 
 
 def _real(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
