@@ -37,7 +37,6 @@ class Facts(Protocol):
         """What is known of a tensor, or None."""
 
 
-
 def _real(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """The operation itself, on real values, where all are known."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
