@@ -19,7 +19,6 @@ TOLERANCE = 1e-3
 WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
-attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 checkpoints = pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
 
 
@@ -50,14 +49,14 @@ def check(
     return memory
 
 
+# A wide loss is over after all attention, whose kind is then no matter. CPUs without 16-bit instructions are slow at these.
 @checkpoints
 @dtypes
-@attentions
-@pytest.mark.parametrize("vocab", [64, 6000])
+@pytest.mark.parametrize(("vocab", "attention"), [(64, "eager"), (64, "sdpa"), (6000, "sdpa")])
 @pytest.mark.parametrize("name", ["llama-gqa", "gpt2"])
 def test_vocabularies(name: str, vocab: int, attention: str, dtype: torch.dtype, checkpointed: bool) -> None:
     built = build(name, attention, dtype, vocab_size=vocab, **WIDE)
-    memory = check(built, 256, 2, checkpointed=checkpointed)
+    memory = check(built, 256, 2 if dtype == torch.float32 else 1, checkpointed=checkpointed)
     if vocab == 6000:  # the least, in thousands, with which all these models need the most there
         assert memory.moment == "loss"
 
@@ -70,7 +69,8 @@ def test_families(name: str, dtype: torch.dtype, checkpointed: bool) -> None:
     if name == "opt":
         keys.update(ffn_dim=704, word_embed_proj_dim=256)
     built = build(name, "eager", dtype, **{**WIDE, "vocab_size": 64, **keys})
-    memory = check(built, 256, 2, checkpointed=checkpointed)
+    wide = dtype == torch.float32
+    memory = check(built, 256 if wide else 128, 2, "adamw" if wide else "sgd", checkpointed)
     assert memory.moment != "optimizer step"
 
 
