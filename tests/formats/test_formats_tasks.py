@@ -399,3 +399,18 @@ def test_what_is_not_counted_of_ms_swift_stops_in_one_line(text: str, words: str
     found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
     assert words in found.err
+
+
+def test_a_model_with_a_task_is_written_as_a_file(tmp_path: Path) -> None:
+    """What is written means the memory of the flags: a pair is one of a batch, a reference is said where it is not usual."""
+    flags = "llama-3.1-8b --task dpo --gpus 8 --zero 3 --seq-len 2048 --micro-batch 2"
+    place = tmp_path / "a.yaml"
+    place.write_text(typed(f"convert {flags} --to trl").out)
+    given, read_ = (
+        document(f"estimate {one} --gpu h100-sxm5-80gb") for one in (flags, f"{place} --gpus 8")
+    )  # fmt: skip
+    assert [one["total"] for one in given["memory"]] == [one["total"] for one in read_["memory"]]
+    made = typed("convert llama-3.1-8b --task grpo --gpus 8 --zero 3 --answers 512 --to verl")
+    assert (made.code, made.err) == (0, "")
+    assert "use_kl_loss=True" in made.out
+    assert "data.max_response_length=512" in made.out
