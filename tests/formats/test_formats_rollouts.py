@@ -287,6 +287,27 @@ SWIFT = "swift rlhf --rlhf_type {} --model Qwen/Qwen2.5-7B --max_length 1024 --p
 SWIFT += " --gradient_accumulation_steps 4 --deepspeed zero3 --max_completion_length 2048 {}"
 
 
+def test_the_divergence_of_ms_swift_s_distillation_is_its_beta() -> None:
+    """`jsd_loss` of rlhf_trainers/gkd_loss.py: one divergence at 0 and 1, a mixture between; `to_topk` keeps a few tokens."""
+    for more, task, form in (
+        ("", "opd", "jsd"), ("--beta 0", "opd", "forward-kl"), ("--lmbda 0 --beta 1", "gkd", "reverse-kl"),
+        ("--lmbda 0", "gkd", None),
+        ("--gkd_logits_topk 32", "opd", "top-k"),
+    ):  # fmt: skip
+        job = read(SWIFT.format("gkd", f"--teacher_model gpt2 {more}"), file="a.sh").job
+        assert (job.task, job.loss_terms) == (task, form)
+        again = read(write(job, "ms-swift").text, file="a.sh", given={"gpus": 8}).job
+        assert (again.task, again.loss_terms) == (task, form)
+    for more, words in (
+        ("--seq_kd true", "answers of the teacher"),
+        ("--lmbda 0 --gkd_logits_topk 8", "is read of answers"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read(SWIFT.format("gkd", f"--teacher_model gpt2 {more}"), file="a.sh")
+    with pytest.raises(ConfigError, match="adds the loss of the tokens"):
+        read(SWIFT.format("gkd", "--teacher_model gpt2 --sft_alpha 0.1"), file="a.sh")
+
+
 def test_answers_of_ms_swift(tmp_path: Path) -> None:
     """A generation is `per_device_train_batch_size` x `steps_per_generation` sequences of a process; old log-probs are made where
     `old_policy` says (rlhf_trainers/grpo_trainer.py); a value model is a copy of the reward model."""

@@ -116,7 +116,16 @@ def test_files_that_generate_their_answers(text: str, to: str, flags: str, tmp_p
         (GROUPS.replace("vllm_mode: colocate, ", ""), "'server' has GPUs of its own"),
         (GROUPS.replace("beta: 0.01", "async_prefetch: true"), "generates while it trains"),
         (AXOLOTL + "rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel"),
-        (PPO.replace("reward_model_type: full\n", ""), "'lora' scores by adapters"),
+        (PPO.replace("_type: full", "_type: oft"), "'oft' is not read"),
+        (PPO.replace("finetuning_type: lora", "finetuning_type: full").replace("reward_model_type: full\n", ""), "go with"),
+        (PPO + "reward_model_quantization_bit: 4\n", "reward_model_quantization_bit: quantises"),
+        (PPO + "reward_model_adapters: x\n", "loads a reward model with adapters"),
+        (FACTORY + "ref_model: gpt2\n", "ref_model: is read where it is the model that is trained"),
+        (FACTORY + "ref_model_adapters: x\n", "loads a reference with adapters"),
+        (GROUPS.replace("beta: 0.01", "replay_buffer_size: 64"), "trains again on answers"),
+        (GROUPS.replace("beta: 0.01", "vllm_lora_sync: true"), "hands over adapters alone"),
+        (GROUPS.replace("beta: 0.01", "reroll_start_fraction: 0.5"), "puts prompts in again"),
+        (GROUPS + "batch_flattening: true\n", "trains on answers without padding"),
         (FACTORY.replace("dpo", "ppo"), "needs a reward model"),
     ],
 )  # fmt: skip
@@ -126,6 +135,48 @@ def test_what_is_not_counted_of_answers_stops_in_one_line(text: str, words: str,
     found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
     assert words in found.err
+
+
+def test_a_key_of_answers_that_no_list_has_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(GROUPS.replace("beta: 0.01", "vllm_importance_sampling_cap: 2.0"))
+    assert "not known here" not in typed(f"estimate {place} --gpu h100-sxm5-80gb").out
+    place.write_text(GROUPS.replace("beta: 0.01", "something_new: 2"))
+    told = " ".join(typed(f"estimate {place} --gpu h100-sxm5-80gb").out.split())
+    assert "1 of its keys is not known here, and not counted: trl.something_new" in told
+
+
+def test_a_reference_of_llamafactory_is_a_second_model_where_it_is_named(tmp_path: Path) -> None:
+    """`create_ref_model` of its trainer_utils.py: a model where `ref_model` is there, or nothing is LoRA; 2 bytes a parameter."""
+    place = tmp_path / "a.yaml"
+    for more, held in (("", 0), ("ref_model: meta-llama/Llama-3.1-8B\n", 2 * 8_030_261_248)):
+        place.write_text(FACTORY + more)
+        found = document(f"estimate {place} --gpu b200-sxm-180gb")
+        weights = [
+            one["bytes"] for phase in found["memory"] if phase["phase"] == "update" for one in phase["parts"]
+            if (one["role"], one["part"]) == ("reference", "weights")
+        ]  # fmt: skip
+        assert sum(weights) == held
+    assert "ref_model: meta-llama/Llama-3.1-8B" in typed(f"convert {place} --to llamafactory --lora-rank 32").out
+    place.write_text(FACTORY.replace("finetuning_type: lora", "finetuning_type: oft"))
+    assert "--reference model" in typed(f"convert {place} --to flags").out
+
+
+def test_adapters_that_score_are_those_of_the_policy_once_more(tmp_path: Path) -> None:
+    """`load_adapter(reward_model, "reward")`: no second model, and adapters in float32; 8 of each projection of Llama-3.1-8B: its
+    shapes are those of its config.json."""
+    place = tmp_path / "a.yaml"
+    place.write_text(PPO.replace("reward_model_type: full\n", "").replace("meta-llama/Llama-3.2-1B", "saves/reward"))
+    assert "--reward-model adapter" in typed(f"convert {place} --to flags").out
+    found = document(f"estimate {place} --gpu h100-sxm5-80gb")
+    update = next(phase for phase in found["memory"] if phase["phase"] == "update")
+    scores = {one["part"]: one["bytes"] for one in update["parts"] if one["role"] == "reward model"}
+    shapes = 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
+    assert scores == {"adapters": 4 * 8 * shapes * 32}
+    assert any(phase["phase"] == "reward" for phase in found["memory"])
+    alone = typed("estimate llama-3.1-8b --task ppo --reward-model adapter --critic shared")
+    assert (alone.code, alone.err.count("\n")) == (2, 1)
+    assert "needs adapters" in alone.err
 
 
 def test_what_is_of_training_alone_refuses_such_a_file(tmp_path: Path) -> None:
@@ -348,3 +399,18 @@ def test_what_is_not_counted_of_ms_swift_stops_in_one_line(text: str, words: str
     found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
     assert words in found.err
+
+
+def test_a_model_with_a_task_is_written_as_a_file(tmp_path: Path) -> None:
+    """What is written means the memory of the flags: a pair is one of a batch, a reference is said where it is not usual."""
+    flags = "llama-3.1-8b --task dpo --gpus 8 --zero 3 --seq-len 2048 --micro-batch 2"
+    place = tmp_path / "a.yaml"
+    place.write_text(typed(f"convert {flags} --to trl").out)
+    given, read_ = (
+        document(f"estimate {one} --gpu h100-sxm5-80gb") for one in (flags, f"{place} --gpus 8")
+    )  # fmt: skip
+    assert [one["total"] for one in given["memory"]] == [one["total"] for one in read_["memory"]]
+    made = typed("convert llama-3.1-8b --task grpo --gpus 8 --zero 3 --answers 512 --to verl")
+    assert (made.code, made.err) == (0, "")
+    assert "use_kl_loss=True" in made.out
+    assert "data.max_response_length=512" in made.out

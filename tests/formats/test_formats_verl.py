@@ -224,6 +224,22 @@ def test_a_reward_model_without_a_name_is_not_passed_over() -> None:
         run_of(VERL + " reward_model.enable=True")
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("critic.ppo_micro_batch_size=8 algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size: '8' is the micro-batch of all"),
+        ("data.micro_batch_size=4", "data.micro_batch_size: '4' is the micro-batch of all GPUs"),
+        (f"{A}strategy=megatron {A}megatron.grad_offload=True", "moves the gradients alone"),
+    ],
+)  # fmt: skip
+def test_older_keys_that_are_not_read_stop_in_one_line(more: str, words: str, tmp_path: Path) -> None:
+    place = tmp_path / "grpo.sh"
+    place.write_text(f"{VERL} {more}")
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert words in found.err
+
+
 def test_sft(tmp_path: Path) -> None:
     text = "trainer: {n_gpus_per_node: 8, nnodes: 1}\nmodel: {path: Qwen/Qwen3-8B}\ndata: {train_batch_size: 64,"
     text += " max_length: 1024, use_dynamic_bsz: true, max_token_len_per_gpu: 8192}\n"

@@ -25,10 +25,8 @@ def test_rollout_and_update_of_lora_grpo_on_one_card() -> None:
 
 
 def test_scripts_of_ms_swift_print_what_lies_in_the_range() -> None:
-    """Packed sequences fill the longest that is allowed, so that nothing of the range is for their lengths."""
-    found = list(rows(packed=True))
-    assert [row.model for row in found if row.inside and row.low > row.high / 1.2] == [
-        "qwen2.5-7b",
-        "qwen3-30b-a3b",
-        "qwen2.5-vl-7b",
-    ]
+    """Of models of text (towers of images are not in the estimate) three in four are inside, and none is below its range."""
+    found = [row for row in rows() if "-vl-" not in row.model]
+    assert len(found) == 17
+    assert sum(row.inside for row in found) / len(found) >= 0.75
+    assert all(row.measured >= row.low - 0.5 for row in found)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from loadgauge.spec.job import Job, fields
-from loadgauge.spec.tasks import TASKS, Phase
+from loadgauge.spec.tasks import TASKS, Objective, Phase
 
 STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((STATIC / "js").glob("*.js"))}
@@ -75,6 +75,10 @@ def test_the_page_offers_every_task_and_names_every_phase() -> None:
     assert set(json.loads(lists["ROLLOUT"])) == {name for name, task in TASKS.items() if task.rollout}
     assert set(json.loads(lists["GIVEN"])) == {name for name, task in TASKS.items() if not task.rollout}
     assert set(json.loads(lists["COMPARED"])) == {name for name, task in TASKS.items() if task.reference}
+    forms = re.search(r"const FORMS = (\{.*?\});", text)
+    assert forms is not None
+    assert json.loads(forms[1]) == {name: list(task.objectives) for name, task in TASKS.items() if task.objectives}
+    assert {f"form.{one}" for one in ("usual", *get_args(Objective))} <= messages("en").keys()
     assert {role.name for task in TASKS.values() for role in task.roles} | {*get_args(Phase)} <= words.keys()
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from loadgauge.cli.options import run_options
+from loadgauge.cli.options import options, run_options
 from loadgauge.files import write_text
 from loadgauge.formats.dialects import FILES
-from loadgauge.formats.facts import describe
-from loadgauge.resolve.convert import Conversion, convert_files
+from loadgauge.formats.facts import Extra, describe
+from loadgauge.resolve.convert import Conversion, convert, convert_files
 from loadgauge.resolve.export import FLAGS
-from loadgauge.resolve.job_file import note
-from loadgauge.spec.job import Job
+from loadgauge.resolve.job_file import is_job_file, note
+from loadgauge.spec.job import POSTTRAIN, Job
+
+
+def of_task(command: click.Command) -> click.Command:
+    """Add the options of a task."""
+    return options(command, POSTTRAIN)
 
 
 @click.command("convert")
@@ -23,6 +29,7 @@ from loadgauge.spec.job import Job
 @click.option("--model", metavar="MODEL", help="MODEL to use instead of the one that FILE names.")
 @click.option("--out", metavar="FILE", help="File to write, instead of to the terminal.")
 @run_options
+@of_task
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: the text, and what was not read or written.")
 def command(
     files: tuple[str, ...],
@@ -37,15 +44,20 @@ def command(
 
     Several FILEs are one job, such as accelerate's configuration and the trainer's arguments. Flags change the run. What
     was not read, and what DIALECT cannot express, is listed on stderr; nothing is dropped silently. Files are data;
-    nothing in them is run.
+    nothing in them is run. In their place a MODEL may be, whose job the flags say.
 
     \b
     loadgauge convert axolotl.yaml --to llamafactory
     loadgauge convert pretrain.sh --to torchtitan --gpus 64
     loadgauge convert ds_config.json --to flags
+    loadgauge convert llama-3.1-8b --task dpo --gpus 8 --zero 3 --seq-len 2048 --to trl
     """
     asked = Job(model=model or "", **flags)
-    result = convert_files(files, target, onto=onto, flags=asked)
+    if len(files) == 1 and not is_job_file(files[0]) and not Path(files[0]).exists() and model is None:
+        named = convert(asked.replace(model=files[0]), target, onto=onto)
+        result = Conversion(files=(), job=asked.replace(model=files[0]), extra=Extra(), written=named)
+    else:
+        result = convert_files(files, target, onto=onto, flags=asked)
     written = result.written
     if as_json:
         from loadgauge.report.table import document

@@ -167,10 +167,10 @@ def _precision() -> Idea:
         facts = inner.read(keys)
         whole = keys.choice("finetuning_type", METHODS) == "full"
         computed = HALVES.get(facts["precision"]) if whole else None
-        refers = keys.word("stage") in ("kto", "ppo") or (
-            keys.word("stage") == "dpo" and keys.word("pref_loss") not in ("orpo", "simpo")
-        )
-        return facts | {"weights": "float32" if computed else None, "frozen_weights": computed if refers else None}
+        return facts | {
+            "weights": "float32" if computed else None,
+            "frozen_weights": computed if _refers(keys) else None,
+        }
 
     return Idea(keys=inner.keys, facts=("precision", "weights", "frozen_weights"), read=read, write=inner.write)
 
@@ -184,11 +184,50 @@ PREFERENCES = {"sigmoid": "dpo", "hinge": "dpo", "kto_pair": "dpo", "ipo": "ipo"
 """`pref_loss`, of stage dpo."""
 
 
+REFERENCE = ("ref_model", "ref_model_adapters", "ref_model_quantization_bit")
+ADAPTERS = "adapter"
+"""`reward_model_type: lora`, the usual one, as `--reward-model` says it: adapters of the trained model that score."""
+
+
+def _refers(keys: Keys) -> bool:
+    """Whether a file's task compares with a reference."""
+    stage = keys.word("stage")
+    return stage in ("kto", "ppo") or (stage == "dpo" and keys.word("pref_loss") not in ("orpo", "simpo"))
+
+
+def _reference() -> Idea:
+    """Where a reference comes from: beside LoRA the model without its adapters, unless one is named; beside anything else a copy
+    (`create_ref_model` of `train/trainer_utils.py`)."""
+    named, adapted, quantised = REFERENCE
+    trained = "model_name_or_path"
+
+    def read(keys: Keys) -> Facts:
+        if not _refers(keys):
+            return {}
+        for key, what in ((adapted, "loads a reference with adapters, which is not read"),
+                          (quantised, "quantises the reference, which is not counted")):  # fmt: skip
+            if keys.raw(key) not in (None, False, 0, "0"):
+                raise keys.wrong(key, what)
+        if keys.has(named):
+            if keys.word(named) != keys.word(trained):
+                raise keys.wrong(named, "is read where it is the model that is trained")
+            return {"reference": "model"}
+        return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        whole = facts.get("adapter") == "oft" or not facts.get("lora_rank")
+        second = facts.get("reference") == "model" and not whole
+        return {named: facts.get("model") if second else None}
+
+    return Idea(keys=REFERENCE, facts=("reference",), read=read, write=write)
+
+
 def _stage() -> Idea:
     """What is trained for: `stage`, and of preferences the loss."""
     stage, loss = "stage", "pref_loss"
     buffer, epochs, longest = "ppo_buffer_size", "ppo_epochs", "max_new_tokens"
     scores, how, bits = "reward_model", "reward_model_type", "reward_model_quantization_bit"
+    adapted = "reward_model_adapters"
 
     def answers(keys: Keys) -> Facts:
         """PPO: answers of a mini-batch at a time, by `generate`; the critic is a value of each token beside the actor's logits,
@@ -196,16 +235,20 @@ def _stage() -> Idea:
         named, kind = keys.word(scores), keys.word(how) or "lora"
         if named is None:
             raise keys.wrong(stage, f"'ppo' needs a reward model ({scores})")
-        if kind not in ("full", "api"):
-            raise keys.wrong(how if keys.has(how) else stage, f"{kind!r} scores by adapters of the same model, which is not read;"
-                                                              " full and api are")  # fmt: skip
-        if keys.whole(bits):
+        if kind not in ("lora", "full", "api"):
+            raise keys.wrong(how, f"{kind!r} is not read; lora, full and api are")
+        if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
+            raise keys.wrong(how if keys.has(how) else scores, "scores by adapters (reward_model_type: lora), which go with"
+                                                               " finetuning_type lora")  # fmt: skip
+        if keys.whole(bits, minimum=0):
             raise keys.wrong(bits, "quantises the reward model, which is not counted")
+        if keys.has(adapted):
+            raise keys.wrong(adapted, "loads a reward model with adapters, which is not read")
         each, rounds = keys.whole("per_device_train_batch_size") or 8, keys.whole("gradient_accumulation_steps") or 1
         return {
             "task": "ppo", "samples": 1, "generated": each * rounds * (keys.whole(buffer) or 1), "epochs": keys.whole(epochs) or 4,
             "answers": str(keys.whole(longest) or 1024), "prompt_len": keys.whole("cutoff_len") or 2048, "critic": "shared",
-            "reward_model": named if kind == "full" else None, "rollout": f"hf:batch={each}",
+            "reward_model": {"full": named, "lora": ADAPTERS}.get(kind), "rollout": f"hf:batch={each}",
         }  # fmt: skip
 
     def read(keys: Keys) -> Facts:
@@ -224,6 +267,8 @@ def _stage() -> Idea:
             named = facts.get("reward_model")
             values: dict[str, Any] = {stage: "ppo", loss: None, epochs: facts.get("epochs")}
             values |= {longest: int(length)} if length.isdecimal() else {}
+            if named == ADAPTERS:
+                return values | {scores: keys.word(scores), how: "lora" if keys.has(how) else None}
             return values | ({scores: named, how: "full"} if named is not None else {how: own or "api"})
         if task not in (None, "sft", *STAGES):
             return {}
@@ -233,7 +278,7 @@ def _stage() -> Idea:
             loss: None,
         }
 
-    owned = (stage, loss, buffer, epochs, longest, scores, how, bits)
+    owned = (stage, loss, buffer, epochs, longest, scores, how, bits, adapted)
     facts = names_in("task samples generated prompts epochs answers prompt_len critic reward_model rollout")
     return Idea(keys=owned, facts=facts, read=read, write=write)
 
@@ -263,6 +308,7 @@ LLAMAFACTORY = Dialect(
     ideas=(
         *SHARED,
         _stage(),
+        _reference(),
         row("seq_len", "cutoff_len", default=2048),
         *BATCH,
         _optimizer(),

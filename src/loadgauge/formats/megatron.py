@@ -536,6 +536,19 @@ MODEL = Idea(
 )
 
 
+LAYOUT = (
+    tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
+    pipeline({
+        "pp": "pipeline_model_parallel_size", "chunks": "num_virtual_stages_per_pipeline_rank", "layers": "num_layers",
+        "size": "virtual_pipeline_model_parallel_size", "chunk_layers": "num_layers_per_virtual_pipeline_stage",
+        "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
+    }),
+    context("context_parallel_size", "cp_comm_type"),
+    experts("expert_model_parallel_size", "expert_tensor_parallel_size", "tensor_model_parallel_size"),
+)  # fmt: skip
+ATTENTION = row("attention", "attention_backend", default="flash", words=TRANSFORMER_ENGINE)
+"""The layout and the kernel of attention, by Megatron's arguments; slime passes them on."""
+
 SECTIONS = {
     "model_parallel": """
         tensor_model_parallel_size pipeline_model_parallel_size sequence_parallel virtual_pipeline_model_parallel_size
@@ -563,23 +576,12 @@ MEGATRON = Dialect(
         tensor_model_parallel_size pipeline_model_parallel_size micro_batch_size global_batch_size num_layers
         use_distributed_optimizer ffn_hidden_size num_attention_heads seq_length context_parallel_size
         expert_model_parallel_size recompute_granularity
-        """
-    ),
+        """),
     sections={key: section for section, keys in SECTIONS.items() for key in keys.split()},
     blank={"argv": "torchrun --nproc-per-node 1 --nnodes 1 pretrain_gpt.py\n", "yaml": "language_model:\nmodel_parallel:\n"},
     ideas=(
         launched(),
-        tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
-        pipeline(
-            {
-                "pp": "pipeline_model_parallel_size", "chunks": "num_virtual_stages_per_pipeline_rank",
-                "size": "virtual_pipeline_model_parallel_size",
-                "chunk_layers": "num_layers_per_virtual_pipeline_stage", "layers": "num_layers",
-                "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
-            }
-        ),
-        context("context_parallel_size", "cp_comm_type"),
-        experts("expert_model_parallel_size", "expert_tensor_parallel_size", "tensor_model_parallel_size"),
+        *LAYOUT,
         zero(),
         recompute(switch="recompute_activations"),
         row("micro_batch", "micro_batch_size"),
@@ -589,7 +591,7 @@ MEGATRON = Dialect(
         optimizer(),
         overlap(),
         offload(),
-        row("attention", "attention_backend", default="flash", words=TRANSFORMER_ENGINE),
+        ATTENTION,
         row("order", "use_tp_pp_dp_mapping", words={"true": "tp,cp,ep,pp,dp", "false": "tp,cp,ep,dp,pp"}),
         loss(),
         MODEL,

@@ -10,19 +10,8 @@ from typing import Any
 
 from loadgauge.formats.coverage import words
 from loadgauge.formats.facts import split_of
-from loadgauge.formats.megatron import (
-    context,
-    experts,
-    machines,
-    offload,
-    optimizer,
-    overlap,
-    pipeline,
-    recompute,
-    tensor_parallel,
-)  # fmt: skip
-from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
-from loadgauge.formats.words import TRANSFORMER_ENGINE
+from loadgauge.formats.megatron import ATTENTION, FP8, LAYOUT, machines, offload, optimizer, overlap, recompute
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, names_in
 from loadgauge.spec.rollout import Engine
 
 ESTIMATORS = {
@@ -334,11 +323,10 @@ def _precision() -> Idea:
     """16-bit weights, whose gradients are summed in float32 where that is asked for."""
     wide, half, plain = "accumulate_allreduce_grads_in_fp32", "fp16", "bf16"
     eight = ("fp8_format", "fp8_recipe", "fp8_param_gather")
-    kinds = {"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
 
     def read(keys: Keys) -> Facts:
         if keys.has(eight[0]):
-            name = keys.choice(eight[1], kinds) or "fp8-delayed"
+            name = keys.choice(eight[1], FP8) or "fp8-delayed"
             return {"precision": f"{name}-primary" if keys.flag(eight[2]) else name}
         name = "fp16" if keys.flag(half) else "bf16"
         return {"precision": name if keys.flag(wide) is not False else f"{name}-mixed-16"}
@@ -408,17 +396,7 @@ SLIME = Dialect(
     blanks=dict.fromkeys(("grpo", "gspo", "ppo", "dapo"), "python3 train.py \\\n   --attention-dropout 0.0 --hidden-dropout 0.0\n"),
     ideas=(
         _model(),
-        tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
-        pipeline(
-            {
-                "pp": "pipeline_model_parallel_size", "chunks": "num_virtual_stages_per_pipeline_rank",
-                "size": "virtual_pipeline_model_parallel_size",
-                "chunk_layers": "num_layers_per_virtual_pipeline_stage", "layers": "num_layers",
-                "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
-            }
-        ),
-        context("context_parallel_size", "cp_comm_type"),
-        experts("expert_model_parallel_size", "expert_tensor_parallel_size", "tensor_model_parallel_size"),
+        *LAYOUT,
         _gpus(),
         _placement(),
         _task(),
@@ -431,7 +409,7 @@ SLIME = Dialect(
         optimizer(),
         overlap(),
         offload(),
-        row("attention", "attention_backend", default="flash", words=TRANSFORMER_ENGINE),
+        ATTENTION,
         _loss(),
     ),
 )  # fmt: skip

@@ -14,6 +14,10 @@ GENERATING = ("grpo", "ppo", "gkd")
 MICRO, ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
 LONGEST = "max_completion_length"
 V = "vllm_"
+DISTANCES: dict[float | None, str] = {0.0: "forward-kl", 1.0: "reverse-kl"}
+"""`beta` of GKD at which it is one divergence, as in TRL."""
+LIKELIEST = 64
+"""Tokens that a new file says of those that a teacher finds likeliest; the memory of a few is not counted."""
 
 
 def generating(keys: Keys) -> str | None:
@@ -41,7 +45,7 @@ def answers() -> Idea:
     )  # fmt: skip
     moved = ("offload_model", "offload_optimizer")
     away, server, batch = "offload_teacher_model", "teacher_model_server", "generation_batch_size"
-    of_prompt = "max_length"
+    of_prompt, likeliest = "max_length", "gkd_logits_topk"
 
     def one_of(keys: Keys, name: str) -> str | None:
         """The model of a key that may be a list of one."""
@@ -111,11 +115,15 @@ def answers() -> Idea:
             raise keys.wrong(sequences, "generates answers of the teacher, which is not counted")
         part = keys.real(share)
         part = 0.5 if part is None else part
-        own = {"teacher": keys.word(teacher), "frozen_offload": keys.flag(away) or None}
-        if not part:
-            return {"task": "gkd", **own}
         if not 0 <= part <= 1:
             raise keys.wrong(share, "is a share, from 0 to 1")
+        alone = DISTANCES.get(keys.real(weight))
+        own = {"teacher": keys.word(teacher), "frozen_offload": keys.flag(away) or None, "loss_terms": alone}
+        if not part:
+            if keys.has(likeliest):
+                raise keys.wrong(likeliest, f"is read of answers that the student generates ({share})")
+            return {"task": "gkd", **own}
+        own["loss_terms"] = "top-k" if keys.has(likeliest) else alone or "jsd"
         generated = {"task": "opd", "generated": _each(keys) * rounds, "on_policy": None if part == 1 else part}
         return facts | engine(keys, _each(keys)) | own | generated
 
@@ -127,6 +135,11 @@ def answers() -> Idea:
                 share: (facts.get("on_policy") or 1.0) if task == "opd" else 0.0,
             }
             values[away] = True if facts.get("frozen_offload") else None
+            form = facts.get("loss_terms")
+            same = next((value for value, name in DISTANCES.items() if name == form), None)
+            factor = keys.real(weight)
+            values[weight] = same if same is not None else None if factor in DISTANCES else factor
+            values[likeliest] = keys.whole(likeliest) or LIKELIEST if form == "top-k" else None
             return values | (lengths(facts) | engines(facts) if task == "opd" else {})
         if task == "ppo":
             return lengths(facts) | {
@@ -164,10 +177,10 @@ def answers() -> Idea:
 
     owned = (
         count, steps, times, reward, teacher, share, sequences, epochs, parts, forward, response, switch, mode, asleep, used,
-        width, stages, length, most, eager, prefixes, *moved, away, server, batch, LONGEST,
+        width, stages, length, most, eager, prefixes, *moved, away, server, batch, LONGEST, likeliest,
     )  # fmt: skip
     facts = names_in(
         "task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout rollout_offload"
-        " old_logprobs logprob_batch frozen_offload on_policy"
+        " old_logprobs logprob_batch frozen_offload on_policy loss_terms"
     )
     return Idea(keys=owned, facts=facts, read=read, write=write)

@@ -206,6 +206,8 @@ def moved() -> Idea:
             return {}
         which = int(megatron(keys))
         weights, states = (bool(keys.flag(inner[word][which])) for word in ("param", "optimizer"))
+        if keys.flag(gradients) and not weights:
+            raise keys.wrong(gradients, "moves the gradients alone, which is not read; param_offload moves both")
         held = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
         # The engines of 0.9 load a reference as the actor is loaded; before, in bfloat16 (workers/fsdp_workers.py).
         usual = "float32" if keys.since(0, 9) else "bfloat16"

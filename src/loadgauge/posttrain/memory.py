@@ -202,6 +202,7 @@ def weights_held(member: Member, rank: StageAtWork) -> float:
     if member.shares:
         return 0.0
     sharded = layout.zero >= training.framework.weights_stage and not unsharded(member)
+    training = msgspec.structs.replace(training, lora=None)  # a second model has none of the policy's adapters
     memory_model = MemoryModel(member.model, layout, training, view_of(layout, training))
     at = min(rank.stage.index, layout.pp - 1)
     count = memory_model.weighed(list(stages(member.model, layout))[at])[1]

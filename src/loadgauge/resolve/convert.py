@@ -11,11 +11,12 @@ import msgspec
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.exchange import JobFile, Written, combine, load, write
 from loadgauge.formats.facts import FIELDS, Extra
-from loadgauge.resolve.export import FLAGS, export
+from loadgauge.resolve.export import FLAGS, export, job_of, name_for_dialect
 from loadgauge.resolve.job_file import READING, fill_in, find_alike, flags_given, is_job_file, names_beside, read_files
+from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.resolve import resolve_job
-from loadgauge.spec.job import Job
+from loadgauge.spec.job import POSTTRAIN, Job
 
 
 class Conversion(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ def convert(
     if isinstance(job, Job):
         job = job.replace(**{name: getattr(changes, name) for name in fields})
         if not is_job_file(job.model):
+            if job.task is not None:
+                return _of_task(job, to, place)
             setup = resolve_job(job)
             if to == FLAGS:
                 return Written(dialect=FLAGS, text=completer(setup.job)(setup.estimate()).command())
@@ -73,6 +76,30 @@ def convert(
     else:
         files = [str(file) for file in job]
     return convert_files(files, to, onto=place, flags=changes).written
+
+
+def _of_task(job: Job, to: str, onto: str | None) -> Written:
+    """Writes a job with a task: as resolved, in sequences of the task, of which a pair is one."""
+    run, setup = resolve_posttrain(job)
+    known = {name: value for name in POSTTRAIN if (value := getattr(job, name)) is not None}
+    if run.engine is not None:
+        sequences = run.sequences
+        known = {
+            "prompts": sequences.prompts, "samples": sequences.samples, "prompt_len": sequences.prompt,
+            "answers": str(sequences.answers.longest), "epochs": sequences.epochs, "rollout": run.engine.text(),
+        } | known  # fmt: skip
+    if to == FLAGS:
+        return Written(dialect=FLAGS, text=job.replace(**known).command())
+    if run.engine is not None and dialect_of(to).trainers == "own":  # without a word, these have no reference
+        known["reference"] = run.reference or "none"
+    whole = job_of(setup)
+    given = {
+        "micro_batch": (whole.micro_batch or 1) // run.task.rows,
+        "global_batch": (whole.global_batch or 1) // run.task.rows,
+    }
+    filled = whole.replace(**known, **given, loss=job.loss, seq_len=None if run.engine is not None else whole.seq_len)
+    named, extra = name_for_dialect(filled, dialect_of(to).name, patched=onto is not None)
+    return write(named, dialect_of(to).name, None if onto is None else load(onto), extra=extra, file=onto or "")
 
 
 def convert_files(

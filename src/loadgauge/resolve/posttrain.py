@@ -56,6 +56,8 @@ OF_ADAPTERS = (
 """Fields about what of the trained model is trained, which its other models know nothing of."""
 SHARED = "shared"
 """`--critic`: a value of each token beside the actor's logits, so that the actor's passes are the critic's too."""
+SECOND = "adapter"
+"""`--reward-model`: a second set of adapters on the actor, of the same shape, and a value of each token beside its logits."""
 PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
 """What is assumed of a step where nothing is said."""
 
@@ -374,6 +376,11 @@ def _member(
     chosen, training, layout = setup.model, setup.training, setup.layout
     named = None if role.field == "model" else getattr(job, role.field)
     trains = "train" in role.uses
+    second = role.field == "reward_model" and named == SECOND
+    if second:
+        named = None
+        if setup.training.lora is None:
+            raise ConfigError(f"{SECOND} needs adapters (--lora-rank)", key=role.field)
     if named is not None:
         other = setup.job.replace(model=named, seq_len=layout.seq_len, lengths=None, **dict.fromkeys(OF_ADAPTERS))
         resolved = resolve_job(other)
@@ -381,15 +388,15 @@ def _member(
         layout.check(chosen)
     if role.field == "critic" and job.critic_batch is not None:
         layout = msgspec.structs.replace(layout, micro_batch=job.critic_batch)
-    if role.scalar:
+    if role.scalar and not second:
         chosen = scalar(chosen)
-    if not trains and role.name != "reference" and named is None:
+    if not trains and role.name != "reference" and named is None and not second:
         raise ConfigError(f"{task.name} needs a model for its {role.name}", key=role.field)
     return Member(
         role=role, model=chosen, layout=layout, training=training, params=int(parameters(chosen).total),
         cluster=setup.cluster, offloaded=not trains and bool(job.frozen_offload),
-        shares=role.name == "reference" and reference in ("adapter", "adapter-off"),
-        second=role.name == "reference" and reference == "adapter", loaded=None if trains else job.frozen_weights,
+        shares=second or (role.name == "reference" and reference in ("adapter", "adapter-off")),
+        second=second or (role.name == "reference" and reference == "adapter"), loaded=None if trains else job.frozen_weights,
     )  # fmt: skip
 
 

@@ -64,7 +64,9 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
         choices=get_args(Objective), needs="task")] = None
     teacher: Annotated[str | None, about("text", "posttrain", "The model that is distilled.", metavar="MODEL", needs="task")] = None
     reward_model: Annotated[str | None, about(
-        "text", "posttrain", "A model that scores answers (none: a rule does, on the host).", metavar="MODEL", needs="task")] = None
+        "text", "posttrain",
+        "A model that scores answers (none: a rule does, on the host); adapter: a second set of adapters on the actor.",
+        metavar="MODEL", needs="task")] = None
     critic: Annotated[str | None, about(
         "text", "posttrain",
         "PPO's critic (a model like MODEL with a head of one column); shared: a value beside the actor's logits.",

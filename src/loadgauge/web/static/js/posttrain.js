@@ -12,6 +12,7 @@ import { verdictOf } from "./verdict.js";
 const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo", "opd"];
 const GIVEN = ["sft", "rm", "dpo", "ipo", "kto", "orpo", "simpo", "cpo", "gkd"];
 const REFERENCES = ["", "model", "adapter", "adapter-off", "precomputed", "none"];
+const FORMS = {"kto": ["kl", "no-kl"], "cpo": ["nll", "no-nll"], "simpo": ["nll", "no-nll"], "gkd": ["jsd", "forward-kl", "reverse-kl"], "opd": ["top-k", "jsd", "forward-kl", "reverse-kl"]};
 const COMPARED = ["dpo", "ipo", "kto", "grpo", "ppo", "rloo"];
 const COLOURS = { actor: "states", policy: "states", reference: "gradients", critic: "activations", "reward model": "loss", teacher: "loss", engine: "outside", trainer: "temporary" };
 let found = null;
@@ -23,16 +24,20 @@ let drawn = "";
 
 const rolls = () => ROLLOUT.includes(asked("task"));
 
-/** What is asked, as the address has it. */
+const forms = () => FORMS[asked("task")] ?? [];
+
+/** What is asked, as the address has it; of another task's forms of the loss nothing. */
 function asked(name) {
   const first = { task: "grpo", prompts: "64", samples: "8", "prompt-len": "1024", answers: "exp:2000,8192", rollout: `vllm:tp=${Math.min(8, Number(flags.tp ?? 1))},utilization=0.6,sleep=1`, placement: "colocated" };
-  return view[`rl-${name}`] ?? first[name] ?? "";
+  const said = view[`rl-${name}`] ?? first[name] ?? "";
+  return name === "loss-terms" && !forms().includes(said) ? "" : said;
 }
 
 function fields() {
   const task = asked("task");
   return ["task", ...(rolls() ? ["prompts", "samples", "prompt-len", "answers", "rollout", "placement", "staleness"] : []),
-    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(task === "ppo" ? ["critic", "critic-batch"] : []), ...(["gkd", "opd"].includes(task) ? ["teacher"] : []), "steps"];
+    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(task === "ppo" ? ["critic", "critic-batch"] : []), ...(["gkd", "opd"].includes(task) ? ["teacher"] : []),
+    ...(forms().length ? ["loss-terms"] : []), ...(task === "opd" ? ["on-policy"] : []), "steps"];
 }
 
 export const posttrain = new Panel({
@@ -85,6 +90,8 @@ const FORM = {
   staleness: () => field("staleness", "56px", whole),
   reference: () => choice("reference", REFERENCES, (value) => t(`reference.${value || "usual"}`)),
   "reward-model": () => field("reward-model", "150px", { list: "list-model" }),
+  "loss-terms": () => choice("loss-terms", ["", ...forms()], (value) => t(`form.${value || "usual"}`)),
+  "on-policy": () => field("on-policy", "64px", { type: "number", min: 0, max: 1, step: "any", placeholder: "1" }),
   critic: () => field("critic", "150px", { list: "list-model", placeholder: t("post.like-actor") }),
   "critic-batch": () => field("critic-batch", "64px", { ...whole, min: 1, placeholder: flags["micro-batch"] ?? "1" }),
   steps: () => field("steps", "80px", { ...whole, min: 1, placeholder: "–" }),
