@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from loadgauge.cli.options import options, run_options
+from loadgauge.cli.options import Command, options, run_options
 from loadgauge.files import write_text
 from loadgauge.formats.dialects import FILES
 from loadgauge.formats.facts import Extra, describe
@@ -17,7 +17,7 @@ from loadgauge.resolve.job_file import is_job_file, note
 from loadgauge.spec.job import POSTTRAIN, Job
 
 
-def of_task(command: click.Command) -> click.Command:
+def of_task(command: Command) -> Command:
     """Add the options of a task."""
     return options(command, POSTTRAIN)
 
