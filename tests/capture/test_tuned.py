@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import peft
 import pytest
 import torch
@@ -18,10 +19,13 @@ from loadgauge.capture import list_request, road
 from loadgauge.capture.blocks import Stack
 from loadgauge.capture.kinds import of_config
 from loadgauge.capture.record import Recorded, Sized, record
+from loadgauge.capture.regime import Regime
 from loadgauge.capture.tuning import Named, chosen_of
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.estimate.result import Estimate
+from loadgauge.layers.rank_view import View
 from loadgauge.spec.job import Job
+from loadgauge.spec.kernels import Kernels
 from loadgauge.trace import subprocess
 from loadgauge.trace.torch_run import TorchRun
 
@@ -163,6 +167,21 @@ def test_a_part_is_what_a_step_with_frozen_parameters_trains(
     check(captured(kind, tmp_path, train=words), real(kind, change))
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"logprobs": "pairs"}, "not that of a post-training task"),
+        ({"loss_pieces": 2}, "the loss float32 in 2 pieces"),
+        ({"loss": "liger"}, "the loss liger"),
+    ],
+)
+def test_a_loss_that_the_code_does_not_have_is_refused(changes: dict[str, Any], why: str) -> None:
+    view = View(tokens=8, pairs=8, kernels=msgspec.structs.replace(Kernels(), **changes))
+    with pytest.raises(NotModelled, match=why):
+        Regime.of(view, "a model")
+    assert Regime.of(View(tokens=8, pairs=8), "a model") == Regime()
+
+
 @pytest.mark.usefixtures("numbers")
 def test_time_follows_what_is_trained(tmp_path: Path) -> None:
     seconds = []
@@ -188,6 +207,7 @@ def test_time_follows_what_is_trained(tmp_path: Path) -> None:
         ({"train": "lm_haed"}, ConfigError, "no parameter is called 'lm_haed' .*did you mean 'lm_head'"),
         ({"train": "layers.9"}, ConfigError, "are none of the 4 layers"),
         ({"train": "lm_head", "lora_rank": 4}, ConfigError, "beside adapters: --modules-to-save"),
+        ({"lora_rank": 4, "kbit_upcast": "all"}, NotModelled, "that are cast to float32"),
         ({"adapter": "vera"}, NotModelled, "VeRA on captured layers"),
     ],
 )

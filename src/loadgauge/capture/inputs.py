@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import tomllib
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from loadgauge.capture.values import known, whole
 from loadgauge.errors import ConfigError
 from loadgauge.package_data import read_data
 
+SOUNDS = ("input_features", "input_values", "audio_input_features", "audio_input_ids")
+"""Arguments of transformers' models that stand for a sound."""
 _TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "float": torch.float}
 
 
@@ -34,6 +37,18 @@ def beside_tokens(config: Any, taken: Mapping[str, Any], kind: str = "") -> dict
         and name in taken
         and (name not in table[of_kind] or name in own or _there(row, config))
     }
+
+
+def unheard(module: Any, given: Mapping[str, Any]) -> str:
+    """Return the argument by which a model takes a sound, where it is called without any; "" else. given: its arguments by name
+
+    >>> class Listens:
+    ...     def forward(self, input_ids, input_features=None): ...
+    >>> unheard(Listens(), {"input_ids": 0}), unheard(Listens(), {"input_features": 0})
+    ('input_features', '')
+    """
+    taken = [name for name in SOUNDS if name in inspect.signature(module.forward).parameters]
+    return taken[0] if taken and not any(name in given for name in taken) else ""
 
 
 def usual_picture(config: Any) -> tuple[int, int] | None:

@@ -195,6 +195,8 @@ class Listing(msgspec.Struct, frozen=True):
     values: tuple[str, ...] = ()
     seconds: float = 0.0
     plain: str = ""
+    unheard: str = ""
+    """The argument by which the model takes a sound, where it ran on tokens alone."""
 
     def formulas(self) -> Iterator[Size]:
         """Every formula in it."""
@@ -360,6 +362,7 @@ class Family:
         found += [
             f"sizes other than these, of which each is captured apart ({one.plain})" for one in self.known if one.plain
         ]
+        found += [f"sound: the model takes {one.unheard}, and ran on tokens alone" for one in self.known if one.unheard]
         found += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
         return list(dict.fromkeys(found))
 

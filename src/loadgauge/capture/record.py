@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from loadgauge.capture.inputs import unheard
 from loadgauge.capture.sparse import check_sparse
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
 from loadgauge.capture.values import KeptValues
@@ -117,6 +118,8 @@ class Recorded(msgspec.Struct):
     """(storage, node of the graph that keeps it), of the last step."""
     weights: dict[int, Parameter]
     """Parameters by the number of their storage."""
+    unheard: str = ""
+    """The argument by which the model takes a sound, where it ran on tokens alone."""
 
 
 def record(
@@ -153,7 +156,11 @@ def record(
                     error.__dict__[ASKED] = next(reversed(mode.read.branches), "")
                     raise
         observer.finish()
-        return _read(observer, ops, second, module, symbols, mode, begun)
+        found = _read(observer, ops, second, module, symbols, mode, begun)
+        if job.step is None and (name := unheard(module, keywords)):
+            found.unheard = name
+            found.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
+        return found
 
 
 def _module(made: Any) -> nn.Module:

@@ -50,6 +50,8 @@ class Regime(msgspec.Struct, frozen=True):
         kernels = view.kernels
         for why in _replaced(kernels):
             raise NotModelled(f"{name} {OWN}, which {why} replaces: --framework huggingface, or a written family")
+        if kernels.logprobs:  # the code that ran has a language model's loss over tokens
+            raise NotModelled(f"{name} {OWN}, with its own loss, not that of a post-training task: a written family")
         dtypes = kernels.dtypes
         autocast, lora = dtypes.residual is not None, view.lora
         weight = 4 if dtypes.residual == 4 or dtypes.activation == 4 else 2
@@ -73,8 +75,9 @@ def _replaced(kernels: Kernels) -> list[str]:
         found.append("a recipe of 8 or 4 bits")
     if kernels.activation_in_place or kernels.experts != "grouped" or kernels.vocabulary_multiple != 1:
         found.append("a framework with kernels of its own")
-    elif kernels.loss != "float32" or kernels.holds_logits:
-        found.append(f"the loss {kernels.loss}")
+    elif kernels.loss != "float32" or kernels.holds_logits or kernels.loss_pieces != 1:
+        pieces = "" if kernels.loss_pieces == 1 else f" in {kernels.loss_pieces} pieces"
+        found.append(f"the loss {kernels.loss}{pieces}")
     return found
 
 

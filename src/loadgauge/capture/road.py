@@ -226,6 +226,8 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
         "bf16-autocast-8": Regime(2, True, attention), "bf16-autocast": Regime(4, True, attention),
         "fp16-autocast": Regime(4, True, attention),
     }.get(precision, Regime(2, False, attention))  # fmt: skip
+    if job.weights == "float32" and precision in ("bf16", "fp16"):
+        regime = Regime(4, True, attention)
     if family.script and regime.weight != 4:
         raise ConfigError(
             "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",

@@ -48,6 +48,8 @@ class Tuned(msgspec.Struct, frozen=True):
             raise NotModelled(f"{TUNERS[job.adapter].title} on captured layers (lora is modelled)")
         if job.qlora:
             raise NotModelled("adapters on a quantised base of captured layers (--lora-rank without --qlora)")
+        if (job.kbit_upcast or "none") != "none":
+            raise NotModelled("frozen weights of captured layers that are cast to float32 (--kbit-upcast none)")
         if (job.lora_dropout or 0) >= 1:
             raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
         return cls(
