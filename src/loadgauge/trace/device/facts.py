@@ -33,6 +33,8 @@ from loadgauge.trace.device.fact_kinds import (
     Same,
     share,
 )
+from loadgauge.trace.device.mask_views import axis, limited, view_of_mask
+from loadgauge.trace.device.stated_rows import StatedRows, marks, suppresses
 
 _FACT = "_loadgauge_fact"
 _MOST = 4096
@@ -56,6 +58,7 @@ class Facts:
 
     def __init__(self) -> None:
         self.assumed: dict[str, str] = {}
+        self.stated = StatedRows({}, self.assumed)
         self._epochs: dict[int, int] = {}
 
     def of(self, tensor: Any) -> Any:
@@ -129,6 +132,9 @@ class Facts:
             counts = self._made(args[0], (fact.of,), None, go)
             self.keep(counts, Counts(args[0].numel(), fact.of, None, False))
             return whole, back, counts
+        if suppresses(func):
+            rows = self.stated.rows(args[0].shape[0], line)
+            return UNKNOWN if rows is None else self._made(args[0], (rows,), None, go)
         return UNKNOWN
 
     def _made(self, like: Any, shape: Any, real: Any, go: Any, dtype: Any = torch.int64) -> Any:
@@ -144,13 +150,16 @@ class Facts:
         if isinstance(fact, Chosen):
             self._assume(fact.of, line)
             return fact.total if fact.dim is not None else share(fact.total, fact.of, fact.expert or 0)
-        if isinstance(fact, Rows):
+        if isinstance(fact, Rows) and not fact.marked:
             return fact.count
         if isinstance(fact, Same):
             with _disable_current_modes():
                 there = bool(fact.value != 0)
             return mask.numel() if there else 0
-        return None
+        rows = self.stated.rows(mask.numel(), line, fact.count if isinstance(fact, Rows) else None)
+        if rows is not None:  # another line asks for the same rows
+            self.keep(mask, Rows(rows))
+        return rows
 
     def _places(self, indices: Any, line: Callable[[], str], go: Any) -> Any:
         """Indices whose masks are places; None where there is no mask of which anything is known."""
@@ -181,12 +190,16 @@ class Facts:
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an operation makes known of its results, and what it makes void."""
+        marked = None
         if _name(func) in _PUTS:
             self._put(*args[:3])
+            marked = marks(*args[:3], self.of(args[0]), self.of(args[2]))
         rule, written = _rule(func)
         fact = None if rule is None else rule(self, func, args, kwargs or {}, out)
         if written:
             self._void(func, args, kwargs or {})
+        if marked is not None:
+            self.keep(args[0] if written else out, marked)
         if fact is not None:
             if isinstance(out, torch.Tensor):
                 self.keep(out, fact)
@@ -327,7 +340,9 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
     name, first = _name(func), facts.of(args[0]) if args else None
     other = args[1] if len(args) > 1 else None
     if name in ("_to_copy", "clone") or isinstance(first, Same | Known):
-        return first if isinstance(first, Ids | Range | Counts | Chosen | Number) else None
+        return first if isinstance(first, Ids | Range | Counts | Chosen | Number | Rows) else None
+    if isinstance(first, Rows) and name in ("bitwise_or", "logical_or") and isinstance(second := facts.of(other), Rows):
+        return Rows(first.count + second.count, True)
     if isinstance(first, Range) and type(other) is int and other == 0:
         with _disable_current_modes():
             return first if name in ("add", "sub") else Same(torch.ones(1, dtype=torch.bool)) if name == "ge" else None
@@ -338,7 +353,7 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
             with _disable_current_modes():
                 return Same(torch.zeros(1, dtype=torch.bool))
         if isinstance(facts.of(other), Range):
-            return Chosen(args[0].numel(), first.of, _axis(args[0], other), None, True)
+            return Chosen(args[0].numel(), first.of, axis(args[0], other), None, True)
     if isinstance(first, Chosen) and ((name in ("ne", "gt") and other == 0) or (name in ("eq", "ge") and other == 1)):
         return first._replace(ones=True) if name == "ne" or first.ones else None
     if (
@@ -354,22 +369,8 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
     if isinstance(first, Rank) and name in ("le", "lt") and type(other) is int:
         return first._replace(within=other - (name == "lt"))
     if isinstance(first, Chosen) and name == "mul" and isinstance(rank := facts.of(other), Rank):
-        return _limited(first, rank)
+        return limited(first, rank)
     return None
-
-
-def _axis(ids: Any, numbers: Any) -> int:
-    """The dimension of a comparison along which the numbers run, from the back."""
-    return next((at for at in range(-1, -numbers.dim() - 1, -1) if numbers.shape[at] != 1), -1)
-
-
-def _limited(mask: Chosen, rank: Rank) -> Any:
-    """Of who was chosen, those for whom there is room."""
-    if rank.within is None:
-        return None
-    if share(rank.length, mask.of, 0) <= rank.within:  # of a symbol, this is a guard
-        return mask
-    return mask._replace(total=mask.total // rank.length * mask.of * rank.within)
 
 
 def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -395,41 +396,7 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         if name == "unbind" and args[0].dim() == 1:
             return tuple(fact._replace(expert=place) for place in range(len(out)))
         return fact if name in ("detach", "alias", "view", "_unsafe_view") and out.dim() == args[0].dim() else None
-    return _view_of_mask(fact, name, args, out) if isinstance(fact, Chosen | Rank) and not several else None
-
-
-def _view_of_mask(fact: Any, name: str, args: Any, out: Any) -> Any:
-    mask = fact.of if isinstance(fact, Rank) else fact
-    dims, dim = args[0].dim(), mask.dim
-    if dim is None:
-        return fact if name not in ("select", "slice", "expand", "unfold") else None
-    at, to = dim % dims, None
-    if name in ("detach", "alias") or (name == "expand" and list(out.shape) == list(args[0].shape)):
-        to = at
-    elif name == "permute":
-        to = [place % dims for place in args[1]].index(at)
-    elif name in ("transpose", "t"):
-        one, two = (args[1] % dims, args[2] % dims) if name == "transpose" else (0, 1)
-        to = two if at == one else one if at == two else at
-    elif name == "unsqueeze":
-        place = args[1] % (dims + 1)
-        to = at + (place <= at)
-    elif name == "squeeze" and len(args) > 1 and type(args[1]) is int:
-        gone = args[1] % dims
-        to = at - (gone < at and out.dim() < dims) if gone != at else at if out.dim() == dims else None
-    elif name in ("view", "_unsafe_view"):
-        for end in (-1, 0):
-            if at == end % dims and type(args[0].shape[at]) is int and out.shape[end] == args[0].shape[at]:
-                to = end % out.dim()
-                break
-    elif name == "select" and type(args[2]) is int and not isinstance(fact, Rank):
-        if args[1] % dims == at:
-            return mask._replace(dim=None, expert=args[2] % int(args[0].shape[at]))
-        return None
-    if to is None:
-        return None
-    mask = mask._replace(dim=to - out.dim())
-    return fact._replace(of=mask) if isinstance(fact, Rank) else mask
+    return view_of_mask(fact, name, args, out) if isinstance(fact, Chosen | Rank) and not several else None
 
 
 def _chosen(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -570,6 +537,8 @@ def _joined(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     first = known[0] if known else None
     if isinstance(first, Ids) and all(one == first for one in known):
         return first
+    if isinstance(first, Rows) and all(isinstance(one, Rows) for one in known):
+        return Rows(sum(one.count for one in known), any(one.marked for one in known))
     if isinstance(first, Same) and all(isinstance(one, Same) for one in known):
         with _disable_current_modes():
             return first if all(bool(one.value == first.value) for one in known) else None
