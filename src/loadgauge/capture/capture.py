@@ -137,7 +137,7 @@ def reason(error: Exception) -> str:
     line, asked, stated = stopped_at(error), getattr(error, ASKED, ""), ""
     what = first_line(error)[:200]
     if isinstance(error, DynamicOutputShapeException):
-        stated = ROWS if any(one in what for one in ("nonzero", "masked_select", "nms")) else ""
+        stated = ROWS if any(one in what for one in ("nonzero", "masked_select")) else ""
         what = f"the size of what {what} gives depends on values"
     places = [one for one in (line, asked and f"{asked} decided by a value that is not known") if one]
     return f"{what} ({'; '.join(places)}){stated}" if places else what

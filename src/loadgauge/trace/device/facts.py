@@ -34,7 +34,7 @@ from loadgauge.trace.device.fact_kinds import (
     share,
 )
 from loadgauge.trace.device.mask_views import axis, limited, view_of_mask
-from loadgauge.trace.device.stated_rows import StatedRows, marks, suppresses
+from loadgauge.trace.device.stated_rows import StatedRows, marks
 
 _FACT = "_loadgauge_fact"
 _MOST = 4096
@@ -132,9 +132,6 @@ class Facts:
             counts = self._made(args[0], (fact.of,), None, go)
             self.keep(counts, Counts(args[0].numel(), fact.of, None, False))
             return whole, back, counts
-        if suppresses(func):
-            rows = self.stated.rows(args[0].shape[0], line)
-            return UNKNOWN if rows is None else self._made(args[0], (rows,), None, go)
         return UNKNOWN
 
     def _made(self, like: Any, shape: Any, real: Any, go: Any, dtype: Any = torch.int64) -> Any:

@@ -1,4 +1,4 @@
-"""How many rows a program's own data chooses, at lines where nobody but the user can know: `nonzero`, `where`, masks, NMS."""
+"""How many rows a program's own data chooses, at lines where nobody but the user can know: `nonzero`, `where` and masks."""
 
 from __future__ import annotations
 
@@ -65,11 +65,6 @@ class StatedRows:
         unused = [key for key in self.given if key and key not in self._used]
         if unused:
             raise ConfigError(f"no rows are chosen by data at {', '.join(unused)}", key="rows")
-
-
-def suppresses(func: Any) -> bool:
-    """Whether an operator gives the places of those of its first argument's rows that it keeps, as NMS does."""
-    return getattr(getattr(func, "_schema", None), "name", "") == "torchvision::nms"
 
 
 def marks(mask: Any, indices: Any, values: Any, before: Any, mark: Any) -> Rows | None:
