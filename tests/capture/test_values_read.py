@@ -127,7 +127,8 @@ def test_facts_are_void_once_written_to() -> None:
         assert not mode.read.values
         view.copy_(torch.empty(4, device=place) > 0)
         assert mode.facts.of(ones) is None
-        assert bool(ones.all())  # made up, and said
+        made_up = bool(ones.all())  # and said
+        assert made_up
         assert len(mode.read.values) == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
@@ -33,7 +33,8 @@ class Fields(TypedDict, total=False):
 def capture(
     target: Any, inputs: Callable[..., Any] | None = None, *, loss: Callable[[Any], torch.Tensor] | None = None,
     step: Callable[..., Any] | None = None, layers: int | None = None, pictures: Sequence[tuple[int, int]] = (),
-    freeze: Sequence[str] = (), head: str = "", **fields: Unpack[Fields],
+    freeze: Sequence[str] = (), head: str = "", rows: Mapping[str, int | Sequence[int] | str] | str = {},
+    **fields: Unpack[Fields],
 ) -> Captures:  # fmt: skip
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 
@@ -49,6 +50,8 @@ def capture(
     head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture
         or sound (`data/capture/heads.toml`)
     freeze: parameters whose names contain one of these are not trained, such as "vision_tower"
+    rows: how many rows the program's data chooses, by the line that asks, such as {"boxes.py:41": 2000}; a list: each time it is
+        reached in a step; "most": as many as there are, at a line or, in place of a dict, at every line
     fields: as the flags of `loadgauge trace`; a `global_batch` of more than 1: gradients of so many micro-batches accumulate
     Returns `Captures`: `.at(b=2, s=4096)` runs the code once and gives a `Captured`, whose formulas hold wherever its guards do.
     Raises ConfigError without PyTorch, and ConfigError, LayoutError or NotModelled for what cannot be run.
@@ -78,18 +81,18 @@ def capture(
         if is_library(keys):
             if layers is not None or pictures or head:
                 raise ConfigError("--layers, --picture and --head are for models of transformers", key="target")
-            return Captures(frozen(of_keys(keys, target, run), freeze), target)
+            return Captures(with_rows(frozen(of_keys(keys, target, run), freeze), rows), target)
         config = with_layers(config_object(keys, target) if isinstance(target, str) else target, layers)
         name = target if isinstance(target, str) else type(config).__name__
         if pictures and head:
             raise ConfigError("with another head, a model has pictures of its own size", key="head")
         if not pictures:
-            return Captures(frozen(of_config(config, run, head=head), freeze), name)
+            return Captures(with_rows(frozen(of_config(config, run, head=head), freeze), rows), name)
         own = processor_keys(target) if isinstance(target, str) else None
         job = of_config(config, run, processed(config, pictures, own))
         counts = vectors_of(job, [processed(config, [size], own) for size in pictures])
         return Captures(
-            frozen(job, freeze),
+            with_rows(frozen(job, freeze), rows),
             name,
             tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)),
         )
@@ -99,7 +102,8 @@ def capture(
         )
     if step is not None and freeze:
         raise ConfigError("a step trains what its optimizers have", key="freeze")
-    return Captures(frozen(module_of(target, inputs, run, loss, step), freeze), getattr(target, "__name__", "module"))
+    job = with_rows(frozen(module_of(target, inputs, run, loss, step), freeze), rows)
+    return Captures(job, getattr(target, "__name__", "module"))
 
 
 def module_of(
@@ -130,6 +134,20 @@ def module_of(
         return (found if isinstance(found, tuple) else (found,)), {}
 
     return Sized(build, given, loss or mean_loss, run, names, step)
+
+
+def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -> Sized:
+    """A training with rows stated as for `capture`. Raises ConfigError for what is neither numbers of them nor "most"."""
+    from loadgauge.trace.device.stated_rows import MOST
+
+    found: dict[str, tuple[int, ...] | str] = {}
+    for line, given in ({"": rows} if isinstance(rows, str) else rows).items():
+        numbers = (given,) if isinstance(given, int) else given if isinstance(given, str) else tuple(given)
+        whole = not isinstance(numbers, str) and all(type(one) is int and one >= 0 for one in numbers)
+        if not numbers or not (numbers == MOST or whole):
+            raise ConfigError(f"must be numbers of rows or {MOST}, got {given!r}", key="rows")
+        found[line] = numbers
+    return msgspec.structs.replace(job, rows=found) if found else job
 
 
 def frozen(job: Sized, words: Sequence[str]) -> Sized:

@@ -24,6 +24,8 @@ from loadgauge.trace.record.allocations import op_name
 OTHERS = (16, 1, 64, 128, 3, 256, 1024, 2)
 """What is added to a size for the run that checks a formula."""
 
+ROWS = "; `loadgauge capture --rows LINE=NUMBER` states how many rows are chosen"
+
 
 class Differs(NotModelled):
     """A formula that does not give what a plain run at other sizes gives."""
@@ -132,12 +134,13 @@ def others_of(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 def reason(error: Exception) -> str:
     """Why code did not run, with its line, and the line before it that decided by a value which nobody knows."""
-    line, asked = stopped_at(error), getattr(error, ASKED, "")
+    line, asked, stated = stopped_at(error), getattr(error, ASKED, ""), ""
     what = first_line(error)[:200]
     if isinstance(error, DynamicOutputShapeException):
+        stated = ROWS if any(one in what for one in ("nonzero", "masked_select")) else ""
         what = f"the size of what {what} gives depends on values"
     places = [one for one in (line, asked and f"{asked} decided by a value that is not known") if one]
-    return f"{what} ({'; '.join(places)})" if places else what
+    return f"{what} ({'; '.join(places)}){stated}" if places else what
 
 
 def stopped_at(error: BaseException) -> str:

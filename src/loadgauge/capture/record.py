@@ -21,6 +21,7 @@ from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
 from loadgauge.trace.device.read import branches
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
+from loadgauge.trace.device.stated_rows import StatedRows
 from loadgauge.trace.record.allocations import INPUTS, Stream, op_name
 from loadgauge.trace.record.flops import formula
 from loadgauge.trace.record.observe import FORWARD, Observer, observing
@@ -42,7 +43,7 @@ class Sized(msgspec.Struct, frozen=True):
 
     `build(device)` makes the module, `inputs(device, module, **sizes)` what it is called with, `loss` a scalar of what it returns.
     With a `step`, `build` may make anything (modules, optimizers), and `step(made, *inputs)` trains it once; `loss` and `run` are
-    left alone then.
+    left alone then. rows: those that data chooses, by line (`StatedRows`).
     """
 
     build: Callable[[str], Any]
@@ -51,6 +52,7 @@ class Sized(msgspec.Struct, frozen=True):
     run: TorchRun
     names: tuple[str, ...] = ("b", "s")
     step: Callable[..., Any] | None = None
+    rows: Mapping[str, tuple[int, ...] | str] = {}
 
 
 class Op(msgspec.Struct):
@@ -136,6 +138,7 @@ def record(
     with contextlib.ExitStack() as stack:
         mode: Any = stack.enter_context(fake_tensors() if symbols is None else symbolic_tensors(symbols))
         stack.enter_context(KeptValues())
+        stated = mode.facts.stated = StatedRows(job.rows, mode.facts.assumed)
         made = job.build(place)
         module = _module(made)
         if around is not None:
@@ -150,11 +153,13 @@ def record(
         with _no_collection():
             for _ in range(STEPS):
                 second = len(ops)
+                stated.begin()
                 try:
                     train(*given, **keywords)
                 except Exception as error:  # what it read before may be why
                     error.__dict__[ASKED] = next(reversed(mode.read.branches), "")
                     raise
+        stated.check()
         observer.finish()
         found = _read(observer, ops, second, module, symbols, mode, begun)
         if job.step is None and (name := unheard(module, keywords)):

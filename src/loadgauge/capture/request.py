@@ -17,10 +17,11 @@ from loadgauge.trace.torch_run import TorchRun
 def capture_request(
     request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int], step: str = "",
     pictures: tuple[tuple[int, int], ...] = (), freeze: tuple[str, ...] = (), head: str = "",
+    rows: tuple[tuple[str, tuple[int, ...] | str], ...] = (),
 ) -> Captured:  # fmt: skip
     """Capture the job of a request in this process.
 
-    inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures, freeze, head: see `capture`
+    inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures, freeze, head, rows: see `capture`
 
     Raises ConfigError, LayoutError or NotModelled.
     """
@@ -36,7 +37,15 @@ def capture_request(
     beside, own = (_beside(target, job.model, one) if one else None for one in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
     captures = capture(
-        target, beside, step=own, layers=request.layers, pictures=pictures, freeze=freeze, head=head, **fields
+        target,
+        beside,
+        step=own,
+        layers=request.layers,
+        pictures=pictures,
+        freeze=freeze,
+        head=head,
+        rows=dict(rows),
+        **fields,
     )
     gc.freeze()
     gc.enable()

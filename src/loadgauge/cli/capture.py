@@ -26,6 +26,8 @@ DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
 LENGTH = 4096
 SPOKEN = 15
 """Letters of a transcript in a second of speech."""
+MOST_ROWS = "most"
+"""All rows that there are."""
 MOST = 64
 """Pictures of a sequence."""
 
@@ -62,6 +64,28 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
         return tuple((int(one[1]), int(one[2])) for one in found if one)
 
 
+class RowsByLine(click.ParamType):  # type: ignore[type-arg]
+    """Rows that data chooses, by line; "" is every line."""
+
+    name = "line=rows"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[int, ...] | str]:
+        """The line and its rows."""
+        if isinstance(value, tuple):
+            return value
+        if value == MOST_ROWS:
+            return "", MOST_ROWS
+        line, _, given = str(value).rpartition("=")
+        numbers = given.split(",")
+        if re.fullmatch(r".*\.py:[1-9]\d*", line) and (
+            given == MOST_ROWS or all(re.fullmatch(r"[0-9]{1,9}", one) for one in numbers)
+        ):
+            return line, given if given == MOST_ROWS else tuple(map(int, numbers))
+        return self.fail(f"must be such as boxes.py:41=2000, or {MOST_ROWS}, got {str(value)[:40]!r}", param, ctx)
+
+
 @click.command("capture", cls=TorchCommand)
 @click.argument("target", shell_complete=complete_model)
 @click.option(
@@ -82,6 +106,13 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--head", metavar="WORD", default="", help="classification, tokens, answers, embedding, picture or sound."
 )
+@click.option(
+    "--rows",
+    type=RowsByLine(),
+    multiple=True,
+    metavar="LINE=ROWS",
+    help="Rows that data chooses at a line, such as boxes.py:41=2000; most: as many as there are.",
+)
 @click.option("--audio", type=click.FloatRange(0.1, 36000), metavar="SECONDS", help="Length of each sound.")
 @click.option("--gpu", metavar="GPU", help="A GPU to fit on (`loadgauge gpus` lists them).")
 @click.option("--allow-tight", is_flag=True, help="TIGHT is a yes.")
@@ -92,7 +123,7 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 def command(
     target: str, inputs: str, step: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
     picture: tuple[tuple[int, int], ...], freeze: tuple[str, ...], head: str,
-    audio: float | None, cache: bool, as_json: bool, **given: Any,
+    rows: tuple[tuple[str, tuple[int, ...] | str], ...], audio: float | None, cache: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """What does a training step of TARGET take, as formulas of its sizes, from its own code?
 
@@ -135,7 +166,7 @@ def command(
     if not is_script(target) and is_library(keys := config_keys(target)):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
-    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head)
+    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head, rows)
     whole = sized(found.names, sizes, defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
@@ -162,6 +193,7 @@ def _captured(
     pictures: tuple[tuple[int, int], ...] = (),
     freeze: tuple[str, ...] = (),
     head: str = "",
+    rows: tuple[tuple[str, tuple[int, ...] | str], ...] = (),
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
     from loadgauge.capture import store
@@ -182,6 +214,8 @@ def _captured(
                 decide["freeze"] = freeze
             if head:
                 decide["head"] = head
+            if rows:
+                decide["rows"] = rows
             if pictures:
                 decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
             file = store.place(keys, decide | {"layers": layers})
@@ -198,7 +232,7 @@ def _captured(
     shown = sys.stderr if is_script(job.model) else None
     found = in_child(
         capture_request, request, shown, inputs=inputs, step=step, given=given, defaults=defaults,
-        pictures=pictures, freeze=freeze, head=head,
+        pictures=pictures, freeze=freeze, head=head, rows=rows,
     )  # fmt: skip
     if file is not None:
         store.save(file, [*known, found])

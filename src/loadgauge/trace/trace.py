@@ -151,7 +151,7 @@ def record(
             step(observer)
         attention = dict(cuda_kernels.ATTENTION)
         read = {"values": ", ".join(mode.read.values), "branches": ", ".join(branches(mode.read.branches))}
-        read |= {f"experts at {line}": what for line, what in mode.facts.assumed.items()}
+        read |= {f"assumed at {line}": what for line, what in mode.facts.assumed.items()}
         return _read(job, device, observer, attention, {name: what for name, what in read.items() if what}, begun)
 
 

@@ -98,6 +98,10 @@ def share(total: Any, of: int, expert: int) -> Any:
 
 
 class Rows(NamedTuple):
-    """A mask of which so many elements are true: as many rows were put where it is."""
+    """A mask of which so many elements are true: as many rows were put where it is, or are stated.
+
+    marked: as many as were marked in it one by one, which is the most there can be
+    """
 
     count: Any
+    marked: bool = False

@@ -24,6 +24,7 @@ from loadgauge.trace.device.fact_kinds import (
     Same,
     share,
 )
+from loadgauge.trace.device.mask_views import axis, limited, view_of_mask
 
 _MOST = 4096
 """Of so many experts at most an index is one: of more, it is a place in something else, such as a vocabulary."""
@@ -139,7 +140,9 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
     name, first = name_of(func), facts.of(args[0]) if args else None
     other = args[1] if len(args) > 1 else None
     if name in ("_to_copy", "clone") or isinstance(first, Same | Known):
-        return first if isinstance(first, Ids | Range | Counts | Chosen | Number) else None
+        return first if isinstance(first, Ids | Range | Counts | Chosen | Number | Rows) else None
+    if isinstance(first, Rows) and name in ("bitwise_or", "logical_or") and isinstance(second := facts.of(other), Rows):
+        return Rows(first.count + second.count, True)
     if isinstance(first, Range) and type(other) is int and other == 0:
         with _disable_current_modes():
             return first if name in ("add", "sub") else Same(torch.ones(1, dtype=torch.bool)) if name == "ge" else None
@@ -150,7 +153,7 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
             with _disable_current_modes():
                 return Same(torch.zeros(1, dtype=torch.bool))
         if isinstance(facts.of(other), Range):
-            return Chosen(args[0].numel(), first.of, _axis(args[0], other), None, True)
+            return Chosen(args[0].numel(), first.of, axis(args[0], other), None, True)
     if isinstance(first, Chosen) and ((name in ("ne", "gt") and other == 0) or (name in ("eq", "ge") and other == 1)):
         return first._replace(ones=True) if name == "ne" or first.ones else None
     if (
@@ -166,22 +169,8 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
     if isinstance(first, Rank) and name in ("le", "lt") and type(other) is int:
         return first._replace(within=other - (name == "lt"))
     if isinstance(first, Chosen) and name == "mul" and isinstance(rank := facts.of(other), Rank):
-        return _limited(first, rank)
+        return limited(first, rank)
     return None
-
-
-def _axis(ids: Any, numbers: Any) -> int:
-    """The dimension of a comparison along which the numbers run, from the back."""
-    return next((at for at in range(-1, -numbers.dim() - 1, -1) if numbers.shape[at] != 1), -1)
-
-
-def _limited(mask: Chosen, rank: Rank) -> Any:
-    """Of who was chosen, those for whom there is room."""
-    if rank.within is None:
-        return None
-    if share(rank.length, mask.of, 0) <= rank.within:  # of a symbol, this is a guard
-        return mask
-    return mask._replace(total=mask.total // rank.length * mask.of * rank.within)
 
 
 def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -207,41 +196,7 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         if name == "unbind" and args[0].dim() == 1:
             return tuple(fact._replace(expert=place) for place in range(len(out)))
         return fact if name in ("detach", "alias", "view", "_unsafe_view") and out.dim() == args[0].dim() else None
-    return _view_of_mask(fact, name, args, out) if isinstance(fact, Chosen | Rank) and not several else None
-
-
-def _view_of_mask(fact: Any, name: str, args: Any, out: Any) -> Any:
-    mask = fact.of if isinstance(fact, Rank) else fact
-    dims, dim = args[0].dim(), mask.dim
-    if dim is None:
-        return fact if name not in ("select", "slice", "expand", "unfold") else None
-    at, to = dim % dims, None
-    if name in ("detach", "alias") or (name == "expand" and list(out.shape) == list(args[0].shape)):
-        to = at
-    elif name == "permute":
-        to = [place % dims for place in args[1]].index(at)
-    elif name in ("transpose", "t"):
-        one, two = (args[1] % dims, args[2] % dims) if name == "transpose" else (0, 1)
-        to = two if at == one else one if at == two else at
-    elif name == "unsqueeze":
-        place = args[1] % (dims + 1)
-        to = at + (place <= at)
-    elif name == "squeeze" and len(args) > 1 and type(args[1]) is int:
-        gone = args[1] % dims
-        to = at - (gone < at and out.dim() < dims) if gone != at else at if out.dim() == dims else None
-    elif name in ("view", "_unsafe_view"):
-        for end in (-1, 0):
-            if at == end % dims and type(args[0].shape[at]) is int and out.shape[end] == args[0].shape[at]:
-                to = end % out.dim()
-                break
-    elif name == "select" and type(args[2]) is int and not isinstance(fact, Rank):
-        if args[1] % dims == at:
-            return mask._replace(dim=None, expert=args[2] % int(args[0].shape[at]))
-        return None
-    if to is None:
-        return None
-    mask = mask._replace(dim=to - out.dim())
-    return fact._replace(of=mask) if isinstance(fact, Rank) else mask
+    return view_of_mask(fact, name, args, out) if isinstance(fact, Chosen | Rank) and not several else None
 
 
 def _chosen(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -382,6 +337,8 @@ def _joined(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     first = known[0] if known else None
     if isinstance(first, Ids) and all(one == first for one in known):
         return first
+    if isinstance(first, Rows) and all(isinstance(one, Rows) for one in known):
+        return Rows(sum(one.count for one in known), any(one.marked for one in known))
     if isinstance(first, Same) and all(isinstance(one, Same) for one in known):
         with _disable_current_modes():
             return first if all(bool(one.value == first.value) for one in known) else None

@@ -29,6 +29,7 @@ from loadgauge.trace.device.fact_kinds import (
     share,
 )
 from loadgauge.trace.device.fact_rules import name_of, rule_of
+from loadgauge.trace.device.stated_rows import StatedRows, marks
 
 _FACT = "_loadgauge_fact"
 _EMPTY = torch.ops.aten.empty_strided.default
@@ -50,6 +51,7 @@ class Facts:
 
     def __init__(self) -> None:
         self.assumed: dict[str, str] = {}
+        self.stated = StatedRows({}, self.assumed)
         self._epochs: dict[int, int] = {}
 
     def of(self, tensor: Any) -> Any:
@@ -138,13 +140,16 @@ class Facts:
         if isinstance(fact, Chosen):
             self._assume(fact.of, line)
             return fact.total if fact.dim is not None else share(fact.total, fact.of, fact.expert or 0)
-        if isinstance(fact, Rows):
+        if isinstance(fact, Rows) and not fact.marked:
             return fact.count
         if isinstance(fact, Same):
             with _disable_current_modes():
                 there = bool(fact.value != 0)
             return mask.numel() if there else 0
-        return None
+        rows = self.stated.rows(mask.numel(), line, fact.count if isinstance(fact, Rows) else None)
+        if rows is not None:  # another line asks for the same rows
+            self.keep(mask, Rows(rows))
+        return rows
 
     def _places(self, indices: Any, line: Callable[[], str], go: Any) -> Any:
         """Indices whose masks are places; None where there is no mask of which anything is known."""
@@ -175,12 +180,16 @@ class Facts:
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an operation makes known of its results, and what it makes void."""
+        marked = None
         if name_of(func) in _PUTS:
             self._put(*args[:3])
+            marked = marks(args[0], args[1], args[2], self.of(args[0]), self.of(args[2]))
         rule, written = rule_of(func)
         fact = None if rule is None else rule(self, func, args, kwargs or {}, out)
         if written:
             self._void(func, args, kwargs or {})
+        if marked is not None:
+            self.keep(args[0] if written else out, marked)
         if fact is not None:
             if isinstance(out, torch.Tensor):
                 self.keep(out, fact)
