@@ -129,7 +129,9 @@ class Net(nn.Sequential):
 def test_a_library_makes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = types.ModuleType("torchvision")
     fake.__spec__ = importlib.machinery.ModuleSpec("torchvision", None)
-    fake.models = SimpleNamespace(get_model=lambda name, weights: Net())  # type: ignore[attr-defined]
+    fake.models = SimpleNamespace(  # type: ignore[attr-defined]
+        get_model=lambda name, weights: Net(), get_model_builder=lambda name: lambda weights=None: None
+    )
     monkeypatch.setitem(sys.modules, "torchvision", fake)
     captures = loadgauge.capture("torchvision:net", optimizer="sgd", precision="fp32")
     found = captures.at(b=2, h=32, w=48)
