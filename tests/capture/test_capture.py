@@ -26,14 +26,13 @@ SMALL = {
     "intermediate_size": 96,
 }
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("llama", {"num_key_value_heads": 2}, {"optimizer": "sgd"}),
+    ("llama", {"num_key_value_heads": 2}, {"optimizer": "sgd", "precision": "fp32", "global_batch": 2}),
     ("llama", {"num_key_value_heads": 2}, {"optimizer": "adamw", "precision": "bf16-autocast", "recompute": "full"}),
     (
         "gpt_oss",
         {"num_local_experts": 4, "num_key_value_heads": 2, "head_dim": 16},
         {"optimizer": "sgd", "attention": "eager"},
     ),
-    ("falcon", {}, {"optimizer": "sgd", "precision": "fp32", "global_batch": 2}),
 ]
 
 

@@ -89,7 +89,7 @@ def answered(line: str) -> dict[str, Any]:
 def test_a_type_without_a_family_is_answered_as_its_trace(tmp_path: Path, here: list[str]) -> None:
     """At the sizes of the capture, and at others from the disk, for which nothing is run."""
     assert KIND not in model_types()
-    file = written(tmp_path)
+    file = written(tmp_path, num_hidden_layers=1)
     refused = typed(f"estimate {file} --road written")
     assert refused.code == 2
     assert "`loadgauge capture`" in refused.err

@@ -24,8 +24,13 @@ SMALL = {
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", {"num_hidden_layers": 6}, {"optimizer": "adamw", "recompute": "full", "precision": "bf16-autocast"}),
     (
-        "gemma3_text",
-        {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4},
+        "qwen2",
+        {
+            "num_hidden_layers": 8,
+            "use_sliding_window": True,
+            "sliding_window": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 4,
+        },
         {"optimizer": "sgd"},
     ),
     (

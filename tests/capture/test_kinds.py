@@ -85,7 +85,11 @@ def test_two_pictures_are_those_of_a_real_run() -> None:
     assert found.flops(b=2, s=64) == counter.get_total_flops()
 
 
-def test_a_sequence_shorter_than_its_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_sequence_shorter_than_its_pictures_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
+        return work(request, **arguments)
+
+    monkeypatch.setattr("loadgauge.trace.subprocess.in_child", here)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "qwen2_vl", **QWEN}))
     found = typed(f"capture {file} --picture 168x112,84x56 --seq-len 29 --no-cache")
@@ -125,7 +129,9 @@ class Net(nn.Sequential):
 def test_a_library_makes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = types.ModuleType("torchvision")
     fake.__spec__ = importlib.machinery.ModuleSpec("torchvision", None)
-    fake.models = SimpleNamespace(get_model=lambda name, weights: Net())  # type: ignore[attr-defined]
+    fake.models = SimpleNamespace(  # type: ignore[attr-defined]
+        get_model=lambda name, weights: Net(), get_model_builder=lambda name: lambda weights=None: None
+    )
     monkeypatch.setitem(sys.modules, "torchvision", fake)
     captures = loadgauge.capture("torchvision:net", optimizer="sgd", precision="fp32")
     found = captures.at(b=2, h=32, w=48)

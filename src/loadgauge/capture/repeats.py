@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from loadgauge.capture.questions import Env, Unsettled
 from loadgauge.trace.device.fake import new_fake, suits
 
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -21,7 +21,7 @@ _FRESH, _VIEW, _SAME = range(3)
 class Repeats:
     """What operations of one fake mode made: new tensors, views of their arguments, or these. All else is left to PyTorch."""
 
-    def __init__(self, mode: FakeTensorMode, env: ShapeEnv) -> None:
+    def __init__(self, mode: FakeTensorMode, env: Env) -> None:
         self.mode, self.env = mode, env
         self._suits: dict[Any, bool] = {}
         self._plans: dict[Any, Any] = {}
@@ -102,12 +102,16 @@ class Repeats:
             step = (_VIEW, tuple(result.shape), result.stride(), of, result.storage_offset())
         else:
             return None
-        return step if _layout(self._make(step, tensors)) == _layout(result) else None
+        try:
+            with self.env.settled():  # else the same question of a later operation could find its answer, and no guard
+                return step if _layout(self._make(step, tensors)) == _layout(result) else None
+        except Unsettled:
+            return None
 
     def _make(self, step: Any, tensors: list[Any]) -> Any:
         if step[0] == _SAME:
             return tensors[step[1]]
-        with self.env.suppress_guards():  # those that there are came with the first
+        with self.env.suppress_guards():  # `note` saw that there are none: a view lies where the first one lay
             if step[0] == _FRESH:
                 meta, device = torch.empty_strided(step[1], step[2], dtype=step[3], device="meta"), step[4]
             else:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._guards import SLoc
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+from loadgauge.capture.questions import Env
 from loadgauge.capture.repeats import Repeats
 from loadgauge.capture.upsampling import as_one_kernel, overloads
 from loadgauge.errors import NotModelled
@@ -47,20 +47,6 @@ chunks has more, and a plain run is faster by far."""
 
 class TooMuch(NotModelled):
     """A program whose sizes take too long as symbols."""
-
-
-class Env(ShapeEnv):
-    """A shape environment that counts the questions it is asked outside backward, and does not note who asked."""
-
-    asked = 0
-
-    def _get_stack_summary(self, *_: Any, **__: Any) -> tuple[SLoc, str]:
-        return SLoc(None, None), ""
-
-    def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
-        """What a comparison of sizes comes to, as the base class says."""
-        self.asked += torch._C._current_autograd_node() is None
-        return super().evaluate_sym_node(*args, **kwargs)
 
 
 class SymbolicMode(FakeTensorMode):
