@@ -154,7 +154,8 @@ class FakeMode(FakeTensorMode):
         kinds: list[Any] = []
         for column in zip(*lists, strict=True):
             parts: list[Any] = []
-            self._describe(column, parts, [])
+            if not self._describe(column, parts, []):
+                return None
             kinds.append(tuple(parts))
         firsts = {kind: at for at, kind in reversed(list(enumerate(kinds)))}
         if 2 * len(firsts) > count:
@@ -163,7 +164,8 @@ class FakeMode(FakeTensorMode):
         out = self._uncached(func, types, few, {})
         if out is None:
             return None, (_OTHER, None)
-        kind, steps = self._plan(out, [one for part in few if type(part) is list for one in part]) or (None, ())
+        given = [one for part in few if type(part) is list for one in part if isinstance(one, FakeTensor)]
+        kind, steps = self._plan(out, given) or (None, ())
         if kind is None or any(step[0] != _FRESH for step in steps):
             return None
         of = dict(zip(firsts, steps, strict=True))
