@@ -17,7 +17,7 @@ RUN = "estimate qwen2.5-7b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --recompute fu
         ("grpo --placement split:4+8", "4 + 8 GPUs are not the 8"), ("grpo --staleness -1", "--staleness"),
         ("grpo --answers exp:2000,1000000", "1,000,000 of an answer are more than the 131,072"),
         ("grpo --rollout vllm:max_model_len=3000", "more than the 3,000 of the engine's context"),
-        ("grpo --answers -5", "must be a whole number of tokens above 0"), ("grpo --micro-batch 3", "whole micro-batches of 3"),
+        ("grpo --answers -5", "must be a whole number of tokens above 0"), ("grpo --micro-batch 3", "512 over 24 leaves 8"),
         ("dpo --loss-terms no-kl", "dpo has one form of its loss"), ("kto --loss-terms jsd", "kto has kl, no-kl, not jsd"),
         ("gkd --teacher gpt2 --on-policy 0.5", "is of --task opd"), ("opd --teacher gpt2 --on-policy 2", "1 at the most"),
         ("ppo --critic shared --critic-batch 2", "critic_batch"),

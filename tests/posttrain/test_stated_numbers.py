@@ -100,7 +100,7 @@ def test_a_network_that_is_given_joins_the_sides(network: str | None, rate: floa
     """Both sides of 64 of a rack's GPUs, each in one domain of NVLink: 400 Gbit/s as NVIDIA's own racks have it, or as said."""
     job = Job(
         "qwen3-30b-a3b", task="grpo", gpu="gb200-nvl72", gpus=128, tp=2, zero=1, framework="megatron", nic_bandwidth=network,
-        placement="split:64+64", rollout="vllm:tp=2",
+        sequence_parallel=True, placement="split:64+64", rollout="vllm:tp=2",
     )  # fmt: skip
     found = transfer(resolve_posttrain(job)[0], "shard to shard")
     assert found.rate == pytest.approx(0.4 * rate)

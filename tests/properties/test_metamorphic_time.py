@@ -120,7 +120,9 @@ def test_recomputing_makes_no_step_faster(job: Job) -> None:
         again = changed(job, recompute=policy)
         assert kept.step <= again.step * ROUNDING, policy
         assert kept.hfu * kept.step <= again.hfu * again.step * ROUNDING, policy
-        assert again.model_flops == kept.model_flops, policy
+        # Adapters under recomputation make the first layer's input gradient, which they leave out otherwise.
+        more = 1 + 1 / resolve_job(job).model.num_hidden_layers if job.adapts else 1
+        assert kept.model_flops <= again.model_flops <= kept.model_flops * more, policy
 
 
 @few
