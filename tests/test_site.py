@@ -39,6 +39,7 @@ ELSEWHERE = {
     "loadgauge capture": "takes PyTorch some seconds each; tests/capture captures, and one is run below",
     "loadgauge estimate bitnet.json --gpu rtx4090": "captures an adapted model; tests/capture adapts",
     "loadgauge estimate llava/config.json": "captures a model with a tower; tests/capture trains parts of one",
+    "loadgauge estimate t5/config.json": "captures a model of two texts; tests/capture has their lengths",
     "loadgauge plan llama-3.1-70b": "takes seconds; tests/plan plans, and tests/test_packaging.py runs the README's",
     "loadgauge plan --sweep sweep.toml": "starts processes; tests/plan sweeps",
 }
