@@ -41,6 +41,7 @@ ELSEWHERE = {
     "loadgauge estimate llava/config.json": "captures a model with a tower; tests/capture trains parts of one",
     "loadgauge estimate t5/config.json": "captures a model of two texts; tests/capture has their lengths",
     "loadgauge estimate wav2vec2-classifier/config.json": "captures a model of sound; tests/capture has its length",
+    "loadgauge plan bart/config.json": "captures a model of two texts; tests/capture has their lengths",
     "loadgauge plan llama-3.1-70b": "takes seconds; tests/plan plans, and tests/test_packaging.py runs the README's",
     "loadgauge plan --sweep sweep.toml": "starts processes; tests/plan sweeps",
 }
