@@ -99,7 +99,7 @@ def warm_children(warm_source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fork(request: dict[str, Any], handles: list[int]) -> None:
     """In a fork of the source: forks the child, reports its process number and its exit code."""
-    from loadgauge.trace.subprocess import main
+    from loadgauge.trace.child import main
 
     out, err, end = handles
     child = os.fork()

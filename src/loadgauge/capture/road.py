@@ -113,8 +113,7 @@ class OnDemand(Family):
         needs_capture()
         if self.where == "nowhere":
             raise NotYet(self.target, self.keys or {}, regime, sizes)
-        from loadgauge.capture.list_request import list_request
-        from loadgauge.trace.subprocess import Request, in_child
+        from loadgauge.trace.subprocess import Request, named_in_child
 
         begun = time.perf_counter()
         shown = sys.stderr if self.script else None
@@ -122,9 +121,11 @@ class OnDemand(Family):
                  "sizes": {name: int(size) for name, size in sizes.items()}, "pairs": dict(self.splits.plan)}  # fmt: skip
         request = Request(Job(self.target))
         if self.where == "here":
+            from loadgauge.capture.list_request import list_request
+
             found = list_request(request, **given)
         else:
-            found = in_child(list_request, request, shown, **given)
+            found = named_in_child("loadgauge.capture.list_request:list_request", Document, request, shown, **given)
         self.seconds, self.cached = self.seconds + time.perf_counter() - begun, False
         return found
 

@@ -197,6 +197,7 @@ def _captured(
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
     from loadgauge.capture import store
+    from loadgauge.capture.captured import Captured
     from loadgauge.capture.libraries import is_library, library_version
     from loadgauge.capture.target import config_keys, processor_keys, sized
 
@@ -224,15 +225,14 @@ def _captured(
         if one.holds(**sized(one.names, given, defaults)):
             return msgspec.structs.replace(one, target=job.model), True
     needs_torch("capture")
-    from loadgauge.capture.request import capture_request
-    from loadgauge.trace.subprocess import Request, in_child
+    from loadgauge.trace.subprocess import Request, named_in_child
 
     request = Request(job, layers=layers)
     # What the script prints is not part of the answer.
     shown = sys.stderr if is_script(job.model) else None
-    found = in_child(
-        capture_request, request, shown, inputs=inputs, step=step, given=given, defaults=defaults,
-        pictures=pictures, freeze=freeze, head=head, rows=rows,
+    found = named_in_child(
+        "loadgauge.capture.request:capture_request", Captured, request, shown,
+        inputs=inputs, step=step, given=given, defaults=defaults, pictures=pictures, freeze=freeze, head=head, rows=rows,
     )  # fmt: skip
     if file is not None:
         store.save(file, [*known, found])

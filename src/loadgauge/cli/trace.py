@@ -46,7 +46,8 @@ def command(
     from loadgauge.files import is_script
     from loadgauge.oom.viewer import trace_for_viewer
     from loadgauge.trace.call_job import trace_on_cpu
-    from loadgauge.trace.subprocess import Request, in_child, trace_request
+    from loadgauge.trace.child import trace_request
+    from loadgauge.trace.subprocess import Request, in_child
     from loadgauge.trace.torch_run import TorchRun, kept_operations
 
     if viewer and not Path(viewer).resolve().parent.is_dir():

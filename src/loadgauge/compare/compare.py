@@ -18,6 +18,7 @@ from loadgauge.compare.formula import BLOCK, END, Formula, Line
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.memory.phases import Phase
 from loadgauge.measure.train_steps import MeasuredSteps, measure_steps
+from loadgauge.trace.child import requested
 from loadgauge.trace.device.untraced import Hidden
 from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream, any_layer
@@ -124,7 +125,7 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
 
 def compare_request(request: Request, measure: str = "", timed: int = 0) -> Comparison:
     """Compares the job of a request in this process; see `trace.subprocess.in_child`. Raises ConfigError for a script."""
-    job = request.find()
+    job = requested(request)
     if not isinstance(job, ConfigJob):
         raise ConfigError("formulas are known of models, not of scripts: `trace` and `measure` take those")
     return compare(job, request.device, measure, timed)

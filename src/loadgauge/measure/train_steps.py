@@ -33,6 +33,7 @@ from loadgauge.measure.cpu_allocator import (
     uses,
 )
 from loadgauge.measure.flop_counter import FlopCounter
+from loadgauge.trace.child import requested
 from loadgauge.trace.device.patches import removing
 from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS
@@ -163,7 +164,7 @@ def measure_steps(job: Traceable, device: str = "cpu", timed: int = 3) -> Measur
 
 def measure_request(request: Request, timed: int = 3) -> MeasuredSteps:
     """Measure the job of a request in this process; see `trace.subprocess.in_child`. timed: number of steps that are timed"""
-    return measure_steps(request.find(), request.device, timed)
+    return measure_steps(requested(request), request.device, timed)
 
 
 class States:

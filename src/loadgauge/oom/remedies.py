@@ -98,7 +98,8 @@ def retrace(trace: Trace) -> tuple[Retraced, ...]:
     """
     from loadgauge.errors import Error
     from loadgauge.files import is_script
-    from loadgauge.trace.subprocess import Request, in_child, trace_request
+    from loadgauge.trace.child import trace_request
+    from loadgauge.trace.subprocess import Request, in_child
     from loadgauge.trace.torch_run import parse_flags
 
     if "settings" not in trace.assumed or is_script(trace.target):  # a document does not decide what runs

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge.oom.snapshot import TRACED
+from loadgauge.trace.child import record_request
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS, Stream, op_name
 from loadgauge.trace.record.caching_allocator import Allocator, replay
 from loadgauge.trace.subprocess import Request
@@ -18,7 +19,7 @@ def trace_for_viewer(request: Request, path: str) -> Trace:
 
     Raises as `trace_request`.
     """
-    recorded = request.record(stacks=True)
+    recorded = record_request(request, stacks=True)
     write(recorded.stream, Path(path))
     return recorded.trace
 

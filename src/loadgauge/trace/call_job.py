@@ -70,9 +70,10 @@ def trace(
 
     from loadgauge.files import is_script
     from loadgauge.trace import trace as tracing
+    from loadgauge.trace.child import trace_request
     from loadgauge.trace.jobs import of_module
     from loadgauge.trace.script import FunctionJob
-    from loadgauge.trace.subprocess import Request, in_child, trace_request
+    from loadgauge.trace.subprocess import Request, in_child
     from loadgauge.trace.target import config_job
     from loadgauge.trace.torch_run import TorchRun
 
@@ -102,7 +103,8 @@ def trace_on_cpu(request: Request, trace: Trace, allowed: bool) -> Trace:
     allowed: whether no device was asked for
     Raises ConfigError where there are no tensors at all, or where it is not allowed.
     """
-    from loadgauge.trace.subprocess import in_child, trace_request
+    from loadgauge.trace.child import trace_request
+    from loadgauge.trace.subprocess import in_child
 
     if not trace.elsewhere:
         raise ConfigError("made no tensor: there is nothing to trace", file=request.job.model)
