@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 import loadgauge
 from command_line import Outcome, typed
+from in_process import in_process
 from loadgauge.capture import store
 from loadgauge.capture.call import capture
 from loadgauge.capture.captured import Captured
@@ -61,16 +61,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What children do is done in this process; the list gains the target of each capture."""
-    ran: list[str] = []
-
-    def call(work: Callable[..., Any], request: Any, shown: Any = None, **arguments: Any) -> Any:
-        if work.__name__ == "capture_request":
-            ran.append(request.job.model)
-        return work(request, **arguments)
-
-    monkeypatch.setattr("loadgauge.trace.subprocess.in_child", call)
-    return ran
+    """What children do is done in this process; the list has what ran, and for which target."""
+    return in_process(monkeypatch)
 
 
 def written(folder: Path, **more: Any) -> Path:
@@ -106,7 +98,14 @@ def test_a_type_without_a_family_is_answered_as_its_trace(tmp_path: Path, here: 
             assert eval(names, {"b": b, "s": s}) in (traced.saved_nbytes, traced.flops.total)
         assert "s <= 4096" in found["holds"]
         assert found["cached"] == (b == 5)
-    assert here == [str(file)]
+    assert [one for one in here if "capture_request" in one] == [f"loadgauge.capture.request:capture_request {file}"]
+
+
+def test_a_step_of_several_micro_batches(tmp_path: Path, here: list[str]) -> None:
+    file = written(tmp_path, num_hidden_layers=1)
+    found = answered(f"{file} --micro-batch 2 --global-batch 4 --seq-len 40 --no-cache")
+    traced = loadgauge.trace(str(file), micro_batch=2, global_batch=4, seq_len=40)
+    assert (found["peak"], found["flops"]["value"]) == (traced.peak.total, traced.flops.total)
 
 
 def test_from_the_disk_needs_no_pytorch(tmp_path: Path, here: list[str]) -> None:
@@ -143,10 +142,10 @@ def test_what_decides_is_captured_again(
 ) -> None:
     """What is run is not the point here: a capture of something else stands for each."""
 
-    def call(work: Any, request: Any, shown: Any, given: dict[str, int], **_: Any) -> Captured:
+    def call(work: str, result: type, request: Any, shown: Any, given: dict[str, int], **_: Any) -> Captured:
         return msgspec.structs.replace(linear, names=("b", "s"), sizes={"b": given.get("b", 1), "s": given["s"]})
 
-    monkeypatch.setattr("loadgauge.trace.subprocess.in_child", call)
+    monkeypatch.setattr("loadgauge.trace.subprocess.named_in_child", call)
     file = written(tmp_path)
     asked = f"{file} --micro-batch 2 --seq-len 64"
     assert not answered(asked)["cached"]

@@ -21,6 +21,7 @@ from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 
 import loadgauge
 from command_line import typed
+from in_process import in_process
 from loadgauge.capture.capture import compare
 from loadgauge.capture.kinds import model_class, of_config
 from loadgauge.capture.pictures import processed
@@ -86,10 +87,7 @@ def test_two_pictures_are_those_of_a_real_run() -> None:
 
 
 def test_a_sequence_shorter_than_its_pictures_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def here(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
-        return work(request, **arguments)
-
-    monkeypatch.setattr("loadgauge.trace.subprocess.in_child", here)
+    in_process(monkeypatch)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "qwen2_vl", **QWEN}))
     found = typed(f"capture {file} --picture 168x112,84x56 --seq-len 29 --no-cache")

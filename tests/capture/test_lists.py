@@ -10,11 +10,12 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 import loadgauge
+from in_process import in_process
 from loadgauge.capture import road
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.estimate.result import Estimate
 from loadgauge.spec.job import Job
-from loadgauge.trace import subprocess
+from loadgauge.trace import child, subprocess
 
 SMALL = {
     "hidden_size": 64,
@@ -43,10 +44,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(monkeypatch: pytest.MonkeyPatch, disk: Path) -> None:
     """Captures in this process, and a disk of their own."""
 
-    def in_child(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
-        return work(request, **arguments)
-
-    monkeypatch.setattr(subprocess, "in_child", in_child)
+    in_process(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(disk))
     monkeypatch.setattr(road, "_FAMILIES", {})
 
@@ -141,7 +139,7 @@ def test_ranks_of_fsdp_and_ddp_are_those_of_a_dry_run(tmp_path: Path) -> None:
 def test_the_second_time_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = captured("bitnet", tmp_path, road=None, micro_batch=2, seq_len=64)
     assert "no family here reads it" in first.assumed["model"]
-    monkeypatch.setattr(subprocess, "in_child", None)
+    monkeypatch.setattr(subprocess, "named_in_child", None)
     monkeypatch.setattr(road, "_FAMILIES", {})
     again = captured("bitnet", tmp_path, road=None, micro_batch=9, seq_len=33)
     assert "kept from before" in again.assumed["model"]
@@ -217,5 +215,5 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_script_that_ends_the_program_is_refused() -> None:
-    call = subprocess._Call("sys", "exit", subprocess.Request(Job("own.py:model")), {})
-    assert "own.py:model cannot be run: it ends the program" in subprocess._answer(call).error
+    call = subprocess.Call("sys", "exit", subprocess.Request(Job("own.py:model")), {})
+    assert "own.py:model cannot be run: it ends the program" in child._answer(call).error

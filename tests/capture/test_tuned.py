@@ -15,6 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import loadgauge
+from in_process import in_process
 from loadgauge.capture import list_request, road
 from loadgauge.capture.blocks import Stack
 from loadgauge.capture.kinds import of_config
@@ -26,7 +27,6 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.layers.rank_view import View
 from loadgauge.spec.job import Job
 from loadgauge.spec.kernels import Kernels
-from loadgauge.trace import subprocess
 from loadgauge.trace.torch_run import TorchRun
 
 SMALL = {
@@ -52,10 +52,7 @@ SIZES: dict[str, int] = {"b": 6, "s": 96, "t": 96}
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Captures in this process, kept nowhere else."""
 
-    def in_child(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
-        return work(request, **arguments)
-
-    monkeypatch.setattr(subprocess, "in_child", in_child)
+    in_process(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(road, "_FAMILIES", {})
 

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 from transformers import CONFIG_MAPPING  # noqa: E402
 
 import loadgauge  # noqa: E402
+from in_process import in_process  # noqa: E402
 from loadgauge.capture import list_request, road  # noqa: E402
 from loadgauge.capture.kinds import of_config  # noqa: E402
 from loadgauge.capture.record import record  # noqa: E402
 from loadgauge.errors import ConfigError, NotModelled  # noqa: E402
 from loadgauge.spec.job import Job  # noqa: E402
-from loadgauge.trace import subprocess  # noqa: E402
 from loadgauge.trace.torch_run import TorchRun  # noqa: E402
 
 BART = {
@@ -40,13 +40,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, int]]] = {
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Captures in this process, with numbers alone, kept nowhere else."""
 
-    def in_child(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
-        return work(request, **arguments)
-
     def refused(*_: Any) -> Any:
         raise NotModelled("numbers")
 
-    monkeypatch.setattr(subprocess, "in_child", in_child)
+    in_process(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(road, "_FAMILIES", {})
     monkeypatch.setattr(list_request, "recorded", refused)

@@ -32,7 +32,7 @@ def capture_request(
         if (value := getattr(job, name)) is not None
     }
     if job.global_batch is not None:
-        fields["global_batch"] = TorchRun.of(job.replace(micro_batch=given.get(ONE, defaults[ONE]))).accumulate
+        fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | given)[ONE])).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
     beside, own = (_beside(target, job.model, one) if one else None for one in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
