@@ -22,6 +22,7 @@ from loadgauge.capture.questions import Env
 from loadgauge.capture.repeats import Repeats
 from loadgauge.capture.upsampling import as_one_kernel, overloads
 from loadgauge.errors import NotModelled
+from loadgauge.trace.device.cuda_packed import padded_to_symbols
 from loadgauge.trace.device.cuda_rnn import RECURRENT
 from loadgauge.trace.device.facts import UNKNOWN, Facts
 from loadgauge.trace.device.fake import GROUPED, adds_rows, product_shape
@@ -235,6 +236,7 @@ def symbolic_tensors(symbols: Symbols) -> Iterator[SymbolicMode]:
             no_packed_sequences(),
             modules_that_move(),
             numbers_as_text(),
+            padded_to_symbols(),
             _unlogged(),
             torch.autograd.set_multithreading_enabled(False),
         ):

@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from loadgauge.trace.device.cuda_ctc import register_cuda_ctc
+from loadgauge.trace.device.cuda_packed import register_packed
 from loadgauge.trace.device.cuda_rnn import register_cuda_rnn
 from loadgauge.trace.device.sparse_rows import register_sparse_rows
 
@@ -57,6 +58,7 @@ def register_cuda_kernels(device: str) -> None:
     for name in ONE_KERNEL:
         library.impl(name, _like_the_gradient, "PrivateUse1")
     register_cuda_rnn(library)
+    register_packed(library)
     register_cuda_ctc(library)
     register_sparse_rows(library)
     _register_autocast(library, device)

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from loadgauge.errors import NotModelled
 from loadgauge.trace.device.cuda_kernels import fall_through, register_cuda_kernels
+from loadgauge.trace.device.cuda_packed import padded_to_symbols
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences, numbers_as_text
 from loadgauge.trace.device.streams import DEFAULT, Event, Stream, current, set_current, within
@@ -165,6 +166,7 @@ def fake_tensors() -> Iterator[FakeMode]:
             no_packed_sequences(),
             modules_that_move(),
             numbers_as_text(),
+            padded_to_symbols(),
             torch.autograd.set_multithreading_enabled(False),
         ):
             yield mode
