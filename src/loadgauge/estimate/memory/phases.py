@@ -489,10 +489,12 @@ class StageAtWork:
         tied = any(weight.trainable for operation in memory.head for weight in operation.borrows)
         precision = memory.training.precision
         # Besides the token table's gradient there is a new one where it is accumulated or sharded, and for a tied table the
-        # head's part and the sum of both.
+        # head's part and the sum of both. PyTorch sums in place unless the first is a view, as that of a matrix is that no
+        # autocast has copied (torch/csrc/autograd/input_buffer.cpp).
         adds = where(self.accumulating, 1, 0) if memory.lazy else 1
         itemsize = precision.compute if self.layout.zero == 3 and not memory.lazy else precision.weight
-        new: Size = itemsize * (adds + (2 if memory.lazy and tied else 0))
+        summed = where(memory.copied, 0, 1) if tied and memory.lazy else 0
+        new: Size = itemsize * (adds + (1 + summed if memory.lazy and tied else 0))
         if (optimizer := memory.training.optimizer).in_backward:
             new = precision.gradient * (2 if tied else 1) + optimizer.update_bytes
         elif optimizer.one_block:
@@ -503,7 +505,7 @@ class StageAtWork:
         output = memory.embedding.operations[-1].outputs[0].nbytes if memory.reaches_embedding else 0
         if tied and memory.lazy and not (optimizer.in_backward or optimizer.one_block or memory.fully_sharded):
             # That of the output is gone when both parts are summed.
-            output = maximum(output - itemsize * table, 0)
+            output = maximum(output - summed * itemsize * table, 0)
         return self.at(
             "backward of the embedding",
             Phase.EMBEDDING,

@@ -20,18 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loadgauge.trace.device.dtensor_foreach import Parts
 from loadgauge.trace.device.streams import current
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Frame, Record, Stream
+from loadgauge.trace.record.plain_tensors import IN_PLACE, in_place, made_alone
 from loadgauge.trace.record.sizes import present
 
 _DEVICE_OF = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _CLONE = torch.ops.aten.clone.default
-_ADD = torch.ops.aten.add.Tensor
-_ADD_TO = torch.ops.aten.add_.Tensor
+_EMPTY_LIKE = torch.ops.aten.empty_like.default
+_AS_STRIDED = torch.ops.aten.as_strided.default
+_ALIAS = torch.ops.aten.alias.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
-_ENGINE = "_engine_run_backward"
-"""PyTorch's function that calls autograd, which is in C++: gradients are summed between two operations of it."""
-_HELD, _STORED = 4, 2
-"""How many hold a gradient and its storage where only autograd does, as a mode sees it: `torch.Tensor._use_count`."""
 UNSHARD = "fsdp::unshard"
 """Stands for the operation that FSDP gets memory with, for weights that it has gathered."""
 Watcher = Callable[[Any, Any, Any, Any], None]
@@ -122,9 +120,7 @@ class Tracker(TorchDispatchMode):
             parts, size = (args[0]._indices(), args[0]._values()), args[0].shape
             func, kwargs = _SPARSE, None
             args = (*(parts if _taken_over(args[0]) else (one.clone() for one in parts)), size)
-        elif func is _ADD and not kwargs and self._sums_in_place(*args):
-            func = _ADD_TO
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = self._run(func, args, kwargs)
         if self.suspended or torch._C._get_dispatch_mode(_FAKE) is not self._fake:
             return out
         self.operations += 1
@@ -136,23 +132,28 @@ class Tracker(TorchDispatchMode):
             watcher(func, args, kwargs, out)
         return out
 
-    def _sums_in_place(self, held: Any, *_: Any) -> bool:
-        """Whether PyTorch adds to a gradient in place where several come together. It does so if nothing else holds the first
-        one (torch/csrc/autograd/input_buffer.cpp), but never under a mode that sees operations, such as this one."""
-        node = torch._C._current_autograd_node()
-        if node is None or sys._getframe(2).f_code.co_name != _ENGINE or torch.is_grad_enabled():
-            return False
-        if type(held) not in (FakeTensor, torch.Tensor) or held.layout is not torch.strided:
-            return False
-        storage = held.untyped_storage()
-        if held._use_count() != _HELD or torch._C._storage_Use_Count(storage._cdata) != _STORED:
-            return False
-        entry = self._known.get(storage._cdata)
-        if entry is None or entry[2] != held.numel() * held.element_size():  # not each byte once
-            return False
-        # A sum within the operation that is differentiated is of what that operation made itself.
-        same = self.stream.records[entry[0]].node == node_key(node)
-        return not same or len(set(node.next_functions)) < len(node.next_functions)
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operation as PyTorch would without a mode that sees it."""
+        if func in IN_PLACE and in_place(func, args, self.stream.records, self._number(args[0])):
+            func = IN_PLACE[func]
+            changed = func(*args, **kwargs) if kwargs else func(*args)
+            # Autograd takes the result of a sum in forward for another tensor than what was added to.
+            return _ALIAS(changed) if torch.is_grad_enabled() else changed
+        alone = made_alone(func, args, kwargs)
+        if alone is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        made = [_EMPTY_LIKE(args[0]) for _ in range(sum(alone))]
+        for one in made:
+            self.take(one, func)
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        return _AS_STRIDED(made[0], (), ()) if alone[1] else out
+
+    def _number(self, tensor: Any) -> int | None:
+        try:
+            entry = self._known.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            return None
+        return None if entry is None else entry[0]
 
     def _take_all(self, out: Any, func: Any) -> None:
         if isinstance(out, tuple | list):
