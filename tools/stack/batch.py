@@ -26,7 +26,7 @@ LIBRARIES = (
 )  # fmt: skip
 FOLDER = Path(os.environ.get("STACK_FOLDER") or Path(__file__).parents[2] / ".stack")
 """Where traces are kept (STACK_FOLDER); git does not see it."""
-REVISION = 1
+REVISION = 2
 """Grows with each change of training, record, libraries or models that changes a trace."""
 CHANGED: tuple[tuple[str, int, Callable[[Case], bool]], ...] = (
     ("offloaded", 1, lambda case: case.checkpointing == "offloaded"),
