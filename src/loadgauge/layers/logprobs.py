@@ -47,13 +47,13 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
     row = source.nbytes / view.sequences
     if unit in ("slices", "whole", "softmax"):
         # One kernel keeps the logits (trl, `kernels/logprob_entropy.py`) or their log-softmax (LLaMA-Factory,
-        # `train/trainer_utils.py`, `get_batch_logps`). Beside the gradient of the whole there is that of a slice of them
-        # (trl, `experimental/orpo`, `concatenated_forward`), or that of the log-softmax.
+        # `train/trainer_utils.py`, `get_batch_logps`). Beside the gradient of the whole there is that of a slice of them,
+        # the chosen answers' (trl, `experimental/orpo`, `concatenated_forward`), or that of the log-softmax.
         held = source if unit != "softmax" else build.float32("head.log_softmax", source.numel)
         build.operations.append(
             Operation(
                 "head.logprobs", "loss", (source, labels), (value,), keeps=(held, labels), forward_comm=reduced,
-                backward_workspace=0 if unit == "whole" else source.nbytes,
+                backward_workspace=source.nbytes * {"whole": 0, "slices": 1, "softmax": 2}[unit] / 2,
             )
         )  # fmt: skip
         return
