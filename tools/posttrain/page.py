@@ -34,8 +34,8 @@ A pair is two sequences. The reference is a second model, a second set of adapte
 before, or none (`--reference`). TRL's trainers make log-probabilities in tiles since 1.16, without logits; ORPO, SimPO and CPO
 still sum the gradients of slices of them. GKD compares whole distributions: at its fullest moment there are 17 tensors as large
 as the logits, those of the teacher included, and 9 or 10 with one divergence (`--loss-terms forward-kl` or `reverse-kl`). Of SimPO
-the chosen answers' own loss is counted (`cpo_alpha` is 1 where nothing is said); with 0 (`--loss-terms no-nll`) there is one
-gradient as large as the logits fewer. KTO's `apo_zero_unpaired` (`--loss-terms no-kl`) runs no pass for its KL. GKD on answers of
+the chosen answers' own loss is counted (`cpo_alpha` is 1 where nothing is said); with 0 (`--loss-terms no-nll`) there is half a
+gradient as large as the logits less. KTO's `apo_zero_unpaired` (`--loss-terms no-kl`) runs no pass for its KL. GKD on answers of
 the student (`lmbda`) is `--task opd --loss-terms jsd --on-policy SHARE`; its prompt is taken to have what `max_length` leaves.
 Under FSDP, TRL wraps the reference as one unit: its whole weights are gathered, and copied out once more.
 
