@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.append("warm_children")
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now lives to the end: a collection of garbage, of which oracles make many, passes it over."""
+def freeze() -> None:
+    """What is alive by now is taken to live to the end: a collection of garbage, of which oracles make many, passes it over."""
+    global imported  # noqa: PLW0603
     gc.collect()
     gc.freeze()
+    imported = len(sys.modules)
+
+
+imported = 0
+"""Modules at the last `freeze`."""
+
+
+def pytest_collection_finish() -> None:
+    freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    # Much of PyTorch and the code of each family of models are imported when a test first needs them.
+    if nextitem is not None and len(sys.modules) > imported + 50:
+        freeze()
