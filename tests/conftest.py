@@ -54,7 +54,12 @@ KERNELS = {
 }  # fmt: skip
 """Where CPUs differ: peaks of memory, and results to the last digit. `make cpus` runs these as on other CPUs."""
 
-WARM = {HERE / place for place in ("trace", "oom/test_causes.py", "capture/test_command.py")}
+WARM = {
+    HERE / place
+    for place in (
+        "trace", "oom/test_causes.py", "capture/test_command.py", "compare", "measure/test_measure_page.py", "test_site.py",
+    )
+}  # fmt: skip
 """Whose child processes begin with PyTorch imported (`warm_children`)."""
 
 
@@ -88,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if _in(item.path, places):
                 item.add_marker(mark)
         if isinstance(item, pytest.Function) and _in(item.path, WARM):
-            item.fixturenames.append("warm_children")
+            item.fixturenames.insert(0, "warm_children")  # before what a file's fixtures start
 
 
 def freeze() -> None:
