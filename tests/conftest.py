@@ -58,6 +58,7 @@ WARM = {
     HERE / place
     for place in (
         "trace", "oom/test_causes.py", "capture/test_command.py", "compare", "measure/test_measure_page.py", "test_site.py",
+        "cli/test_cli_errors.py",
     )
 }  # fmt: skip
 """Whose child processes begin with PyTorch imported (`warm_children`)."""

@@ -253,15 +253,15 @@ def peak(profiler: Any) -> tuple[int, int]:
     return min(one for one, _ in highest), min(one for _, one in highest)
 
 
-def measured(way: str) -> tuple[tuple[int, int], list[tuple[str, int, int]]]:
-    """The peak of a step that is not the first, and the calls of one more."""
+def measured(way: str, windows: int) -> tuple[tuple[int, int], list[tuple[str, int, int]]]:
+    """The least peak of so many steps that are not the first, and the calls of one more."""
     with contextlib.ExitStack() as stack:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
             step = stack.enter_context(prepared(way))
             gc.collect()
             step()
             dist.barrier()
-            for _ in range(3):
+            for _ in range(windows):
                 with torch.profiler.record_function("window"):
                     step()
         with Log() as log:
@@ -276,7 +276,7 @@ def main(rank: int, size: int, meeting: str, ways: list[str], say: Callable[[byt
     patient()
     for way in ways:
         # DDP exchanges its buckets once, in no window that comes again: the least is taken of whole runs instead.
-        runs = [measured(way) for _ in range(4 if way == "ddp" or "copies" in way else 1)]
+        runs = [measured(way, 1) for _ in range(4)] if way == "ddp" or "copies" in way else [measured(way, 3)]
         highest, calls = min(one for one, _ in runs), runs[-1][1]
         said = {"way": way, "rank": dist.get_rank(), "peak": highest[0], "with_gloo": highest[1], "calls": calls}
         say(f"RANK {json.dumps(said)}\n".encode())  # at once: ranks share the pipe

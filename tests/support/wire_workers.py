@@ -42,6 +42,8 @@ from wire_counters import Recorder, bytes_of, counter_works, set_phase
 
 NO_COUNTER = 77
 RANKS = (2, 3, 4)
+WHOLE_STEPS = (3, 4)
+"""Numbers of ranks that train: an odd one, and one that makes two axes; two ranks have neither a middle stage nor rest."""
 PATIENCE = 600
 """Seconds for each number of ranks."""
 S, B = 24, 2
@@ -312,6 +314,8 @@ def measure(ranks: int) -> dict[str, Any]:
             call = raw(kind, pieces * ranks * PIECE)
             call()
             found["raw"][kind][str(pieces)] = bytes_of(call)
+    if ranks < WHOLE_STEPS[0]:
+        return found
     mesh = init_device_mesh("cpu", (ranks,))
     for name, make in CASES.items():
         if name in NEEDS_FOUR and ranks != 4:
