@@ -99,7 +99,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def freeze() -> None:
     """What is alive by now is taken to live to the end: a collection of garbage, of which oracles make many, passes it over."""
-    global imported  # noqa: PLW0603
+    global imported
     gc.collect()
     gc.freeze()
     imported = len(sys.modules)

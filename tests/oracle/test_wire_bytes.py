@@ -32,7 +32,21 @@ from loadgauge.layers.operations import Layer
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 from once import once
-from wire_workers import CASES, LARGE, MICRO_BATCHES, NEEDS_FOUR, NEOX, PIECE, RANKS, RAW, SIZES, SMALL, WHOLE_STEPS, B, S
+from wire_workers import (
+    CASES,
+    LARGE,
+    MICRO_BATCHES,
+    NEEDS_FOUR,
+    NEOX,
+    PIECE,
+    RANKS,
+    RAW,
+    SIZES,
+    SMALL,
+    WHOLE_STEPS,
+    B,
+    S,
+)
 
 TOLERANCE = 1.5e-3
 """Gloo's headers, three of 48 bytes for each message of up to some megabytes."""

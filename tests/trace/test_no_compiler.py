@@ -43,7 +43,9 @@ Said = Callable[[str], str]
 def said() -> Said:
     """What a program of PyTorch without its compiler prints; each in a process of its own, forked from one."""
     programs = [STEP, *ASKED]
-    done = subprocess.run([sys.executable, "-c", START, json.dumps(programs)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", START, json.dumps(programs)], capture_output=True, text=True, check=True
+    )
     return dict(zip(programs, done.stdout.split("END"), strict=False)).__getitem__
 
 
