@@ -126,7 +126,8 @@ def shared(name: str, rank: int) -> Any:
     dp = size // (parallel.get("tp", 1) * parallel.get("pp", 1))
     config = LlamaConfig(
         hidden_size=64, intermediate_size=176, num_attention_heads=8, num_key_value_heads=4,
-        num_hidden_layers=layers_of_llama(name), vocab_size=512, max_position_embeddings=256, tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
+        num_hidden_layers=layers_of_llama(name), vocab_size=512, max_position_embeddings=256,
+        tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
     )  # fmt: skip
     batch = {"global_batch": settings.get("micro_batches", 1) * dp}
     how = {key: value for key, value in settings.items() if key != "micro_batches"}
