@@ -8,6 +8,7 @@ page, of `measure` and its command, and doctests, start theirs from nothing.)
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -132,6 +133,8 @@ def serve(line: socket.socket) -> None:
     import loadgauge.trace.parallel.parallel  # noqa: F401
 
     assert transformers
+    gc.collect()
+    gc.freeze()  # as a child that starts from nothing does: what imports make is not looked through again
     running: list[int] = []
     while True:
         data, handles, _, _ = socket.recv_fds(line, 1 << 20, 3)
