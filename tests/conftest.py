@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,13 @@ KERNELS = {
 }  # fmt: skip
 """Where CPUs differ: peaks of memory, and results to the last digit. `make cpus` runs these as on other CPUs."""
 
-WARM = {HERE / place for place in ("trace", "oom/test_causes.py", "capture/test_command.py")}
+WARM = {
+    HERE / place
+    for place in (
+        "trace", "oom/test_causes.py", "capture/test_command.py", "compare", "measure/test_measure_page.py", "test_site.py",
+        "cli/test_cli_errors.py",
+    )
+}  # fmt: skip
 """Whose child processes begin with PyTorch imported (`warm_children`)."""
 
 
@@ -87,10 +94,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if _in(item.path, places):
                 item.add_marker(mark)
         if isinstance(item, pytest.Function) and _in(item.path, WARM):
-            item.fixturenames.append("warm_children")
+            item.fixturenames.insert(0, "warm_children")  # before what a file's fixtures start
+
+
+def freeze() -> None:
+    """What is alive by now is taken to live to the end: a collection of garbage, of which oracles make many, passes it over."""
+    global imported
+    gc.collect()
+    gc.freeze()
+    imported = len(sys.modules)
+
+
+imported = 0
+"""Modules at the last `freeze`."""
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now lives to the end: a collection of garbage, of which oracles make many, passes it over."""
-    gc.collect()
-    gc.freeze()
+    freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    # Much of PyTorch and the code of each family of models are imported when a test first needs them.
+    if nextitem is not None and len(sys.modules) > imported + 50:
+        freeze()

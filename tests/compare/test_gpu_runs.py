@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from command_line import typed
 from loadgauge.compare.formula import Formula
 from loadgauge.compare.gpu_runs import CASES, ON_CPU, Report, case, find_gpu_by_name, main, report, row, write
 from loadgauge.errors import ConfigError
+from loadgauge.measure import benchmarks
 from loadgauge.measure.benchmarks import Sizes
 from loadgauge.measure.train_steps import MeasuredSteps
 from loadgauge.spec.hardware import gpu, gpu_ids
@@ -44,6 +46,15 @@ def test_the_list() -> None:
         formula = Formula(asked.config, asked.run)
         assert formula.spec.num_hidden_layers == training.layers
         assert formula.estimate.memory.allocated < BIG, training.name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hasty() -> Iterator[None]:
+    """Rounds of a calibration as long as times need that nobody relies on."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(benchmarks, "ENOUGH", 0.002)
+        patched.setattr(benchmarks, "LONG", {"cpu": 0.01})
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ PLAIN: dict[str, Any] = {
     "optimizer": "adamw", "precision": "bf16", "order": "tp,cp,ep,dp,pp", "overlap": "cp,pp,prefetch",
 }  # fmt: skip
 """What a run is that says nothing of it."""
-FEWER = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEWER = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def same(asked: Job, found: Job) -> dict[str, tuple[Any, Any]]:

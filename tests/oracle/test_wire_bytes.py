@@ -32,7 +32,21 @@ from loadgauge.layers.operations import Layer
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 from once import once
-from wire_workers import CASES, LARGE, MICRO_BATCHES, NEEDS_FOUR, NEOX, PIECE, RANKS, RAW, SIZES, SMALL, B, S
+from wire_workers import (
+    CASES,
+    LARGE,
+    MICRO_BATCHES,
+    NEEDS_FOUR,
+    NEOX,
+    PIECE,
+    RANKS,
+    RAW,
+    SIZES,
+    SMALL,
+    WHOLE_STEPS,
+    B,
+    S,
+)
 
 TOLERANCE = 1.5e-3
 """Gloo's headers, three of 48 bytes for each message of up to some megabytes."""
@@ -50,7 +64,8 @@ HIDDEN = SIZES["hidden_size"]
 NORMS = 2 * SIZES["num_hidden_layers"] + 1
 ACTIVATION = 4 * B * S * HIDDEN
 """Bytes of the float32 activations of one micro-batch."""
-rank_counts = pytest.mark.parametrize("n", RANKS)
+raw_counts = pytest.mark.parametrize("n", RANKS)
+rank_counts = pytest.mark.parametrize("n", WHOLE_STEPS)
 kinds = pytest.mark.parametrize("kind", RAW)
 
 
@@ -114,7 +129,7 @@ def by_all(kind: str, nbytes: int, n: int) -> int:
     return TWICE.get(kind, 1) * senders * wire_bytes(kind, nbytes, n)
 
 
-@rank_counts
+@raw_counts
 @kinds
 def test_what_a_collective_adds(kind: str, n: int, runs: dict[int, Run]) -> None:
     """Twice the tensor costs what the formula says for once, to the byte: headers are the same and drop out."""
@@ -128,7 +143,7 @@ def test_what_a_collective_adds(kind: str, n: int, runs: dict[int, Run]) -> None
         assert set(grown) == {TWICE.get(kind, 1) * wire_bytes(kind, n * PIECE, n)}
 
 
-@rank_counts
+@raw_counts
 @kinds
 def test_a_large_collective(kind: str, n: int, runs: dict[int, Run]) -> None:
     """Headers and all, and whatever is sent is received."""
@@ -138,7 +153,7 @@ def test_a_large_collective(kind: str, n: int, runs: dict[int, Run]) -> None:
     assert received == pytest.approx(want, rel=TOLERANCE)
 
 
-@rank_counts
+@raw_counts
 def test_gloo_reduces_and_scatters_by_an_all_reduce(n: int, runs: dict[int, Run]) -> None:
     run = runs[n]
     assert all(run.raw("reduce_scatter", pieces) == run.raw("all_reduce", pieces) for pieces in SMALL)
@@ -148,7 +163,7 @@ def test_gloo_reduces_and_scatters_by_an_all_reduce(n: int, runs: dict[int, Run]
 
 
 @pytest.mark.parametrize(
-    ("case", "n"), [(case, n) for case in CASES for n in RANKS if n == 4 or case not in NEEDS_FOUR]
+    ("case", "n"), [(case, n) for case in CASES for n in WHOLE_STEPS if n == 4 or case not in NEEDS_FOUR]
 )
 def test_bytes_of_a_step(case: str, n: int, runs: dict[int, Run]) -> None:
     """Formula and headers of the calls give what the sockets sent, to the byte, so no call is missing."""

@@ -1,5 +1,5 @@
-"""Models that are parallel in several ways. Run with a number of ranks and the ways, it forks the ranks and says what each
-really allocates and sends."""
+"""Models that are parallel in several ways. Run with numbers of ranks, each followed by its ways, it forks the ranks and
+says what each really allocates and sends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ from torch.utils.checkpoint import checkpoint
 from loadgauge.trace.checkpointing import DEFAULT_KEEP
 
 H, LAYERS, TOKENS, DEVICE = 128, 3, 64, "cpu"
-LAYERS_OF_LLAMA = 4
+
+
+def layers_of_llama(name: str) -> int:
+    """Four where stages share them out, one for each in the most; else a first, one between and a last."""
+    return 4 if "pp" in SHARED[name][1] else 3
 
 
 # -- scripts that are parallel by themselves ---------------------------------------------------------------------------
@@ -121,8 +125,9 @@ def shared(name: str, rank: int) -> Any:
     size, parallel, settings = SHARED[name]
     dp = size // (parallel.get("tp", 1) * parallel.get("pp", 1))
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=176, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=LAYERS_OF_LLAMA,
-        vocab_size=512, max_position_embeddings=256, tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
+        hidden_size=64, intermediate_size=176, num_attention_heads=8, num_key_value_heads=4,
+        num_hidden_layers=layers_of_llama(name), vocab_size=512, max_position_embeddings=256,
+        tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
     )  # fmt: skip
     batch = {"global_batch": settings.get("micro_batches", 1) * dp}
     how = {key: value for key, value in settings.items() if key != "micro_batches"}
@@ -249,17 +254,15 @@ def peak(profiler: Any) -> tuple[int, int]:
     return min(one for one, _ in highest), min(one for _, one in highest)
 
 
-def measured(way: str) -> tuple[tuple[int, int], list[tuple[str, int, int]]]:
-    """The peak of a step that is not the first, and the calls of one more."""
-    gc.collect()
-    gc.freeze()  # what is imported by now is not looked through again
+def measured(way: str, windows: int) -> tuple[tuple[int, int], list[tuple[str, int, int]]]:
+    """The least peak of so many steps that are not the first, and the calls of one more."""
     with contextlib.ExitStack() as stack:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
             step = stack.enter_context(prepared(way))
             gc.collect()
             step()
             dist.barrier()
-            for _ in range(3):
+            for _ in range(windows):
                 with torch.profiler.record_function("window"):
                     step()
         with Log() as log:
@@ -274,7 +277,7 @@ def main(rank: int, size: int, meeting: str, ways: list[str], say: Callable[[byt
     patient()
     for way in ways:
         # DDP exchanges its buckets once, in no window that comes again: the least is taken of whole runs instead.
-        runs = [measured(way) for _ in range(4 if way == "ddp" or "copies" in way else 1)]
+        runs = [measured(way, 1) for _ in range(4)] if way == "ddp" or "copies" in way else [measured(way, 3)]
         highest, calls = min(one for one, _ in runs), runs[-1][1]
         said = {"way": way, "rank": dist.get_rank(), "peak": highest[0], "with_gloo": highest[1], "calls": calls}
         say(f"RANK {json.dumps(said)}\n".encode())  # at once: ranks share the pipe
@@ -282,12 +285,20 @@ def main(rank: int, size: int, meeting: str, ways: list[str], say: Callable[[byt
     dist.destroy_process_group()
 
 
-def fork(size: int, ways: list[str]) -> int:
-    """Ranks that are forked, so that PyTorch and transformers are imported once; 1 where one of them fails."""
+def warm() -> None:
+    """What every rank imports is imported once, and never looked through for garbage."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import loadgauge.trace.parallel.parallel  # noqa: F401
+    import loadgauge.trace.parallel.parallel
+    import loadgauge.trace.parallel.stages
+    import loadgauge.trace.parallel.tensor_parallel  # noqa: F401
 
+    gc.collect()
+    gc.freeze()
+
+
+def fork(size: int, ways: list[str]) -> int:
+    """Ranks that are forked; 1 where one of them fails."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in range(size):
@@ -306,4 +317,5 @@ def fork(size: int, ways: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(fork(int(sys.argv[1]), sys.argv[2].split(";")))
+    warm()
+    sys.exit(max(fork(int(size), ways.split(";")) for size, ways in zip(sys.argv[1::2], sys.argv[2::2], strict=True)))

@@ -2,12 +2,13 @@
 
 Each is a process of its own, as `loadgauge.trace.subprocess` starts it, and runs the same `main`; but it is forked from a
 process that has imported PyTorch and transformers, which is most of the time that a small trace takes. (Tests of the
-page, of `measure` and `compare`, and doctests, start theirs from nothing.)
+page, of `measure` and its command, and doctests, start theirs from nothing.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -87,14 +88,16 @@ def warm_source() -> Iterator[Source]:
     source.close()
 
 
-@pytest.fixture
-def warm_children(warm_source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each child that the test starts is forked from one warm process of this worker."""
-    if sys.platform.startswith("linux") and find_spec("torch") and find_spec("transformers"):
-        from loadgauge.trace import subprocess as children
+@pytest.fixture(scope="module")
+def warm_children(warm_source: Source) -> Iterator[None]:
+    """Each child that the tests of a file, or its fixtures, start is forked from one warm process of this worker."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if sys.platform.startswith("linux") and find_spec("torch") and find_spec("transformers"):
+            from loadgauge.trace import subprocess as children
 
-        stand_in = SimpleNamespace(Popen=lambda words, **_: Child(warm_source, words), PIPE=subprocess.PIPE)
-        monkeypatch.setattr(children, "subprocess", stand_in)
+            stand_in = SimpleNamespace(Popen=lambda words, **_: Child(warm_source, words), PIPE=subprocess.PIPE)
+            monkeypatch.setattr(children, "subprocess", stand_in)
+        yield
 
 
 def fork(request: dict[str, Any], handles: list[int]) -> None:
@@ -130,6 +133,8 @@ def serve(line: socket.socket) -> None:
     import loadgauge.trace.parallel.parallel  # noqa: F401
 
     assert transformers
+    gc.collect()
+    gc.freeze()  # as a child that starts from nothing does: what imports make is not looked through again
     running: list[int] = []
     while True:
         data, handles, _, _ = socket.recv_fds(line, 1 << 20, 3)

@@ -7,6 +7,7 @@ Run as ``python wire_workers.py FILE``: forks two, three and four ranks in turn,
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -41,6 +42,8 @@ from wire_counters import Recorder, bytes_of, counter_works, set_phase
 
 NO_COUNTER = 77
 RANKS = (2, 3, 4)
+WHOLE_STEPS = (3, 4)
+"""Numbers of ranks that train: an odd one, and one that makes two axes; two ranks have neither a middle stage nor rest."""
 PATIENCE = 600
 """Seconds for each number of ranks."""
 S, B = 24, 2
@@ -268,6 +271,8 @@ CASES: dict[str, Callable[[DeviceMesh], Step]] = {
 }
 NEEDS_FOUR = {"fsdp-sp"}
 """Cases of more than one axis."""
+SETTLES_LATE = {"ddp", "ddp-buckets", "pp"}
+"""Cases whose second step is not yet as all others: DDP fills its buckets anew, pipelines tell their shapes."""
 
 # -- raw collectives ------------------------------------------------------------------------------------------------------
 
@@ -309,16 +314,22 @@ def measure(ranks: int) -> dict[str, Any]:
             call = raw(kind, pieces * ranks * PIECE)
             call()
             found["raw"][kind][str(pieces)] = bytes_of(call)
+    if ranks < WHOLE_STEPS[0]:
+        return found
     mesh = init_device_mesh("cpu", (ranks,))
     for name, make in CASES.items():
         if name in NEEDS_FOUR and ranks != 4:
             continue
         step = make(mesh)
-        for _ in range(2):  # DDP fills its buckets anew, pipelines tell their shapes
+        for _ in range(2 if name in SETTLES_LATE else 1):
             step(None)
-        with Recorder() as recorder:
-            step(recorder)
-        found["cases"][name] = {"calls": recorder.calls, "bytes": bytes_of(lambda: step(None))}  # noqa: B023
+        recorder = Recorder()
+
+        def recorded(step: Step = step, recorder: Recorder = recorder) -> None:
+            with recorder:
+                step(recorder)
+
+        found["cases"][name] = {"bytes": bytes_of(recorded), "calls": recorder.calls}
     return found
 
 
@@ -373,6 +384,8 @@ def main(target: str) -> int:
     if not sys.platform.startswith("linux") or not counter_works():
         return NO_COUNTER
     signal.signal(signal.SIGALRM, late)
+    gc.collect()
+    gc.freeze()  # the ranks, which are forked, do not look through what is imported
     Path(target).write_text(json.dumps({ranks: run_ranks(ranks) for ranks in RANKS}))
     return 0
 

@@ -96,6 +96,9 @@ def test_compiles_through_autograd() -> None:
 def test_compiles_to_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With PyTorch's own compiler (inductor): the same gradients, and other lengths without compiling again."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    # Plain loops, without trying out first which vector instructions the C++ compiler knows; and no pool of processes.
+    monkeypatch.setattr(torch._inductor.config.cpp, "vec_isa_ok", False)
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
