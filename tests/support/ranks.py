@@ -277,7 +277,7 @@ def main(rank: int, size: int, meeting: str, ways: list[str], say: Callable[[byt
     patient()
     for way in ways:
         # DDP exchanges its buckets once, in no window that comes again: the least is taken of whole runs instead.
-        runs = [measured(way, 1) for _ in range(4)] if way == "ddp" or "copies" in way else [measured(way, 3)]
+        runs = [measured(way, 3) for _ in range(4 if way == "ddp" or "copies" in way else 1)]
         highest, calls = min(one for one, _ in runs), runs[-1][1]
         said = {"way": way, "rank": dist.get_rank(), "peak": highest[0], "with_gloo": highest[1], "calls": calls}
         say(f"RANK {json.dumps(said)}\n".encode())  # at once: ranks share the pipe
