@@ -17,7 +17,7 @@ from loadgauge.package_data import read_data
 
 SOUNDS = ("input_features", "input_values", "audio_input_features", "audio_input_ids")
 """Arguments of transformers' models that stand for a sound."""
-_TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "float": torch.float}
+_TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "byte": torch.uint8, "float": torch.float}
 
 
 def beside_tokens(config: Any, taken: Mapping[str, Any], kind: str = "") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -191,17 +191,48 @@ def of_module(
 
 
 def mean_loss(result: Any) -> torch.Tensor:
-    """Return the `.loss` of a result, or else the mean of its first floating-point tensor, a scalar.
+    """Return a scalar to train on: a result's loss, the sum of its losses, or the mean of its first floating-point tensor.
 
+    Its loss is its `.loss`, or what a dict has at "loss"; its losses are the values of a dict, tuple or list, where all are scalars.
     Raises ConfigError where there is no tensor.
+
+    >>> mean_loss({"boxes": torch.tensor(2.0), "classes": torch.tensor(0.5)})
+    tensor(2.5000)
     """
+    return _loss_taken(result)[0]
+
+
+def loss_words(result: Any) -> str:
+    """What `mean_loss` takes for the loss of a result; "" where that is its own `.loss`.
+
+    >>> loss_words({"boxes": torch.tensor(2.0), "classes": torch.tensor(0.5)})
+    'the sum of boxes, classes'
+    """
+    return _loss_taken(result)[1]
+
+
+def _loss_taken(result: Any) -> tuple[torch.Tensor, str]:
     own = getattr(result, "loss", None)
     if isinstance(own, torch.Tensor):
-        return own
+        return own, ""
+    if isinstance(result, Mapping) and isinstance(own := result.get("loss"), torch.Tensor):
+        return own.float().mean() if own.dim() else own, "what the result has at 'loss'"
+    named = dict(result) if isinstance(result, Mapping) else {}
+    if isinstance(result, tuple | list):
+        named = {str(place): one for place, one in enumerate(result)}
+    if len(named) > 1 and all(isinstance(one, torch.Tensor) and not one.dim() for one in named.values()):
+        losses = {name: one for name, one in named.items() if one.is_floating_point() and one.requires_grad} or named
+        words = ", ".join(map(str, losses))
+        total: Any = sum(losses.values())  # as training scripts add them
+        return total, f"the sum of {words}"
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not tensors:
         raise ConfigError("the module returns no tensor to make a loss of; give one as `loss`")
-    return tensors[0].float().mean() if tensors[0].dim() else tensors[0]
+    first = tensors[0]
+    which = "the tensor that it returns" if len(tensors) == 1 else f"the first of {len(tensors)} tensors that it returns"
+    if first.dim():
+        return first.float().mean(), f"the mean of {which}"
+    return first, "" if len(tensors) == 1 else which
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from loadgauge.trace.device.cuda_ctc import register_cuda_ctc
 from loadgauge.trace.device.cuda_rnn import register_cuda_rnn
 from loadgauge.trace.device.sparse_rows import register_sparse_rows
+from loadgauge.trace.device.vision_ops import register_vision
 
 ATTENTION: Counter[str] = Counter()
 """How often each attention kernel was chosen; a trace clears it at its start."""
@@ -59,6 +60,7 @@ def register_cuda_kernels(device: str) -> None:
     register_cuda_rnn(library)
     register_cuda_ctc(library)
     register_sparse_rows(library)
+    register_vision(device)
     _register_autocast(library, device)
 
 

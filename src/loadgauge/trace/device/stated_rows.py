@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.errors import ConfigError
 from loadgauge.trace.device.fact_kinds import Known, Rows, Same
+from loadgauge.trace.device.row_bounds import bound as most_at
 
 MOST = "most"
-"""In place of a number: all rows that a mask has, which is the most there can be."""
+"""In place of a number: all rows that a mask has, or as many as the code takes at most (`row_bounds`)."""
 
 
 class StatedRows:
@@ -46,6 +47,9 @@ class StatedRows:
             return None
         self._used.add(key)
         if stated == MOST:
+            if bound is None and (most := most_at(at)) is not None:
+                self.taken[at] = f"as many rows as the code takes at most: {most[0]} ({most[1]})"
+                return most[0] if most[0] < elements else elements
             if bound is None:
                 self.taken[at] = "which rows are chosen is data: as many as there are, the most that can be"
                 return elements
