@@ -162,7 +162,7 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
             taken = inspect.signature(builder).parameters
             if builder.__module__.startswith("torchvision.models.detection"):  # with and without weights they differ
                 with _no_weights():
-                    return module.models.get_model(name, weights=None), {}
+                    return module.models.get_model(name, weights="DEFAULT"), {}
             none = dict.fromkeys({"weights", "weights_backbone"} & set(taken))  # a backbone's would be downloaded
             return module.models.get_model(name, **none), {}
         kind = getattr(module, name)
@@ -177,17 +177,19 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
 def _no_weights() -> Iterator[None]:
     """Weights that torchvision would download are neither fetched nor put into a model: it is built as it is for them."""
     import torch
-    from torchvision.models._api import WeightsEnum
+
+    kind: Any = import_module("torchvision.models._api").WeightsEnum
 
     def none(*_: Any, **__: Any) -> dict[str, Any]:
         return {}
 
-    fetch, put = WeightsEnum.get_state_dict, torch.nn.Module.load_state_dict
+    module: Any = torch.nn.Module
+    fetch, put = kind.get_state_dict, module.load_state_dict
     try:
-        WeightsEnum.get_state_dict, torch.nn.Module.load_state_dict = none, none  # type: ignore[method-assign, assignment]
+        kind.get_state_dict, module.load_state_dict = none, none
         yield
     finally:
-        WeightsEnum.get_state_dict, torch.nn.Module.load_state_dict = fetch, put  # type: ignore[method-assign]
+        kind.get_state_dict, module.load_state_dict = fetch, put
 
 
 def _loss(kind: str, result: Any) -> Any:

@@ -257,13 +257,16 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
 
 def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
     """What was not said, and is taken for granted."""
-    from loadgauge.capture.target import SAMPLES, SECONDS
+    from loadgauge.capture.libraries import is_library, usual_precision
+    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys
 
     contrasted = all(name.startswith("model.") for name in found.parameters) and set(found.names) == {"b", "s", "t"}
     own = is_script(job.model)
     if step:
         return ("a step is what --step runs, with the losses and optimizers it makes",)
-    default = {"precision": "as the function makes it" if own else "bf16-pure", "optimizer": "adamw"}
+    keys = {} if own else config_keys(job.model)
+    usual = (usual_precision(keys, job.model) if is_library(keys) else None) or "bf16-pure"
+    default = {"precision": "as the function makes it" if own else usual, "optimizer": "adamw"}
     if not own:
         default |= {"attention": "flash (PyTorch's own choice of kernel)", "recompute": "none"}
     said = [f"{name} {getattr(job, name) or value}" for name, value in default.items()]

@@ -29,7 +29,7 @@ from loadgauge.trace.device.fact_kinds import (
     share,
 )
 from loadgauge.trace.device.fact_rules import name_of, rule_of
-from loadgauge.trace.device.stated_rows import StatedRows, marks
+from loadgauge.trace.device.stated_rows import StatedRows, fills, marks
 
 _FACT = "_loadgauge_fact"
 _EMPTY = torch.ops.aten.empty_strided.default
@@ -102,7 +102,8 @@ class Facts:
                 return UNKNOWN
             shape = (rows, mask.dim()) if name == "nonzero" else (rows,)
             return self._made(args[0], shape, None, go, torch.int64 if name == "nonzero" else args[0].dtype)
-        if name in ("index", "_unsafe_index", *_PUTS):
+        filled = name in _PUTS and fills(args, self.of(args[2]))
+        if name in ("index", "_unsafe_index", *_PUTS) and not filled:
             places = self._places(args[1], line, go)
             if places is not None:
                 before = self.of(args[0]) if any(one is not None and 0 in one.shape for one in places) else None

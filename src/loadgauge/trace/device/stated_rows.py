@@ -85,3 +85,17 @@ def marks(mask: Any, indices: Any, values: Any, before: Any, mark: Any) -> Rows 
     with _disable_current_modes():
         zeros = bool(before.value == 0) and bool((mark.value != 0).all())
     return Rows(indices[0].numel(), True) if zeros else None
+
+
+def fills(args: Any, value: Any) -> bool:
+    """Whether `index_put` writes one number of the program's where a mask is true, which takes no places: CUDA fills a mask.
+
+    value: what is known of the values. Source: ATen/native/TensorAdvancedIndexing.h (canDispatchToMaskedFill).
+    """
+    indices, values = args[1:3]
+    given = [one for one in indices if one is not None]
+    number = (
+        isinstance(value, Same | Known) or values.device.type == "cpu" or getattr(values, "constant", None) is not None
+    )
+    masks = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
+    return bool(masks and values.dim() == 0 and number and not (len(args) > 3 and args[3]))

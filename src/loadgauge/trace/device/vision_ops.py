@@ -1,8 +1,8 @@
 """torchvision's own operators on the simulated device: non-maximum suppression, pooling of regions, deformable convolution.
 
-What each allocates and keeps for backward is that of its CUDA kernel. How many boxes non-maximum suppression leaves is data, and so
-stated (`stated_rows`). The operators' names and arguments are torchvision's; where its compiled part cannot be loaded, such as that of a
-CUDA build beside PyTorch for CPUs, they are declared here, as nothing is computed.
+What each allocates and keeps for backward is that of its CUDA kernel. How many boxes non-maximum suppression leaves is data,
+and so stated (`stated_rows`). The operators' names and arguments are torchvision's; where its compiled part cannot be loaded, such
+as that of a CUDA build beside PyTorch for CPUs, they are declared here: nothing is computed.
 Sources: torchvision/csrc/ops/cuda and torchvision/csrc/ops/autograd of torchvision 0.28.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -32,7 +33,8 @@ SCHEMAS = (
     f"roi_pool({_REGIONS}) -> (Tensor, Tensor)",
     f"_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, {_POOLED}, {_OF_INPUT}) -> Tensor",
     f"ps_roi_align({_REGIONS}, int sampling_ratio) -> (Tensor, Tensor)",
-    f"_ps_roi_align_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_POOLED}, int sampling_ratio, {_OF_INPUT}) -> Tensor",
+    f"_ps_roi_align_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_POOLED}, int sampling_ratio, {_OF_INPUT})"
+    " -> Tensor",
     f"ps_roi_pool({_REGIONS}) -> (Tensor, Tensor)",
     f"_ps_roi_pool_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_POOLED}, {_OF_INPUT}) -> Tensor",
     f"deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, {_DEFORMED}) -> Tensor",
@@ -73,6 +75,14 @@ def torchvision() -> ModuleType:
 
 def _yes() -> bool:
     return True
+
+
+def operators() -> None:
+    """Have `torch.ops.torchvision`: its own where it is installed, else declared here. Raises ConfigError as `torchvision`."""
+    if find_spec("torchvision") is None:
+        _declare()
+    else:
+        torchvision()
 
 
 def _declare() -> None:
@@ -129,9 +139,10 @@ _SHAPES: dict[str, Any] = {
 
 
 def nms(dets: Any, scores: Any, iou_threshold: float) -> Any:
-    """Compute `torchvision.ops.nms` of dets (boxes, 4) and scores (boxes,) as CUDA's kernel does: the places of what is left, in order.
+    """Compute `torchvision.ops.nms` as CUDA's kernel does: the places of the boxes that are left.
 
-    It sorts, compares every box with every other one, a bit for each pair, and takes out what is left.
+    It sorts, compares every box with every other one, a bit for each pair, and takes out what is left. dets: (boxes, 4), scores:
+    (boxes,)
     """
     order = scores.sort(stable=True, dim=0, descending=True)[1]
     ordered = dets.index_select(0, order)
@@ -197,10 +208,10 @@ class Deform(torch.autograd.Function):
 def _columns(input: Any, weight: Any, offset: Any) -> Any:
     """The unfolded inputs of as many pictures as are unfolded at once: the greatest divisor of all that is at most `AT_ONCE`."""
     pictures = input.shape[0]
-    together = next(
-        (number for number in range(min(AT_ONCE, int(pictures)), 0, -1) if int(pictures) % number == 0), 1
+    together = next((number for number in range(min(AT_ONCE, int(pictures)), 0, -1) if int(pictures) % number == 0), 1)
+    return input.new_empty(
+        (input.shape[1] * weight.shape[2] * weight.shape[3], together * offset.shape[2] * offset.shape[3])
     )
-    return input.new_empty((input.shape[1] * weight.shape[2] * weight.shape[3], together * offset.shape[2] * offset.shape[3]))
 
 
 def register_vision(device: str) -> None:
@@ -230,7 +241,9 @@ def _in_single(name: str, device: str) -> Any:
             made = getattr(torch.ops.torchvision, name)(*(_single(one) for one in (first, *given)))
             if name == "nms":
                 return made
-            return made.to(first.dtype) if isinstance(made, torch.Tensor) else tuple(one.to(first.dtype) for one in made)
+            return (
+                made.to(first.dtype) if isinstance(made, torch.Tensor) else tuple(one.to(first.dtype) for one in made)
+            )
 
     return run
 
