@@ -47,8 +47,8 @@ def capture(
     layers: number of layers, instead of the model's own
     pictures: width and height of each picture of a sequence [pixels], as the model's image processor takes them; none: one picture,
         as large as the model sees at once
-    head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture
-        or sound (`data/capture/heads.toml`)
+    head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture,
+        detection or sound (`data/capture/heads.toml`)
     freeze: parameters whose names contain one of these are not trained, such as "vision_tower"
     rows: how many rows the program's data chooses, by the line that asks, such as {"boxes.py:41": 2000}; a list: each time it is
         reached in a step; "most": as many as there are, at a line or, in place of a dict, at every line

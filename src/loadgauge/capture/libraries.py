@@ -87,7 +87,7 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     """The training of a model of a library, from its config or its name. Raises ConfigError and NotModelled."""
     import torch
 
-    from loadgauge.capture.inputs import made
+    from loadgauge.capture.inputs import tree
     from loadgauge.capture.record import Sized
     from loadgauge.trace.jobs import mean_loss
     from loadgauge.trace.torch_run import ATTENTIONS
@@ -123,22 +123,7 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
 
     def inputs(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dtype = next(module.parameters()).dtype
-
-        def of(one: Mapping[str, Any]) -> Any:
-            if "list" in one:
-                alone = {name: value for name, value in one.items() if name != "list"}
-                return [of(alone) for _ in range(int(sizes[one["list"]]))]
-            return made(one, config, device, dtype, sizes) if "shape" in one else several(one)
-
-        def several(rows: Mapping[str, Any]) -> dict[str, Any] | None:
-            there = {
-                name: one
-                for name, one in rows.items()
-                if ("when" not in one or config.get(one["when"])) and re.search(one.get("names", ""), keys[_CLASS])
-            }
-            return {name: of(one) for name, one in there.items()} or None
-
-        given = several(row["inputs"]) or {}
+        given = tree(row["inputs"], config, device, dtype, sizes, keys[_CLASS]) or {}
         return (tuple(given.values()), {}) if library != "diffusers" else ((), given)
 
     rows = {"": row["rows"]} if "rows" in row else {}

@@ -104,7 +104,10 @@ class RowsByLine(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
 @click.option(
-    "--head", metavar="WORD", default="", help="classification, tokens, answers, embedding, picture or sound."
+    "--head",
+    metavar="WORD",
+    default="",
+    help="classification, tokens, answers, embedding, picture, detection or sound.",
 )
 @click.option(
     "--rows",
@@ -141,7 +144,7 @@ def command(
     """
     from loadgauge.capture.answer import answer
     from loadgauge.capture.libraries import is_library, usual_sizes
-    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys, sized
+    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys, sized, usual_of_heads
     from loadgauge.spec.hardware import gpu as find_gpu
 
     begun = time.perf_counter()
@@ -163,6 +166,8 @@ def command(
     defaults |= {
         name: value for name, value in (("n", sound), ("u", max(1, SPOKEN * sound // SAMPLES))) if name not in sizes
     }
+    if not is_script(target):
+        defaults |= {name: value for name, value in usual_of_heads().items() if name not in sizes}
     if not is_script(target) and is_library(keys := config_keys(target)):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
