@@ -79,7 +79,7 @@ NAMED = (
     "timm:resnet18 timm:vit_tiny_patch16_224 timm:convnext_atto timm:swin_tiny_patch4_window7_224 timm:efficientnet_b0 "
     "timm:mobilenetv3_small_100 torchvision:resnet18 torchvision:vit_b_16 torchvision:swin_t torchvision:convnext_tiny "
     "torchvision:efficientnet_b0 torchvision:vgg11 torchvision:mobilenet_v3_small torchvision:deeplabv3_resnet50 "
-    "torchvision:fcn_resnet50 torchvision:r3d_18 torchvision:retinanet_resnet50_fpn torchvision:fasterrcnn_resnet50_fpn"
+    "torchvision:fcn_resnet50 torchvision:r3d_18"
 )
 SQUARE = {"b": 3, "h": 224, "w": 224, "f": 8}
 SQUARES = ({"b": 5, "h": 224, "w": 224, "f": 12}, {"b": 1, "h": 224, "w": 224, "f": 16})
@@ -122,6 +122,10 @@ def tried(name: str) -> dict[str, Any]:
     from loadgauge.spec.job import Job
     from loadgauge.trace.torch_run import TorchRun
 
+    if name in detectors():
+        from captured_detection import compared as against_its_step
+
+        return {"detection": against_its_step(name.partition(":")[2])}
     torch.set_num_threads(1)
     begun = time.process_time()
     rows: list[dict[str, Any]] = []
@@ -151,6 +155,13 @@ def tried(name: str) -> dict[str, Any]:
         "seconds": round(time.process_time() - begun, 1),
         "branches": [one.rpartition("/")[2] for one in found.branches],
     }  # fmt: skip
+
+
+def detectors() -> tuple[str, ...]:
+    """Detection networks, which are compared with a step on the CPU (`captured_detection`)."""
+    from captured_detection import MODELS
+
+    return tuple(f"torchvision:{name}" for name in MODELS)
 
 
 def tied(sizes: dict[str, int], name: str) -> dict[str, int]:
@@ -214,7 +225,7 @@ def page(done: dict[str, Any]) -> str:
         "|---|--:|---|",
     ]
     for name, one in done.items():
-        if name == "published":
+        if name == "published" or "detection" in one:
             continue
         rows = [row for row in one.get("rows", ()) if "refused" not in row]
         worst = max((row[key] for row in rows for key in ("live", "kept", "flops")), default=None)
@@ -224,7 +235,47 @@ def page(done: dict[str, Any]) -> str:
         else:
             why = one["plain"].partition("(")[0].strip()[:90].replace("|", "/")
             lines.append(f"| {name} | {worst:.2%} | {'formulas' if not one['plain'] else f'numbers: {why}'} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *detection(done)]) + "\n"
+
+
+def detection(done: dict[str, Any]) -> list[str]:
+    """Lines on detection networks: of each what the capture and the step on the CPU have."""
+    found = {name: one["detection"] for name, one in done.items() if "detection" in one}
+    lines = [
+        "",
+        "## Detection networks of torchvision",
+        "",
+        "Each against one forward and backward of the real model on the CPU (`tools/captured_detection.py`): two random pictures",
+        "of 800 x 800, eight random objects in each, initial weights. The rows that data chose in that step were read off it and",
+        "stated (`--rows`). Parameters are also those published (`num_params` of the weights). Kept bytes are what autograd's",
+        "hooks on saved tensors see. Operations are compared in order, by name and by the bytes of each new tensor, without",
+        "copies between host and device. The last two columns: how much more the answer without `--rows` has, with as many rows",
+        "as there can be.",
+        "",
+        "| model | parameters | FLOPs | kept bytes | operations alike | most: FLOPs | most: peak |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, one in found.items():
+        cells = [_both(one[what]) for what in ("parameters", "flops", "kept")]
+        alike, run = one["operations"]["alike"], one["operations"]["run"]
+        more = [one["most"][0] / one["flops"][0] - 1, one["peak"][1] / one["peak"][0] - 1]
+        shown = [*cells, f"{alike:,} of {run:,}", *(f"+ {share:.1%}" for share in more)]
+        lines.append(f"| {name.partition(':')[2]} | {' | '.join(shown)} |")
+    others = {key.split("[")[0] for one in found.values() for key in one["operations"]["others"]}
+    words = [NOT_ALIKE.get(key, f"`{key}`") for key in sorted(others)]
+    return [*lines, "", f"Not alike: {'; '.join(words)}."] if found else []
+
+
+NOT_ALIKE = {
+    "copy_ | fill_": "a number that is written into part of a tensor, which a capture copies",
+    "smooth_l1_loss": "`smooth_l1_loss`, whose sum holds what it adds up until it is freed (less than 0.1 MB here)",
+    "sort": "non-maximum suppression, which a capture writes out as CUDA's kernel has it",
+}
+
+
+def _both(pair: list[int]) -> str:
+    """A number where the capture and the step have the same, else both."""
+    return f"{pair[0]:,}" if len(set(pair)) == 1 else " / ".join(f"{one:,}" for one in pair)
 
 
 def main(place: str, *names: str) -> None:
@@ -236,7 +287,7 @@ def main(place: str, *names: str) -> None:
         return
     if "published" not in done or names == ("published",):
         done["published"] = published()
-    for name in names or (*LIBRARIES, *NAMED.split()):
+    for name in names or (*LIBRARIES, *NAMED.split(), *detectors()):
         if name in done and not names:
             continue
         done[name] = forked(name)

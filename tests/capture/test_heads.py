@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
 from loadgauge.capture.capture import Captures  # noqa: E402
 from loadgauge.capture.heads import head_class, words  # noqa: E402
 from loadgauge.capture.kinds import of_config  # noqa: E402
@@ -62,6 +64,29 @@ def test_a_classifier_is_captured_at_sizes_never_run() -> None:
     plain = record(captures.job, {"b": 5, "s": 37})
     assert found.kept_bytes(b=5, s=37) == sum(plain.kept)
     assert found.holds(b=5, s=37)
+
+
+def test_a_detector_matches_as_many_pairs_as_scipy_always_does() -> None:
+    """FLOPs of a step on real pictures, where there are fewer queries than objects, and more."""
+    pytest.importorskip("scipy")
+    for queries, objects in ((10, 4), (3, 6)):
+        config = transformers.YolosConfig(
+            hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48, image_size=[32, 48], num_labels=5,
+            num_detection_tokens=queries, attn_implementation="eager", architectures=["YolosForObjectDetection"],
+        )  # fmt: skip
+        eager = TorchRun.of(Job(model="", seq_len=1, precision="fp32", optimizer="sgd", attention="eager"))
+        job = of_config(config, eager)
+        assert job.names == ("b", "k", "h", "w")
+        found = record(job, {"b": 2, "k": objects, "h": 32, "w": 48})
+        model = transformers.YolosForObjectDetection(config).train()
+        boxes = torch.cat([0.4 + 0.2 * torch.rand(objects, 2), torch.full((objects, 2), 0.1)], 1)
+        labels = {"class_labels": torch.randint(0, 5, (objects,)), "boxes": boxes}
+        with FlopCounterMode(display=False) as counter:
+            model(pixel_values=torch.rand(2, 3, 32, 48), labels=[labels] * 2).loss.backward()
+        assert sum(op.flops for op in found.ops[found.second :] if op.flops) == counter.get_total_flops()
+        matched = min(queries, objects)
+        kept = [size for size, by in zip(found.kept, found.kept_by, strict=True) if by[0] == "AbsBackward0"]
+        assert kept == [2 * matched * 4 * 4], kept  # the differences of boxes that are matched
 
 
 def test_a_segmentation_has_a_class_for_each_pixel() -> None:

@@ -47,8 +47,8 @@ def capture(
     layers: number of layers, instead of the model's own
     pictures: width and height of each picture of a sequence [pixels], as the model's image processor takes them; none: one picture,
         as large as the model sees at once
-    head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture
-        or sound (`data/capture/heads.toml`)
+    head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture,
+        detection or sound (`data/capture/heads.toml`)
     freeze: parameters whose names contain one of these are not trained, such as "vision_tower"
     rows: how many rows the program's data chooses, by the line that asks, such as {"boxes.py:41": 2000}; a list: each time it is
         reached in a step; "most": as many as there are, at a line or, in place of a dict, at every line
@@ -66,18 +66,19 @@ def capture(
 
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.kinds import of_config
-    from loadgauge.capture.libraries import is_library, of_keys
+    from loadgauge.capture.libraries import is_library, of_keys, usual_precision
     from loadgauge.capture.pictures import processed
     from loadgauge.capture.target import config_keys, processor_keys
     from loadgauge.capture.tokens import vectors_of
     from loadgauge.trace.target import config_object, with_layers
     from loadgauge.trace.torch_run import TorchRun
 
-    run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else "bf16-pure", **fields}))  # type: ignore[arg-type]
+    keys = config_keys(target) if isinstance(target, str) and inputs is None else {}
+    usual = usual_precision(keys, target) if is_library(keys) else None
+    run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else usual or "bf16-pure", **fields}))  # type: ignore[arg-type]
     if step is not None and (inputs is None or loss is not None or fields):
         raise ConfigError(f"a step has its own {', '.join(fields) or 'loss'}, and needs inputs", key="step")
     if inputs is None:
-        keys = config_keys(target) if isinstance(target, str) else {}
         if is_library(keys):
             if layers is not None or pictures or head:
                 raise ConfigError("--layers, --picture and --head are for models of transformers", key="target")
@@ -147,7 +148,7 @@ def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -
         if not numbers or not (numbers == MOST or whole):
             raise ConfigError(f"must be numbers of rows or {MOST}, got {given!r}", key="rows")
         found[line] = numbers
-    return msgspec.structs.replace(job, rows=found) if found else job
+    return msgspec.structs.replace(job, rows={**job.rows, **found}) if found else job
 
 
 def frozen(job: Sized, words: Sequence[str]) -> Sized:

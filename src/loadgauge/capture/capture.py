@@ -24,7 +24,7 @@ from loadgauge.trace.record.allocations import op_name
 OTHERS = (16, 1, 64, 128, 3, 256, 1024, 2)
 """What is added to a size for the run that checks a formula."""
 
-ROWS = "; `loadgauge capture --rows LINE=NUMBER` states how many rows are chosen"
+ROWS = "; `loadgauge capture --rows LINE=NUMBER` states how many rows are chosen, `--rows most` as many as there are"
 
 
 class Differs(NotModelled):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from loadgauge.capture.inputs import made
+from loadgauge.capture.inputs import tree
 from loadgauge.capture.values import whole
 from loadgauge.errors import ConfigError, closest
 from loadgauge.package_data import read_data
@@ -77,7 +77,7 @@ def rate() -> int:
 
 def head_inputs(
     word: str, config: Any, taken: Mapping[str, Any], device: str, dtype: torch.dtype, sizes: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Arguments of a model with a head, other than tokens. taken: parameters of its `forward`
 
     Raises ConfigError for a model that takes none of what is known.
@@ -92,11 +92,11 @@ def head_inputs(
                 f"{config.model_type}: takes neither input_values nor input_features: its sound is not known"
             )
         rows[name] = own.get(name, sounds[name])
-    given: dict[str, torch.Tensor] = {}
+    given: dict[str, Any] = {}
     for name, row in rows.items():
         if name in taken:
             one = row | {"dtype": ""} if row.get("regression") and getattr(config, "num_labels", 2) == 1 else row
-            given[name] = made(one, config, device, dtype, sizes)
+            given[name] = tree(one, config, device, dtype, sizes)
     return given
 
 

@@ -17,7 +17,7 @@ from loadgauge.package_data import read_data
 
 SOUNDS = ("input_features", "input_values", "audio_input_features", "audio_input_ids")
 """Arguments of transformers' models that stand for a sound."""
-_TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "float": torch.float}
+_TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "byte": torch.uint8, "float": torch.float}
 
 
 def beside_tokens(config: Any, taken: Mapping[str, Any], kind: str = "") -> dict[str, Any]:
@@ -75,6 +75,27 @@ def made(
     fill = torch.ones if "ones" in row else torch.empty
     tensor = fill(shape, dtype=_TYPES.get(row.get("dtype", ""), dtype), device=device)
     return whole(tensor) if "no_padding" in row else tensor
+
+
+def tree(
+    row: Mapping[str, Any], config: Any, device: str, dtype: torch.dtype, sizes: Mapping[str, Any], name: str = ""
+) -> Any:
+    """Make an input of rows (see `made`): a tensor, a dictionary of them, or with `list`, the name of a size, a list of as many.
+
+    name: the model's; a row whose `names` it does not match is left out, as one whose `when`, a key of the config, is not set.
+    An empty dictionary is None.
+    """
+    if "list" in row:
+        alone = {key: value for key, value in row.items() if key != "list"}
+        return [tree(alone, config, device, dtype, sizes, name) for _ in range(int(sizes[row["list"]]))]
+    if "shape" in row or "each" in row:
+        return made(row, config, device, dtype, sizes)
+    there = {
+        key: one
+        for key, one in row.items()
+        if ("when" not in one or config.get(one["when"])) and re.search(one.get("names", ""), name)
+    }
+    return {key: tree(one, config, device, dtype, sizes, name) for key, one in there.items()} or None
 
 
 def number(text: int | str, config: Any, sizes: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -90,6 +91,8 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
 def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
     """The training of a class with another head than that of a language model."""
     config, names = _own_part(config, kind), sizes_of(word)
+    if word == "detection":
+        _needs_scipy()
     taken = inspect.signature(kind.forward).parameters
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # classifiers look for the last token that is no padding
@@ -116,6 +119,14 @@ def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
         return (), given | ({"use_cache": False} if "use_cache" in taken else {})
 
     return Sized(build, inputs, mean_loss, run, names)
+
+
+def _needs_scipy() -> None:
+    """Import what matches predictions with objects. Raises ConfigError where it is not installed."""
+    try:
+        import_module("scipy.optimize")
+    except ImportError:
+        raise ConfigError("needs scipy: pip install scipy") from None
 
 
 def _own_part(config: Any, kind: Any) -> Any:

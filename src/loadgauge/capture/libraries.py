@@ -66,6 +66,16 @@ def usual_sizes(keys: Mapping[str, Any], target: str) -> dict[str, int]:
     return dict.fromkeys(found, int(side[1])) if side else found
 
 
+def usual_precision(keys: Mapping[str, Any], target: str) -> str | None:
+    """The precision of a model's training unless it is said; None: as for all others. Raises ConfigError as `usual_sizes`.
+
+    >>> usual_precision({"library": "torchvision", "_class_name": "fcos_resnet50_fpn"}, "")
+    'fp32'
+    """
+    found: str | None = _row(keys, target).get("precision")
+    return found
+
+
 def library_version(keys: Mapping[str, Any]) -> str:
     """The version of the library that a model is of."""
     from importlib.metadata import version
@@ -77,18 +87,21 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     """The training of a model of a library, from its config or its name. Raises ConfigError and NotModelled."""
     import torch
 
-    from loadgauge.capture.inputs import made
+    from loadgauge.capture.inputs import tree
     from loadgauge.capture.record import Sized
+    from loadgauge.trace.jobs import mean_loss
     from loadgauge.trace.torch_run import ATTENTIONS
 
     library, row = str(keys.get("library", "diffusers")), _row(keys, target)
     _needs(library)
+    if "precision" in row and run.dtype is not torch.float32:
+        raise NotModelled(f"{target}: --precision: its operations on boxes take no 16-bit weights; fp32 or an autocast")
     if ATTENTIONS[run.training.kernels.attention] != "sdpa":
         raise NotModelled(f"{target}: --attention: a model of {library} has the kernel that it calls")
     recompute = run.layout.recompute.mode != "none"
     if recompute and library == "torchvision":
         raise NotModelled(f"{target}: --recompute: torchvision's models have none")
-    loss = functools.partial(_loss, row["loss"])
+    loss = mean_loss if row["loss"] == "own" else functools.partial(_loss, row["loss"])
     config: dict[str, Any] = {}
 
     def build(device: str) -> Any:
@@ -110,31 +123,31 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
 
     def inputs(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dtype = next(module.parameters()).dtype
-
-        def of(rows: Mapping[str, Any]) -> dict[str, Any]:
-            given: dict[str, Any] = {}
-            for name, one in rows.items():
-                if "shape" not in one:
-                    given[name] = of(one) or None
-                elif not one.get("when") or config.get(one["when"]):
-                    given[name] = made(one, config, device, dtype, sizes)
-            return given
-
-        given = of(row["inputs"])
+        given = tree(row["inputs"], config, device, dtype, sizes, keys[_CLASS]) or {}
         return (tuple(given.values()), {}) if library != "diffusers" else ((), given)
 
-    return Sized(build, inputs, loss, run, ("b", *row["sizes"]))
+    rows = {"": row["rows"]} if "rows" in row else {}
+    notes = (row["note"],) if "note" in row else ()
+    return Sized(build, inputs, loss, run, ("b", *row["sizes"]), rows=rows, notes=notes)
 
 
 def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict[str, Any]]:
     """A model and the keys of its config."""
     name = keys[_CLASS]
     try:
+        if library != "diffusers":
+            from loadgauge.trace.device.vision_ops import torchvision
+
+            torchvision()  # timm is made with it
         module = import_module(library)
         if library == "timm":
             return module.create_model(name, pretrained=False), {}
         if library == "torchvision":
-            taken = inspect.signature(module.models.get_model_builder(name)).parameters
+            builder = module.models.get_model_builder(name)
+            taken = inspect.signature(builder).parameters
+            if builder.__module__.startswith("torchvision.models.detection"):  # with and without weights they differ
+                with _no_weights():
+                    return module.models.get_model(name, weights="DEFAULT"), {}
             none = dict.fromkeys({"weights", "weights_backbone"} & set(taken))  # a backbone's would be downloaded
             return module.models.get_model(name, **none), {}
         kind = getattr(module, name)
@@ -143,6 +156,25 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
         return made, dict(made.config)
     except (ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"{target}: {first_line(error)[:200]}") from None
+
+
+@contextlib.contextmanager
+def _no_weights() -> Iterator[None]:
+    """Weights that torchvision would download are neither fetched nor put into a model: it is built as it is for them."""
+    import torch
+
+    kind: Any = import_module("torchvision.models._api").WeightsEnum
+
+    def none(*_: Any, **__: Any) -> dict[str, Any]:
+        return {}
+
+    module: Any = torch.nn.Module
+    fetch, put = kind.get_state_dict, module.load_state_dict
+    try:
+        kind.get_state_dict, module.load_state_dict = none, none
+        yield
+    finally:
+        kind.get_state_dict, module.load_state_dict = fetch, put
 
 
 def _loss(kind: str, result: Any) -> Any:
@@ -190,6 +222,9 @@ def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
     table = _table()
     library = str(keys.get("library", "diffusers"))
     found = table[library] if library != "diffusers" else table[library].get(keys[_CLASS])
+    for part in (found or {}).values() if library != "diffusers" else ():
+        if isinstance(part, dict) and "names" in part and re.search(part["names"], keys[_CLASS]):
+            found = part
     if found is None:
         near = closest(str(keys[_CLASS]), list(table[library]))
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -19,9 +19,11 @@ from loadgauge.capture.sparse import check_sparse
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
+from loadgauge.trace.device.assignments import assigned
 from loadgauge.trace.device.read import branches
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.device.stated_rows import StatedRows
+from loadgauge.trace.jobs import loss_words, mean_loss
 from loadgauge.trace.record.allocations import INPUTS, Stream, op_name
 from loadgauge.trace.record.flops import formula
 from loadgauge.trace.record.observe import FORWARD, Observer, observing
@@ -43,7 +45,7 @@ class Sized(msgspec.Struct, frozen=True):
 
     `build(device)` makes the module, `inputs(device, module, **sizes)` what it is called with, `loss` a scalar of what it returns.
     With a `step`, `build` may make anything (modules, optimizers), and `step(made, *inputs)` trains it once; `loss` and `run` are
-    left alone then. rows: those that data chooses, by line (`StatedRows`).
+    left alone then. rows: those that data chooses, by line (`StatedRows`); notes: what is taken for granted, of the answer
     """
 
     build: Callable[[str], Any]
@@ -53,6 +55,7 @@ class Sized(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ("b", "s")
     step: Callable[..., Any] | None = None
     rows: Mapping[str, tuple[int, ...] | str] = {}
+    notes: tuple[str, ...] = ()
 
 
 class Op(msgspec.Struct):
@@ -138,13 +141,15 @@ def record(
     with contextlib.ExitStack() as stack:
         mode: Any = stack.enter_context(fake_tensors() if symbols is None else symbolic_tensors(symbols))
         stack.enter_context(KeptValues())
+        stack.enter_context(assigned())
         stated = mode.facts.stated = StatedRows(job.rows, mode.facts.assumed)
         made = job.build(place)
         module = _module(made)
         if around is not None:
             stack.enter_context(around(module))
         given, keywords = job.inputs(place, module, **sizes)
-        train = _step(job, place, made)
+        losses: dict[str, None] = {}
+        train = _step(job, place, made, losses)
         observer = stack.enter_context(observing(place))
         observer.name(module)
         observer.tracker.claim(tree_leaves((given, keywords)), INPUTS)
@@ -162,6 +167,7 @@ def record(
         stated.check()
         observer.finish()
         found = _read(observer, ops, second, module, symbols, mode, begun)
+        found.assumed += (*job.notes, *(f"the loss is {words}" for words in losses))
         if job.step is None and (name := unheard(module, keywords)):
             found.unheard = name
             found.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
@@ -179,8 +185,11 @@ def _module(made: Any) -> nn.Module:
     return nn.ModuleDict(found)
 
 
-def _step(job: Sized, place: str, made: Any) -> Callable[..., None]:
-    """A function of the inputs that trains once: forward, backward and the optimizer, or the user's own step."""
+def _step(job: Sized, place: str, made: Any, losses: dict[str, None]) -> Callable[..., None]:
+    """A function of the inputs that trains once: forward, backward and the optimizer, or the user's own step.
+
+    losses: what the loss was taken to be is put there, where that is not the result's own
+    """
     if job.step is not None:
         own = job.step
 
@@ -196,7 +205,11 @@ def _step(job: Sized, place: str, made: Any) -> Callable[..., None]:
     def train(*given: Any, **keywords: Any) -> None:
         for _ in range(job.run.accumulate):
             with job.run.autocast(place):
-                loss = job.loss(made(*given, **keywords))
+                result = made(*given, **keywords)
+                if job.loss is mean_loss and (words := loss_words(result)):
+                    losses[words] = None
+                loss = job.loss(result)
+                del result
             loss.backward()
             del loss
         optimizer.step()

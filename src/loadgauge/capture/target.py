@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import keys, names_file
 from loadgauge.families.hf import LARGEST_FILE, decode
 from loadgauge.files import is_script, read_start
+from loadgauge.package_data import read_data
 
 ONE, LENGTH = "b", "s"
 """The names of the number of sequences, and of the tokens of each."""
@@ -68,6 +70,19 @@ def processor_keys(target: str) -> dict[str, Any] | None:
     found: dict[str, Any] = decode(read_start(file, LARGEST_FILE), str(file))
     return {
         key: value for key, value in found.items() if key not in ("auto_map", "image_processor_type", "processor_class")
+    }
+
+
+def usual_of_heads() -> dict[str, int]:
+    """Sizes that heads have unless they are said.
+
+    >>> usual_of_heads()["k"]
+    8
+    """
+    return {
+        name: value
+        for row in tomllib.loads(read_data("capture/heads.toml")).values()
+        for name, value in row.get("usual", {}).items()
     }
 
 

@@ -104,7 +104,10 @@ class RowsByLine(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
 @click.option(
-    "--head", metavar="WORD", default="", help="classification, tokens, answers, embedding, picture or sound."
+    "--head",
+    metavar="WORD",
+    default="",
+    help="classification, tokens, answers, embedding, picture, detection or sound.",
 )
 @click.option(
     "--rows",
@@ -141,7 +144,7 @@ def command(
     """
     from loadgauge.capture.answer import answer
     from loadgauge.capture.libraries import is_library, usual_sizes
-    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys, sized
+    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys, sized, usual_of_heads
     from loadgauge.spec.hardware import gpu as find_gpu
 
     begun = time.perf_counter()
@@ -163,6 +166,8 @@ def command(
     defaults |= {
         name: value for name, value in (("n", sound), ("u", max(1, SPOKEN * sound // SAMPLES))) if name not in sizes
     }
+    if not is_script(target):
+        defaults |= {name: value for name, value in usual_of_heads().items() if name not in sizes}
     if not is_script(target) and is_library(keys := config_keys(target)):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
@@ -257,13 +262,16 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
 
 def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
     """What was not said, and is taken for granted."""
-    from loadgauge.capture.target import SAMPLES, SECONDS
+    from loadgauge.capture.libraries import is_library, usual_precision
+    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys
 
     contrasted = all(name.startswith("model.") for name in found.parameters) and set(found.names) == {"b", "s", "t"}
     own = is_script(job.model)
     if step:
         return ("a step is what --step runs, with the losses and optimizers it makes",)
-    default = {"precision": "as the function makes it" if own else "bf16-pure", "optimizer": "adamw"}
+    keys = {} if own else config_keys(job.model)
+    usual = (usual_precision(keys, job.model) if is_library(keys) else None) or "bf16-pure"
+    default = {"precision": "as the function makes it" if own else usual, "optimizer": "adamw"}
     if not own:
         default |= {"attention": "flash (PyTorch's own choice of kernel)", "recompute": "none"}
     said = [f"{name} {getattr(job, name) or value}" for name, value in default.items()]

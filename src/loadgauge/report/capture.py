@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadgauge.report.table import Column, bar, console, draw, heading, points
@@ -63,9 +65,29 @@ def print_answer(answer: Answer) -> None:
         )
         points(target, [f"{line}: one side was taken" for line in answer.branches])
     heading(target, "Assumed, and not counted")
-    points(target, [*answer.assumed, *(f"not counted: {line}" for line in answer.not_counted)])
+    points(target, [*_together(answer.assumed), *(f"not counted: {line}" for line in answer.not_counted)])
     road = "a capture kept on disk, nothing was run" if answer.cached else "captured from the code itself"
     target.print(f"\n{road} (PyTorch {answer.torch}); {answer.seconds:.1f} s.")
+
+
+def _together(assumed: Sequence[str]) -> list[str]:
+    """What is said of several lines of a program once, with all of them: as much of each path as `--rows` needs.
+
+    >>> _together(["by the user", "a/b/boxes.py:3: all rows", "a/b/heads.py:7: all rows"])
+    ['by the user', 'all rows: b/boxes.py:3, b/heads.py:7']
+    """
+    lines: dict[str, list[str]] = {}
+    for one in assumed:
+        found = re.match(r"(\S.*?\.py:\d+): (.*)", one)
+        lines.setdefault(found[2] if found else one, []).extend([found[1]] if found else [])
+    return [
+        what
+        if not places
+        else f"{places[0]}: {what}"
+        if len(places) == 1
+        else f"{what}: {', '.join('/'.join(place.split('/')[-2:]) for place in places)}"
+        for what, places in lines.items()
+    ]
 
 
 def shown(nbytes: float) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -191,17 +191,50 @@ def of_module(
 
 
 def mean_loss(result: Any) -> torch.Tensor:
-    """Return the `.loss` of a result, or else the mean of its first floating-point tensor, a scalar.
+    """Return a scalar to train on: a result's loss, the sum of its losses, or the mean of its first floating-point tensor.
 
+    Its loss is its `.loss`, or what a dict has at "loss"; its losses are the values of a dict, tuple or list, if all are scalars.
     Raises ConfigError where there is no tensor.
+
+    >>> mean_loss({"boxes": torch.tensor(2.0), "classes": torch.tensor(0.5)})
+    tensor(2.5000)
     """
+    taken, _ = _losses(result)
+    if len(taken) > 1:
+        return cast(torch.Tensor, sum(taken))  # as training scripts add them
+    return taken[0].float().mean() if taken[0].dim() else taken[0]
+
+
+def loss_words(result: Any) -> str:
+    """What `mean_loss` takes for the loss of a result; "" where that is its own `.loss`, or all that there is.
+
+    >>> loss_words({"boxes": torch.tensor(2.0), "classes": torch.tensor(0.5)})
+    'the sum of boxes, classes'
+    """
+    return _losses(result)[1]
+
+
+def _losses(result: Any) -> tuple[list[torch.Tensor], str]:
+    """The tensors of which a loss is made, and in words."""
     own = getattr(result, "loss", None)
     if isinstance(own, torch.Tensor):
-        return own
+        return [own], ""
+    if isinstance(result, Mapping) and isinstance(own := result.get("loss"), torch.Tensor):
+        return [own], "what the result has at 'loss'"
+    named = dict(result) if isinstance(result, Mapping) else {}
+    if isinstance(result, tuple | list):
+        named = {str(place): one for place, one in enumerate(result)}
+    if len(named) > 1 and all(isinstance(one, torch.Tensor) and not one.dim() for one in named.values()):
+        # what has no gradient is measured beside, such as an accuracy
+        losses = {name: one for name, one in named.items() if one.requires_grad} or named
+        return list(losses.values()), f"the sum of {', '.join(map(str, losses))}"
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not tensors:
         raise ConfigError("the module returns no tensor to make a loss of; give one as `loss`")
-    return tensors[0].float().mean() if tensors[0].dim() else tensors[0]
+    which = (
+        "the tensor that it returns" if len(tensors) == 1 else f"the first of {len(tensors)} tensors that it returns"
+    )
+    return tensors[:1], f"the mean of {which}" if tensors[0].dim() else which if len(tensors) > 1 else ""
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from loadgauge.trace.device.counters import DEVICES, Counters, index_of
 from loadgauge.trace.device.counters import NAME as GPU
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.device.patches import replaced
+from loadgauge.trace.device.vision_ops import torchvision
 from loadgauge.trace.record.tracker import OWN
 
 if TYPE_CHECKING:
@@ -53,7 +54,13 @@ def function(target: str) -> Callable[[], Any]:
     arguments, sys.argv = sys.argv, [str(file)]
     try:
         sys.modules[file.stem] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except RuntimeError as error:
+            if "torchvision::" not in str(error):
+                raise
+            torchvision()  # its compiled part cannot be loaded here
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise

@@ -18,6 +18,7 @@ from loadgauge.trace.device.cuda_ctc import register_cuda_ctc
 from loadgauge.trace.device.cuda_packed import register_packed
 from loadgauge.trace.device.cuda_rnn import register_cuda_rnn
 from loadgauge.trace.device.sparse_rows import register_sparse_rows
+from loadgauge.trace.device.vision_ops import register_vision
 
 ATTENTION: Counter[str] = Counter()
 """How often each attention kernel was chosen; a trace clears it at its start."""
@@ -61,6 +62,7 @@ def register_cuda_kernels(device: str) -> None:
     register_packed(library)
     register_cuda_ctc(library)
     register_sparse_rows(library)
+    register_vision(device)
     _register_autocast(library, device)
 
 

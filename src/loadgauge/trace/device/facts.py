@@ -29,7 +29,7 @@ from loadgauge.trace.device.fact_kinds import (
     share,
 )
 from loadgauge.trace.device.fact_rules import name_of, rule_of
-from loadgauge.trace.device.stated_rows import StatedRows, marks
+from loadgauge.trace.device.stated_rows import StatedRows, fills, marks
 
 _FACT = "_loadgauge_fact"
 _EMPTY = torch.ops.aten.empty_strided.default
@@ -102,6 +102,8 @@ class Facts:
                 return UNKNOWN
             shape = (rows, mask.dim()) if name == "nonzero" else (rows,)
             return self._made(args[0], shape, None, go, torch.int64 if name == "nonzero" else args[0].dtype)
+        if name in _PUTS and fills(args, self.of(args[2])):
+            return self._filled(func, args, kwargs, go)
         if name in ("index", "_unsafe_index", *_PUTS):
             places = self._places(args[1], line, go)
             if places is not None:
@@ -126,6 +128,18 @@ class Facts:
             self.keep(counts, Counts(args[0].numel(), fact.of, None, False))
             return whole, back, counts
         return UNKNOWN
+
+    def _filled(self, func: Any, args: Any, kwargs: Any, go: Any) -> Any:
+        """A number that is written where a mask is true: nowhere, where it is known to be false; else `UNKNOWN`."""
+        fact = self.of(next(one for one in args[1] if one is not None))
+        with _disable_current_modes():
+            if not isinstance(fact, Same | Known) or bool(fact.value.any()):
+                return UNKNOWN
+        before = self.of(args[0])
+        out = go(func, (), args, kwargs)
+        self.after(func, args, kwargs, out)
+        self.keep(args[0] if func._schema.is_mutable else out, before)
+        return out
 
     def _made(self, like: Any, shape: Any, real: Any, go: Any, dtype: Any = torch.int64) -> Any:
         """A new tensor of places. CUDA writes those of `nonzero` dimension by dimension."""

@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.errors import ConfigError
 from loadgauge.trace.device.fact_kinds import Known, Rows, Same
+from loadgauge.trace.device.row_bounds import bound as most_at
 
 MOST = "most"
-"""In place of a number: all rows that a mask has, which is the most there can be."""
+"""In place of a number: all rows that a mask has, or as many as the code takes at most (`row_bounds`)."""
 
 
 class StatedRows:
@@ -46,6 +47,9 @@ class StatedRows:
             return None
         self._used.add(key)
         if stated == MOST:
+            if bound is None and (most := most_at(at)) is not None:
+                self.taken[at] = f"as many rows as the code takes at most: {most[0]} ({most[1]})"
+                return most[0] if most[0] < elements else elements
             if bound is None:
                 self.taken[at] = "which rows are chosen is data: as many as there are, the most that can be"
                 return elements
@@ -81,3 +85,17 @@ def marks(mask: Any, indices: Any, values: Any, before: Any, mark: Any) -> Rows 
     with _disable_current_modes():
         zeros = bool(before.value == 0) and bool((mark.value != 0).all())
     return Rows(indices[0].numel(), True) if zeros else None
+
+
+def fills(args: Any, value: Any) -> bool:
+    """Whether `index_put` writes one number of the program's where a mask is true, which takes no places: CUDA fills a mask.
+
+    value: what is known of the values. Source: ATen/native/TensorAdvancedIndexing.h (canDispatchToMaskedFill).
+    """
+    indices, values = args[1:3]
+    given = [one for one in indices if one is not None]
+    number = (
+        isinstance(value, Same | Known) or values.device.type == "cpu" or getattr(values, "constant", None) is not None
+    )
+    masks = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
+    return bool(masks and values.dim() == 0 and number and not (len(args) > 3 and args[3]))

@@ -60,6 +60,15 @@ def _recurrent_backward(x: Any, weights: Any, *_: Any, **__: Any) -> Any:
     return 2 * _recurrent(x, weights)
 
 
+def _deformed(x: Any, weight: Any, offset: Any, *_: Any, **__: Any) -> Any:
+    """A convolution, at the places where `offset` has rows: torchvision's deformable one."""
+    return whole(2 * math.prod(weight) * offset[0] * math.prod(offset[-2:]))
+
+
+def _deformed_backward(grad: Any, x: Any, weight: Any, offset: Any, *_: Any, **__: Any) -> Any:
+    return 2 * _deformed(x, weight, offset)
+
+
 def _more() -> dict[Any, Formula]:
     """What the registry of PyTorch counts as nothing, or refuses in some release, where this release has it."""
     wanted: dict[str, Formula] = {
@@ -76,6 +85,11 @@ def _more() -> dict[Any, Formula]:
 
 
 _SHAPED = _more()
+_NAMED: dict[str, Formula] = {
+    "torchvision::deform_conv2d": _deformed,
+    "torchvision::_deform_conv2d_backward": _deformed_backward,
+}
+"""Operators of others, which may not be there yet."""
 
 
 @functools.cache
@@ -83,8 +97,8 @@ def formula(func: Any) -> Callable[[Any, Any, Any], Any] | str | None:
     """How to count an operation from (arguments, keywords, result); its name where it should count but nothing is
     known; None where it does not count."""
     packet = getattr(func, "_overloadpacket", None)
-    if packet in _SHAPED:
-        own = _SHAPED[packet]
+    own = _SHAPED.get(packet) or _NAMED.get(str(getattr(packet, "_qualified_op_name", "")))
+    if own is not None:
         return lambda args, kwargs, out: own(*(_shape(arg) for arg in args), **(kwargs or {}))
     if packet in flop_registry:
         counted: Any = flop_registry[packet]
