@@ -490,10 +490,11 @@ class StageAtWork:
         precision = memory.training.precision
         # Besides the token table's gradient there is a new one where it is accumulated or sharded, and for a tied table the
         # head's part and the sum of both. PyTorch sums in place unless the first is a view, as that of a matrix is that no
-        # autocast has copied (torch/csrc/autograd/input_buffer.cpp).
+        # autocast has copied and no loss has summed itself (torch/csrc/autograd/input_buffer.cpp).
         adds = where(self.accumulating, 1, 0) if memory.lazy else 1
         itemsize = precision.compute if self.layout.zero == 3 and not memory.lazy else precision.weight
-        summed = where(memory.copied, 0, 1) if tied and memory.lazy else 0
+        whole = memory.view.kernels.loss in ("liger", "chunked", "tiled")
+        summed = where(memory.copied, 0, 1) if tied and memory.lazy and not whole else 0
         new: Size = itemsize * (adds + (1 + summed if memory.lazy and tied else 0))
         if (optimizer := memory.training.optimizer).in_backward:
             new = precision.gradient * (2 if tied else 1) + optimizer.update_bytes
