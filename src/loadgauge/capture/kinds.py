@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -11,6 +12,7 @@ from loadgauge.capture.heads import Towers, contrasts, head_class, head_inputs, 
 from loadgauge.capture.inputs import beside_tokens, made, usual_picture
 from loadgauge.capture.pictures import Pictures, processed
 from loadgauge.capture.record import Sized
+from loadgauge.capture.sounds import hears, places, sound_of
 from loadgauge.capture.tokens import watch
 from loadgauge.capture.values import whole
 from loadgauge.errors import ConfigError, NotModelled, first_line
@@ -50,11 +52,13 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
         return torch.empty((b, s), dtype=torch.long, device=device)
 
     size = usual_picture(config)
+    of_sound = hears(config, taken)
+    sounds = functools.cache(lambda samples: sound_of(config, taken, samples))
     usual = pictures or (processed(config, [size]) if size else Pictures())
 
     def inputs(
         device: str, module: Any, b: Any, s: Any, t: Any = None, pictures: Pictures | None = None,
-        stop: bool = False,
+        stop: bool = False, n: Any = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
         pictures = pictures or usual
         given: dict[str, Any] = {}
@@ -77,6 +81,10 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
             for name, row in beside.items()
             if name not in given or name in own
         }
+        if of_sound:
+            sound = sounds(int(n))  # a guard: its length is a number
+            given |= {name: one.tensor(device, dtype, b, sound.alike) for name, one in sound.given.items()}
+            places(given["input_ids"], sound)
         if "labels" in taken and "labels" not in own:
             given["labels"] = given.get("decoder_input_ids", labels)
         if "use_cache" in taken:
@@ -84,6 +92,7 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
         return (), given
 
     names = ("b", "s", "t") if both and not heard else ("b", "s")
+    names = (*names, "n") if of_sound else names
     return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
 
 
