@@ -62,7 +62,8 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
         pictures = pictures or usual
         given: dict[str, Any] = {}
-        watch(module, s, b, stop)
+        sound = sounds(int(n)) if of_sound else None  # a guard: its length is a number
+        watch(module, s, b, stop, sound)
         if heard and heard not in beside:
             given[heard] = _sound(config, module, device, b)
         elif not heard:
@@ -81,8 +82,7 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
             for name, row in beside.items()
             if name not in given or name in own
         }
-        if of_sound:
-            sound = sounds(int(n))  # a guard: its length is a number
+        if sound is not None:
             given |= {name: one.tensor(device, dtype, b, sound.alike) for name, one in sound.given.items()}
             places(given["input_ids"], sound)
         if "labels" in taken and "labels" not in own:
