@@ -53,6 +53,9 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
 
     size = usual_picture(config)
     of_sound = hears(config, taken)
+    for part in (config, *_parts(config)) if of_sound else ():  # which layers are skipped is drawn at random
+        if getattr(part, "layerdrop", 0):
+            part.layerdrop = 0.0
     sounds = functools.cache(lambda samples: sound_of(config, taken, samples))
     usual = pictures or (processed(config, [size]) if size else Pictures())
 
@@ -127,6 +130,11 @@ def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
     return Sized(build, inputs, mean_loss, run, names)
 
 
+def _parts(config: Any) -> list[Any]:
+    found = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
+    return [part for part in found if part is not None]
+
+
 def _own_part(config: Any, kind: Any) -> Any:
     """The part of a config that a class is made of, where it is one of a whole, such as the decoder of musicgen."""
     wanted = getattr(kind, "config_class", None) or type(config)
@@ -166,7 +174,7 @@ def model_class(config: Any, head: str = "") -> Any:
 
 def _build(kind: Any, config: Any, run: TorchRun, device: str) -> Any:
     wanted = ATTENTIONS[run.training.kernels.attention]
-    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
+    for part in (config, *_parts(config)):
         if hasattr(part, "use_cache"):
             part.use_cache = False
     default = torch.get_default_dtype()

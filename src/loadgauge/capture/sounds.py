@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.capture.inputs import number
@@ -48,7 +49,9 @@ class Sound(msgspec.Struct, frozen=True):
             return with_values(real, device)
         kind = self.values.dtype if self.values is not None else torch.long if self.dtype else dtype
         made = torch.empty((self.shape[0] * b, *self.shape[1:]), dtype=kind, device=device)
-        if self.values is not None:
+        if self.values is not None and not isinstance(made, FakeTensor):
+            made.copy_(self.values.repeat(b, *(1 for _ in self.shape[1:])))
+        elif self.values is not None:
             keep(made, Tiled(self.values))
         return made
 
@@ -62,6 +65,8 @@ class Heard(msgspec.Struct, frozen=True):
     """The id of these, where the model looks for it itself."""
     alike: bool = True
     """Whether the code asks of all sounds together, and not how long each is."""
+    seen: bool = False
+    """Whether as many tokens stand for it as the model's own `get_audio_features` makes vectors."""
 
 
 def keep(tensor: Any, fact: Any) -> None:
@@ -115,7 +120,7 @@ def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
     if not found:
         raise NotModelled(f"{config.model_type}: its processor makes nothing of a sound that the model takes")
     token = number(row["token"], config, {}) if "token" in row else -1
-    return Heard(found, int(one.get("places", 0)), token, row.get("alike", True))
+    return Heard(found, int(one.get("places", 0)), token, row.get("alike", True), row.get("seen", False))
 
 
 def _of_row(row: Mapping[str, Any], config: Any, samples: int) -> Sound:

@@ -101,7 +101,7 @@ def watch(module: Any, s: Any, b: Any, stop: bool = False, heard: Heard | None =
     for one in module.modules():
         if callable(getattr(type(one), name, None)) and not (name == _SEEN and one is module):
             setattr(one, name, _counting(getattr(type(one), name).__get__(one), name, tally))
-        if heard is not None and not heard.tokens and callable(getattr(type(one), _HEARD, None)) and one is not module:
+        if heard is not None and heard.seen and callable(getattr(type(one), _HEARD, None)) and one is not module:
             setattr(one, _HEARD, _counting(getattr(type(one), _HEARD).__get__(one), _HEARD, tally))
 
 

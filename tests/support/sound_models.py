@@ -1,0 +1,92 @@
+"""Small models of text and sound of transformers, and one real step of each on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch_kept import addresses, keeping, owned, total  # noqa: E402
+
+from loadgauge.capture.kinds import model_class, of_config  # noqa: E402
+from loadgauge.spec.job import Job  # noqa: E402
+from loadgauge.trace.torch_run import TorchRun  # noqa: E402
+
+TOKEN = 300
+TEXT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "intermediate_size": 48, "vocab_size": 320, "pad_token_id": 0,
+}  # fmt: skip
+TOWER = {
+    "d_model": 16, "hidden_size": 16, "encoder_layers": 2, "num_hidden_layers": 2, "encoder_attention_heads": 2,
+    "num_attention_heads": 2, "encoder_ffn_dim": 64, "intermediate_size": 64, "num_mel_bins": 8, "dropout": 0.0, "layerdrop": 0.0,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2_audio": {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": TOWER | {"max_source_positions": 1500}},
+    "audioflamingo3": {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": TOWER},
+    "musicflamingo": {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": TOWER | {"model_type": "audioflamingo3_encoder"}},
+    "glmasr": {"text_config": TEXT | {"model_type": "llama"}, "audio_config": TOWER | {"head_dim": 8, "num_key_value_heads": 2}},
+    "voxtral": {"text_config": TEXT | {"model_type": "llama"}, "audio_config": TOWER},
+    "granite_speech": {
+        "text_config": TEXT | {"model_type": "granite", "attention_dropout": 0.0}, "has_lora_adapter": False,
+        "encoder_config": {"input_dim": 16, "num_layers": 2, "hidden_dim": 16, "num_heads": 2, "dim_head": 8, "feedforward_mult": 2,
+                           "context_size": 20, "max_pos_emb": 32, "conv_kernel_size": 5, "output_dim": 8, "dropout": 0.0},
+        "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                             "intermediate_size": 24, "encoder_hidden_size": 16, "hidden_dropout_prob": 0.0,
+                             "attention_probs_dropout_prob": 0.0},
+    },
+}  # fmt: skip
+
+
+def config_of(kind: str) -> Any:
+    """The config object of a small model."""
+    return transformers.CONFIG_MAPPING[kind](**MODELS[kind], **{_token(kind): TOKEN})
+
+
+def _token(kind: str) -> str:
+    return "audio_token_id" if hasattr(transformers.CONFIG_MAPPING[kind](), "audio_token_id") else "audio_token_index"
+
+
+def job_of(kind: str) -> Any:
+    """Its training in float32, with attention written out, as a CPU runs it."""
+    return of_config(config_of(kind), TorchRun.of(Job(model="", seq_len=1, precision="fp32", optimizer="sgd", attention="eager")))
+
+
+class Step:
+    """A real step on a CPU: parameters, FLOPs of forward and backward, and bytes that autograd keeps beside parameters and inputs."""
+
+    def __init__(self, kind: str, tokens: int, **sizes: int) -> None:
+        job = job_of(kind)
+        config = config_of(kind)
+        module = model_class(config)._from_config(config, attn_implementation="eager").train()
+        _, given = job.inputs("cpu", job.build("meta"), **sizes)  # which has the module count, not take what it is given
+        given = {name: _filled(name, one, tokens) for name, one in given.items()}
+        given["labels"] = given["input_ids"]
+        inputs = [one for one in given.values() if isinstance(one, torch.Tensor)]
+        heard: list[str] = []
+        for name, part in module.named_modules():
+            part.register_forward_hook(lambda *_, name=name: heard.append(name))
+        with FlopCounterMode(display=False) as counter, keeping(owned(module) | addresses(inputs)) as kept:
+            loss = module(**given).loss
+            self.kept = total(kept)
+            loss.backward()
+        self.flops = counter.get_total_flops()
+        self.parameters = sum(one.numel() for one in module.parameters())
+        self.ran = heard
+        self.loss = float(loss)
+
+
+def _filled(name: str, given: Any, tokens: int) -> Any:
+    if not isinstance(given, torch.Tensor) or "mask" in name:
+        return given
+    if given.dtype.is_floating_point:
+        return torch.randn_like(given)
+    if name in ("input_ids", "labels"):
+        ids = torch.randint(3, TOKEN, given.shape)
+        ids[:, 1 : 1 + tokens] = TOKEN
+        return ids
+    return given
