@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-from torch_kept import addresses, keeping, owned, total  # noqa: E402
+from torch_kept import addresses, owned  # noqa: E402
 
 from loadgauge.capture.kinds import model_class, of_config  # noqa: E402
 from loadgauge.spec.job import Job  # noqa: E402
@@ -56,6 +57,11 @@ def job_of(kind: str) -> Any:
     return of_config(config_of(kind), TorchRun.of(Job(model="", seq_len=1, precision="fp32", optimizer="sgd", attention="eager")))
 
 
+class _Saved:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
 class Step:
     """A real step on a CPU: parameters, FLOPs of forward and backward, and bytes that autograd keeps beside parameters and inputs."""
 
@@ -70,10 +76,18 @@ class Step:
         heard: list[str] = []
         for name, part in module.named_modules():
             part.register_forward_hook(lambda *_, name=name: heard.append(name))
-        with FlopCounterMode(display=False) as counter, keeping(owned(module) | addresses(inputs)) as kept:
+        own, saved = owned(module) | addresses(inputs), weakref.WeakSet()  # what the graph let go of is not kept
+
+        def pack(tensor: torch.Tensor) -> _Saved:
+            saved.add(one := _Saved(tensor))
+            return one
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
             loss = module(**given).loss
-            self.kept = total(kept)
-            loss.backward()
+        storages = {one.tensor.untyped_storage().data_ptr(): one.tensor.untyped_storage().nbytes() for one in saved}
+        self.kept = sum(nbytes for address, nbytes in storages.items() if address not in own)
+        with FlopCounterMode(display=False) as counter:  # which holds on to what the graph let go of
+            module(**given).loss.backward()
         self.flops = counter.get_total_flops()
         self.parameters = sum(one.numel() for one in module.parameters())
         self.ran = heard
