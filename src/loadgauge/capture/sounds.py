@@ -28,6 +28,8 @@ _TEXT = ("input_ids", "attention_mask", "labels", "mm_token_type_ids", "token_ty
 
 
 _MARK = "#"
+_CUT = SAMPLES // 5
+"""A processor that makes the same of a sound without its last samples, so many, does not hear them."""
 
 
 class Sound(msgspec.Struct, frozen=True):
@@ -102,6 +104,7 @@ def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
             return Heard({name: _of_row(one, config, samples) for name, one in row["rows"].items()})
         try:
             one, two = (_processed(config, row, samples, sequences) for sequences in (1, 2))
+            less = _processed(config, row, samples - _CUT, 1) if samples > 2 * _CUT and "windows" not in row else {}
         except ImportError as error:
             lacks = next((one for one in ("torchaudio", "librosa", "mistral-common") if one in str(error)), "a library")
             raise ConfigError(f"sounds of {config.model_type} need {lacks}: pip install {lacks}") from None
@@ -117,6 +120,9 @@ def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
             raise NotModelled(f"{config.model_type}: {name} is no tensor of equal rows for each sound")
         integers = not array.is_floating_point() and name not in row.get("ids", ())
         found[name] = Sound(tuple(array.shape), array if integers else None, "long" * (name in row.get("ids", ())))
+    known = [name for name, sound in found.items() if sound.values is not None]
+    if less and known and all(torch.equal(one[name], less[name]) for name in known):
+        raise ConfigError(f"{config.model_type}: its processor cuts off the end of a sound of {samples / SAMPLES:g} s", key="audio")
     if not found:
         raise NotModelled(f"{config.model_type}: its processor makes nothing of a sound that the model takes")
     token = number(row["token"], config, {}) if "token" in row else -1
@@ -152,7 +158,7 @@ def _processed(config: Any, row: Mapping[str, Any], samples: int, sequences: int
             found["places"] = _counted(getattr(transformers, processors[kind]), extractor, found)
         return found
     processor, token, tokenizer = _processor(getattr(transformers, processors[kind]), extractor)
-    out = dict(processor(text=[token] * sequences, audio=silence, return_tensors="pt", **options))
+    out = dict(processor(text=[token] * sequences, audio=silence, sampling_rate=rate, return_tensors="pt", **options))
     ids = out["input_ids"][0]
     return out | {"places": int((ids == tokenizer.convert_tokens_to_ids(token)).sum())}
 

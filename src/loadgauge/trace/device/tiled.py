@@ -132,8 +132,7 @@ def _shaped(name: str, args: Any, out: Any, fact: Tiled) -> Any:
         return None
     with _disable_current_modes():
         if name == "expand":
-            same = out.dim() == args[0].dim() and fact.value.shape[0] == 1
-            return Tiled(fact.value.expand(1, *rest)) if same else None
+            return Tiled(fact.value.expand(-1, *rest)) if out.dim() == args[0].dim() else None
         each = math.prod(rest)
         if not each or fact.value.numel() % each:
             return None
