@@ -1,4 +1,4 @@
-"""Models of text and sound, with sounds of a length that is stated: formulas against real steps of transformers' own classes on a CPU."""
+"""Models of text and sound, with sounds of a stated length: formulas against real steps of transformers' classes on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from sound_models import Step, config_of, job_of  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
 from loadgauge.capture.capture import Captures  # noqa: E402
@@ -25,13 +24,16 @@ from loadgauge.package_data import read_data  # noqa: E402
 from loadgauge.report.setup import length_words  # noqa: E402
 from loadgauge.trace.device.fact_kinds import Known, Number, Placed, Rows, Run, Same, Tiled  # noqa: E402
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device  # noqa: E402
+from sound_models import Step, config_of, job_of  # noqa: E402
 
 SECOND = 16_000
 TOLD = {"qwen2_audio": 25, "granite_speech": 12, "qwen3_asr": 13}
 """Tokens of a second, as each model's processor counts them."""
 
 
-@pytest.mark.parametrize(("kind", "tower"), [("qwen2_audio", "audio_tower"), ("granite_speech", "encoder"), ("qwen3_asr", "audio_tower")])
+@pytest.mark.parametrize(
+    ("kind", "tower"), [("qwen2_audio", "audio_tower"), ("granite_speech", "encoder"), ("qwen3_asr", "audio_tower")]
+)
 def test_a_step_with_a_sound(kind: str, tower: str) -> None:
     captures = Captures(job_of(kind), kind)
     first = captures.at(b=2, s=96, n=SECOND)
@@ -39,14 +41,18 @@ def test_a_step_with_a_sound(kind: str, tower: str) -> None:
     sizes = {"b": 2 if kind == "qwen3_asr" else 3, "s": 77, "n": SECOND}  # which reads the length of each sound
     assert first.holds(**sizes)
     assert first.of_sound == TOLD[kind]
-    real = Step(kind, first.of_sound, **sizes)  # whose class raises where the text has other places than there are vectors
+    real = Step(
+        kind, first.of_sound, **sizes
+    )  # whose class raises where the text has other places than there are vectors
     assert sum(first.parameters.values()) == real.parameters
     assert first.flops(**sizes) == real.flops
     assert first.kept_bytes(**sizes) == pytest.approx(real.kept, rel=1e-4)
     layers = {name for name in real.ran if f"{tower}.layers.0" in name}
     assert layers
     assert any(f"{tower}.layers.0" in one.module and one.flops for one in first.operations)
-    with pytest.raises(ConfigError, match=f"s: 8 is fewer than the {TOLD[kind]} tokens of a sequence's pictures or sounds"):
+    with pytest.raises(
+        ConfigError, match=f"s: 8 is fewer than the {TOLD[kind]} tokens of a sequence's pictures or sounds"
+    ):
         captures.at(b=2, s=8, n=SECOND)
 
 
@@ -74,7 +80,20 @@ def test_shapes_that_are_stated_are_those_of_the_extractors() -> None:
 
 def test_rows_of_the_table_are_of_types_and_arguments_there_are() -> None:
     table = tomllib.loads(read_data("capture/sounds.toml"))
-    keys = {"extractor", "options", "names", "ids", "windows", "settings", "given", "rows", "token", "counted", "seen", "alike"}
+    keys = {
+        "extractor",
+        "options",
+        "names",
+        "ids",
+        "windows",
+        "settings",
+        "given",
+        "rows",
+        "token",
+        "counted",
+        "seen",
+        "alike",
+    }
     for kind, row in table.items():
         if kind == "default":
             continue
@@ -114,7 +133,9 @@ def test_what_follows_from_a_mask_is_what_real_tensors_have(mode: Any) -> None:
         real = lengths(mask.repeat(3, 1))
         for one, other in zip(made, real, strict=True):
             fact = mode.facts.of(one)
-            assert torch.equal(fact.value.repeat(other.shape[0] // len(fact.value), *(1 for _ in other.shape[1:])), other)
+            assert torch.equal(
+                fact.value.repeat(other.shape[0] // len(fact.value), *(1 for _ in other.shape[1:])), other
+            )
         count = int(real[1].sum())
     assert torch.empty(6, 6, 5, device=made[1].device)[made[1]].shape == (count, 5)
     assert made[1].nonzero().shape == (count, 2)

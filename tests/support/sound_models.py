@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-from torch_kept import addresses, owned  # noqa: E402
 
 from loadgauge.capture.kinds import model_class, of_config  # noqa: E402
 from loadgauge.spec.job import Job  # noqa: E402
 from loadgauge.trace.torch_run import TorchRun  # noqa: E402
+from torch_kept import addresses, owned  # noqa: E402
 
 TOKEN, PICTURE = 300, 301
 TEXT = {
@@ -29,7 +29,9 @@ TOWER = {
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2_audio": {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": TOWER | {"max_source_positions": 1500}},
     "audioflamingo3": {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": TOWER},
-    "musicflamingo": {"text_config": TEXT | {"model_type": "qwen2"}, "audio_config": TOWER | {"model_type": "audioflamingo3_encoder"}},
+    "musicflamingo": {
+        "text_config": TEXT | {"model_type": "qwen2"}, "audio_config": TOWER | {"model_type": "audioflamingo3_encoder"},
+    },
     "glmasr": {"text_config": TEXT | {"model_type": "llama"}, "audio_config": TOWER | {"head_dim": 8, "num_key_value_heads": 2}},
     "voxtral": {"text_config": TEXT | {"model_type": "llama"}, "audio_config": TOWER},
     "moss_transcribe_diarize": {"text_config": TEXT | {"model_type": "qwen3"}, "audio_config": TOWER},
@@ -52,13 +54,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi4_multimodal": TEXT | {
         "original_max_position_embeddings": 512, "max_position_embeddings": 512, "sliding_window": None,
         "audio_config": {"hidden_size": 16, "intermediate_size": 24, "num_blocks": 1, "num_attention_heads": 2, "input_size": 80,
-                         "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8, "audio_token_id": TOKEN},
+                         "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8,
+                         "audio_token_id": TOKEN},
         "vision_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
     },
     "fun_asr_nano": {
         "text_config": TEXT | {"model_type": "qwen3"},
         "audio_config": {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 1,
-                         "num_timestamp_prediction_layers": 1, "num_mel_bins": 8, "num_stacked_frames": 7, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+                         "num_timestamp_prediction_layers": 1, "num_mel_bins": 8, "num_stacked_frames": 7,
+                         "hidden_dropout": 0.0, "attention_dropout": 0.0},
         "adaptor_config": {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1,
                            "projector_hidden_size": 24},
     },
@@ -84,7 +88,9 @@ def _token(kind: str) -> str:
 
 def job_of(kind: str) -> Any:
     """Its training in float32, with attention written out, as a CPU runs it."""
-    return of_config(config_of(kind), TorchRun.of(Job(model="", seq_len=1, precision="fp32", optimizer="sgd", attention="eager")))
+    return of_config(
+        config_of(kind), TorchRun.of(Job(model="", seq_len=1, precision="fp32", optimizer="sgd", attention="eager"))
+    )
 
 
 class _Saved:
@@ -93,13 +99,15 @@ class _Saved:
 
 
 class Step:
-    """A real step on a CPU: parameters, FLOPs of forward and backward, and bytes that autograd keeps beside parameters and inputs."""
+    """A real step on a CPU: parameters, FLOPs of forward and backward, bytes that autograd keeps beside parameters and inputs."""
 
     def __init__(self, kind: str, tokens: int, **sizes: int) -> None:
         job = job_of(kind)
         config = config_of(kind)
         module = model_class(config)._from_config(config, attn_implementation="eager").train()
-        _, given = job.inputs("cpu", job.build("meta"), **sizes)  # which has the module count, not take what it is given
+        _, given = job.inputs(
+            "cpu", job.build("meta"), **sizes
+        )  # which has the module count, not take what it is given
         given = {name: _filled(name, one, tokens, 64 * ("pixel_values" in given)) for name, one in given.items()}
         given["labels"] = given["input_ids"]
         inputs = [one for one in given.values() if isinstance(one, torch.Tensor)]

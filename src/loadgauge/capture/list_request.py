@@ -98,7 +98,9 @@ def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
     named = [name for name in PATCHED if not {LENGTH, SOUND} <= set(job.names) or name.startswith("pixel")]
     for less in (1, 2):  # a sound of half the length, a text that is a little shorter
         lengths = {"t": sizes["s"], **sizes}
-        lengths = {name: max(1, size // less if name == SOUND else size - 16 * (less - 1)) for name, size in lengths.items()}
+        lengths = {
+            name: max(1, size // less if name == SOUND else size - 16 * (less - 1)) for name, size in lengths.items()
+        }
         lengths[ONE] = 1
         try:
             _, given = job.inputs("meta", model, **sized(job.names, {}, lengths))

@@ -44,7 +44,7 @@ class Sound(msgspec.Struct, frozen=True):
     """Where nothing is known: "long", or the model's own."""
 
     def tensor(self, device: str, dtype: torch.dtype, b: Any, alike: bool = True) -> torch.Tensor:
-        """The argument for b sequences with sounds of the same length. alike: what it tells of one is asked for all, and b may be a symbol"""
+        """The argument for b sequences with sounds of the same length. alike: see `Heard`; else b is a number"""
         if not alike and self.values is not None:
             with _disable_current_modes():
                 real = self.values.repeat(int(b), *(1 for _ in self.shape[1:]))
@@ -120,13 +120,20 @@ def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
             raise NotModelled(f"{config.model_type}: {name} is no tensor of equal rows for each sound")
         integers = not array.is_floating_point() and name not in row.get("ids", ())
         found[name] = Sound(tuple(array.shape), array if integers else None, "long" * (name in row.get("ids", ())))
-    known = [name for name, sound in found.items() if sound.values is not None]
-    if less and known and all(torch.equal(one[name], less[name]) for name in known):
-        raise ConfigError(f"{config.model_type}: its processor cuts off the end of a sound of {samples / SAMPLES:g} s", key="audio")
+    if less and _cut(one, less, [name for name, sound in found.items() if sound.values is not None]):
+        raise ConfigError(
+            f"{config.model_type}: its processor cuts off the end of a sound of {samples / SAMPLES:g} s", key="audio"
+        )
     if not found:
         raise NotModelled(f"{config.model_type}: its processor makes nothing of a sound that the model takes")
     token = number(row["token"], config, {}) if "token" in row else -1
     return Heard(found, int(one.get("places", 0)), token, row.get("alike", True), row.get("seen", False))
+
+
+def _cut(whole: Mapping[str, Any], less: Mapping[str, Any], masks: list[str]) -> bool:
+    """Whether nothing tells a sound from one that is a little shorter."""
+    with _disable_current_modes():
+        return bool(masks) and all(torch.equal(whole[name], less[name]) for name in masks)
 
 
 def _of_row(row: Mapping[str, Any], config: Any, samples: int) -> Sound:
@@ -179,12 +186,21 @@ def _processor(made: Any, extractor: Any) -> tuple[Any, str, Any]:
 
     parameters = inspect.signature(made.__init__).parameters
     marks = {"audio_token": "<|sound|>", "audio_bos_token": "<|sound_start|>", "audio_eos_token": "<|sound_end|>"}
-    marks |= {name: one.default for name, one in parameters.items() if name.endswith("_token") and isinstance(one.default, str)}
+    marks |= {
+        name: one.default
+        for name, one in parameters.items()
+        if name.endswith("_token") and isinstance(one.default, str)
+    }
     plain = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=plain, unk_token="<unk>", pad_token="<pad>", extra_special_tokens=marks
     )
-    parts = {"tokenizer": tokenizer, "feature_extractor": extractor, "audio_processor": extractor, "alignment_tokenizer": tokenizer}
+    parts = {
+        "tokenizer": tokenizer,
+        "feature_extractor": extractor,
+        "audio_processor": extractor,
+        "alignment_tokenizer": tokenizer,
+    }
     processor = made(**{name: part for name, part in parts.items() if name in parameters})
     return processor, getattr(processor, "audio_token", None) or marks["audio_token"], tokenizer
 

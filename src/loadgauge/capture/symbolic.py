@@ -170,7 +170,8 @@ def as_eager() -> Iterator[None]:
     """Takes away the rules of the Python dispatcher that run other operations than eager PyTorch does.
 
     Dropout with a share of 0 returns its argument, which its rule would copy; batch norm is one kernel; a product of batches is no
-    view of another, so that what is added to it in place has no copy in backward; sequences are padded in place. What PyTorch only asks whether it knows for all
+    view of another, so that what is added to it in place has no copy in backward; sequences are padded in place. What PyTorch
+    only asks whether it knows for all
     sizes, such as that a slice is all there is, is asked of these sizes, and kept as a guard.
     """
     aten = torch.ops.aten
@@ -178,7 +179,13 @@ def as_eager() -> Iterator[None]:
     packed = aten.pad_sequence.default.py_kernels
     before = {
         func: dict(func.py_kernels)
-        for func in (aten.dropout.default, aten.matmul.default, aten.pad_sequence.default, *_AS_THE_DEVICE, *overloads())
+        for func in (
+            aten.dropout.default,
+            aten.matmul.default,
+            aten.pad_sequence.default,
+            *_AS_THE_DEVICE,
+            *overloads(),
+        )
     }
 
     def around(rule: Any) -> Any:

@@ -10,7 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 from loadgauge.capture.pictures import Pictures
 from loadgauge.capture.sounds import Heard
-from loadgauge.capture.target import SAMPLES, SOUND
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
 from loadgauge.trace.device.fact_kinds import Rows
@@ -64,7 +63,7 @@ class Tally:
         self.check()
 
     def add(self, what: str, tensors: list[torch.Tensor]) -> None:
-        """Vectors that are about to be placed. Raises ConfigError where the sequences are shorter, `Counted` to stop at pictures."""
+        """Count vectors that are about to be placed. Raises ConfigError where sequences are shorter, `Counted` to stop at pictures."""
         if tensors:
             self.vectors[what] = sum(one.numel() // one.shape[-1] for one in tensors)
             if self.stop and what != SOUNDS:
@@ -72,7 +71,7 @@ class Tally:
             self.check()
 
     def check(self) -> None:
-        """Raise ConfigError where the sequences are shorter than what stands in them. With symbols, that they are not is a guard."""
+        """Raise ConfigError where sequences are shorter than what stands in them. With symbols, that they are not is a guard."""
         vectors = sum(self.vectors.values())
         if not self.stop and vectors > self.b * self.s:
             raise ConfigError(

@@ -72,8 +72,8 @@ def chosen(q: Any, k: Any, v: Any, mask: Any, grouped: bool) -> str:
 
     Flash wants 16-bit queries, keys and values with one head size up to 256 and no mask; the memory-efficient kernel
     wants as many key heads as query heads and aligned head sizes; both want as many batches of each,
-    and that the program has not turned them off (`torch.nn.attention.sdpa_kernel`). (cuDNN, which some GPUs prefer, keeps as much as
-    flash to within 100 bytes.)
+    and that the program has not turned them off (`torch.nn.attention.sdpa_kernel`). (cuDNN, which some GPUs prefer, keeps
+    as much as flash to within 100 bytes.)
     """
     heads = q.dim() == 4 and not grouped and {q.shape[1]} != {k.shape[1], v.shape[1]}
     if heads or (q.dim() == 4 and not (q.shape[0] == k.shape[0] == v.shape[0])):  # of which one is repeated

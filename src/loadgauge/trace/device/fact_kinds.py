@@ -108,7 +108,7 @@ class Rows(NamedTuple):
 
 
 class Tiled(NamedTuple):
-    """The values of the first rows, a real tensor; the rows of the others are the same again, as each sequence of a batch has them."""
+    """The values of the first rows, a real tensor; all others are the same again, as each sequence of a batch has them."""
 
     value: torch.Tensor
 

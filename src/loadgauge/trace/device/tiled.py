@@ -1,4 +1,4 @@
-"""Masks and lengths that all sequences of a batch have alike, and texts that say where something is put in: what operations make of them.
+"""What operations make of masks and lengths that all sequences of a batch have alike, and of places in texts.
 
 A batch has sounds of one length: what a program works out of them (frames that count, vectors that are left) is known for each
 sequence, however many there are.
@@ -18,8 +18,10 @@ from loadgauge.trace.device.fact_kinds import Edges, Known, Number, Placed, Rang
 MOST = 1 << 24
 """Elements of the largest value that is worked out."""
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_REDUCES = frozenset("sum any all max min amax amin count_nonzero mean prod".split())
-_LENGTHWISE = frozenset("unsqueeze squeeze select slice cumsum constant_pad_nd split split_with_sizes unbind".split())
+_REDUCES = frozenset(("sum", "any", "all", "max", "min", "amax", "amin", "count_nonzero", "mean", "prod"))
+_LENGTHWISE = frozenset(
+    ("unsqueeze", "squeeze", "select", "slice", "cumsum", "constant_pad_nd", "split", "split_with_sizes", "unbind")
+)
 _WHOLE = frozenset(("detach", "alias", "_to_copy", "clone", "lift_fresh"))
 _SHAPED = frozenset(("view", "_unsafe_view", "expand"))
 
@@ -65,7 +67,9 @@ def tiled(facts: Facts, func: Any, name: str, args: Any, kwargs: Any, out: Any) 
         fact = known[id(leaf)]
         if isinstance(fact, Range):
             along = [at for at, step in enumerate(leaf.stride()) if step and leaf.shape[at] != 1]
-            return torch.arange(fact.size, dtype=leaf.dtype).reshape([fact.size if at in along else 1 for at in range(leaf.dim())])
+            return torch.arange(fact.size, dtype=leaf.dtype).reshape(
+                [fact.size if at in along else 1 for at in range(leaf.dim())]
+            )
         return fact.value.reshape(()) if isinstance(fact, Same) else fact.value
 
     if not _fits(known, leaves, out):
@@ -113,7 +117,9 @@ def _reduced(func: Any, name: str, args: Any, kwargs: Any, out: Any, fact: Tiled
         return None
     dims = args[0].dim()
     given = args[1] if len(args) > 1 else kwargs.get("dim")
-    reduced = set(range(dims)) if given in (None, []) else {one % dims for one in ((given,) if type(given) is int else given)}
+    reduced = (
+        set(range(dims)) if given in (None, []) else {one % dims for one in ((given,) if type(given) is int else given)}
+    )
     if 0 not in reduced:
         return _tile(func, (fact.value, *args[1:]), tree_map(_cpu, kwargs), out)
     if len(reduced) < dims or out.dim() or name in ("mean", "prod"):
@@ -174,7 +180,11 @@ def _of_rows(name: str, args: Any, out: Any, fact: Tiled) -> Any:
             return tuple(Known(fact.value[place % rows]) for place in range(len(out)))
         if name == "slice":
             start, end, step = (*args[2:], *(None, None, None)[len(args) - 2 :])[:3]
-            return fact if start in (None, 0) and (end is None or type(end) is int and end > 2**62) and step in (None, 1) else None
+            return (
+                fact
+                if start in (None, 0) and (end is None or (type(end) is int and end > 2**62)) and step in (None, 1)
+                else None
+            )
     return None
 
 
@@ -195,7 +205,11 @@ def _of_places(facts: Facts, fact: Placed | Run | Number | Edges, name: str, arg
         return None
     if isinstance(fact, Edges):
         return Rows(args[0].shape[0]) if name == "eq" and type(other) is int and abs(other) == 1 else None
-    if name in _WHOLE or name == "expand" and list(out.shape) == list(args[0].shape) or (name == "constant_pad_nd" and len(args[1]) == 2 and not (len(args) > 2 and args[2])):
+    if (
+        name in _WHOLE
+        or (name == "expand" and list(out.shape) == list(args[0].shape))
+        or (name == "constant_pad_nd" and len(args[1]) == 2 and not (len(args) > 2 and args[2]))
+    ):
         return fact
     if name == "slice" and args[1] % args[0].dim() == 1:
         start = args[2] if len(args) > 2 and args[2] is not None else 0
@@ -208,7 +222,11 @@ def _of_places(facts: Facts, fact: Placed | Run | Number | Edges, name: str, arg
         return fact if out.shape[0] == args[0].shape[0] else None
     if name == "sub" and isinstance(second := facts.of(other), Run) and abs(fact.shift - second.shift) == 1:
         return Edges()
-    if name in ("bitwise_and", "logical_and") and isinstance(second := facts.of(other), Run) and second.count == fact.count:
+    if (
+        name in ("bitwise_and", "logical_and")
+        and isinstance(second := facts.of(other), Run)
+        and second.count == fact.count
+    ):
         return Run(max(0, fact.count - abs(fact.shift - second.shift)), max(fact.shift, second.shift))
     if name in ("sum", "count_nonzero") and not out.dim():
         return Number(fact.count * args[0].shape[0])
