@@ -192,7 +192,8 @@ def _processor(made: Any, extractor: Any) -> tuple[Any, str, Any]:
         if name.endswith("_token") and isinstance(one.default, str)
     }
     plain = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
-    tokenizer = transformers.PreTrainedTokenizerFast(
+    made_of: Any = transformers.PreTrainedTokenizerFast
+    tokenizer = made_of(
         tokenizer_object=plain, unk_token="<unk>", pad_token="<pad>", extra_special_tokens=marks
     )
     parts = {
@@ -215,7 +216,8 @@ def _settings(made: Any, config: Any, row: Mapping[str, Any]) -> dict[str, Any]:
                 found[name] = number(keys, config, {})
             except ConfigError:  # the class's own
                 continue
-    return found | row.get("given", {})
+    found |= row.get("given", {})
+    return found
 
 
 @functools.cache

@@ -63,7 +63,7 @@ class Tally:
         self.check()
 
     def add(self, what: str, tensors: list[torch.Tensor]) -> None:
-        """Count vectors that are about to be placed. Raises ConfigError where sequences are shorter, `Counted` to stop at pictures."""
+        """Count vectors that are about to be placed. Raises ConfigError for shorter sequences, `Counted` to stop at pictures."""
         if tensors:
             self.vectors[what] = sum(one.numel() // one.shape[-1] for one in tensors)
             if self.stop and what != SOUNDS:

@@ -114,16 +114,16 @@ class Tiled(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Ids of texts, each of which has `count` tokens of one kind, one after another."""
+    """Ids of texts, each of which has `tokens` tokens of one kind, one after another."""
 
     token: int
-    count: int
+    tokens: int
 
 
 class Run(NamedTuple):
-    """A mask of which `count` places of each row are true, one after another; shift: how many were cut off before them."""
+    """A mask of which `tokens` places of each row are true, one after another; shift: how many were cut off before them."""
 
-    count: int
+    tokens: int
     shift: int
 
 

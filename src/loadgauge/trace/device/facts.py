@@ -152,7 +152,7 @@ class Facts:
             with _disable_current_modes():
                 return int(fact.value.count_nonzero()) * repeats(mask, fact)
         if isinstance(fact, Run):
-            return fact.count * mask.shape[0]
+            return fact.tokens * mask.shape[0]
         if isinstance(fact, Same):
             with _disable_current_modes():
                 there = bool(fact.value != 0)

@@ -194,7 +194,7 @@ def _of_places(facts: Facts, fact: Placed | Run | Number | Edges, name: str, arg
     if isinstance(fact, Placed):
         if name in _WHOLE or name == "view":
             return fact if out.shape == args[0].shape else None
-        return Run(fact.count, 0) if name == "eq" and type(other) is int and other == fact.token else None
+        return Run(fact.tokens, 0) if name == "eq" and type(other) is int and other == fact.token else None
     if isinstance(fact, Number):
         if name in ("eq", "ne", "gt", "lt", "ge", "le") and type(other) is int:
             compared = {
@@ -217,7 +217,7 @@ def _of_places(facts: Facts, fact: Placed | Run | Number | Edges, name: str, arg
     if name == "unsqueeze":
         return fact if args[1] in (-1, args[0].dim()) else None
     if name == "expand" and out.dim() == args[0].dim() == 3:
-        return Rows(fact.count * args[0].shape[0] * out.shape[2])
+        return Rows(fact.tokens * args[0].shape[0] * out.shape[2])
     if name == "slice":
         return fact if out.shape[0] == args[0].shape[0] else None
     if name == "sub" and isinstance(second := facts.of(other), Run) and abs(fact.shift - second.shift) == 1:
@@ -225,12 +225,12 @@ def _of_places(facts: Facts, fact: Placed | Run | Number | Edges, name: str, arg
     if (
         name in ("bitwise_and", "logical_and")
         and isinstance(second := facts.of(other), Run)
-        and second.count == fact.count
+        and second.tokens == fact.tokens
     ):
-        return Run(max(0, fact.count - abs(fact.shift - second.shift)), max(fact.shift, second.shift))
+        return Run(max(0, fact.tokens - abs(fact.shift - second.shift)), max(fact.shift, second.shift))
     if name in ("sum", "count_nonzero") and not out.dim():
-        return Number(fact.count * args[0].shape[0])
+        return Number(fact.tokens * args[0].shape[0])
     if name == "any" and not out.dim():
         with _disable_current_modes():
-            return Same(torch.tensor([fact.count > 0]))
+            return Same(torch.tensor([fact.tokens > 0]))
     return None
