@@ -78,6 +78,29 @@ def test_shapes_that_are_stated_are_those_of_the_extractors() -> None:
             assert given[name].shape == tuple(real[name].shape)
 
 
+@pytest.mark.parametrize("samples", [8000, 48_000, 320_208])
+def test_stated_shapes_without_torchaudio(samples: int) -> None:
+    """The extractors' own code on spectra of PyTorch: torchaudio's are `torch.stft`, Kaldi's are windows that lie within the sound."""
+    from transformers.models.fun_asr_nano import feature_extraction_fun_asr_nano as fun
+    from transformers.models.granite_speech import feature_extraction_granite_speech as granite
+
+    config = transformers.GraniteSpeechConfig()
+    given = sound_of(config, {}, samples).given
+    made = object.__new__(granite.GraniteSpeechFeatureExtractor)
+    vars(made).update(melspec_kwargs={"hop_length": 160}, projector_window_size=15, projector_downsample_rate=5)
+    frames = torch.stft(torch.zeros(samples), 512, 160, 400, window=torch.ones(400), return_complex=True).shape[-1]
+    assert given["input_features"].shape == (1, frames // 2, 160)
+    assert given["input_features_mask"].shape == (1, *made._get_num_audio_features([samples]))
+
+    config = transformers.FunAsrNanoConfig()
+    given = sound_of(config, {}, samples).given
+    made = object.__new__(fun.FunAsrNanoFeatureExtractor)
+    vars(made).update(num_frames_lfr=7, stride_lfr=6)
+    stacked = made._apply_lfr(torch.zeros(torch.zeros(samples).unfold(0, 400, 160).shape[0], 80))
+    assert given["input_features"].shape == (1, *stacked.shape)
+    assert given["input_features_mask"].shape == (1, len(stacked))
+
+
 def test_rows_of_the_table_are_of_types_and_arguments_there_are() -> None:
     table = tomllib.loads(read_data("capture/sounds.toml"))
     keys = {
