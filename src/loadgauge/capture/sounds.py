@@ -193,9 +193,7 @@ def _processor(made: Any, extractor: Any) -> tuple[Any, str, Any]:
     }
     plain = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
     made_of: Any = transformers.PreTrainedTokenizerFast
-    tokenizer = made_of(
-        tokenizer_object=plain, unk_token="<unk>", pad_token="<pad>", extra_special_tokens=marks
-    )
+    tokenizer = made_of(tokenizer_object=plain, unk_token="<unk>", pad_token="<pad>", extra_special_tokens=marks)
     parts = {
         "tokenizer": tokenizer,
         "feature_extractor": extractor,
