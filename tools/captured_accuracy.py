@@ -32,16 +32,16 @@ _NAMES = (
     "llava paligemma internvl gemma3 got_ocr2 mllama deepseek_v4"
 )
 TYPES = _NAMES.split()
-CAPTURED = {"b": 3, "s": 96, "t": 80}
+CAPTURED = {"b": 3, "s": 96, "t": 80, "n": 16_000}
 """Where formulas are captured first."""
 VARIANTS: dict[str, tuple[dict[str, str], tuple[dict[str, int], ...]]] = {
     "bf16, SGD": (
         {"precision": "bf16-pure", "optimizer": "sgd"},
-        ({"b": 64, "s": 500, "t": 410}, {"b": 1, "s": 333, "t": 77}),
+        ({"b": 64, "s": 500, "t": 410, "n": 16_000}, {"b": 1, "s": 333, "t": 77, "n": 16_000}),
     ),
     "fp32, AdamW, recomputed per block": (
         {"precision": "fp32", "optimizer": "adamw", "recompute": "full"},
-        ({"b": 5, "s": 150, "t": 128},),
+        ({"b": 5, "s": 150, "t": 128, "n": 16_000},),
     ),
 }
 """How a type is trained, and at which sizes formulas are compared: none of them is captured before."""

@@ -38,6 +38,7 @@ def tried(kind: str) -> dict[str, Any]:
     from loadgauge.capture.inputs import beside_tokens
     from loadgauge.capture.kinds import model_class, of_config
     from loadgauge.capture.small import precision, small_config
+    from loadgauge.capture.target import SAMPLES, SECONDS, SOUND
     from loadgauge.errors import ConfigError
     from loadgauge.spec.job import Job
     from loadgauge.trace.torch_run import TorchRun
@@ -46,7 +47,7 @@ def tried(kind: str) -> dict[str, Any]:
     begun = time.process_time()
     config = small_config(kind)
     job = of_config(config, TorchRun.of(Job(model="", seq_len=1, optimizer="sgd", precision=precision(kind))))
-    sizes = {"b": 3, "s": 96, "t": 80}
+    sizes = {"b": 3, "s": 96, "t": 80, SOUND: SAMPLES * SECONDS}
     try:
         found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})
     except ConfigError as error:  # a sequence shorter than its picture

@@ -45,7 +45,7 @@ def trained(kind: str) -> dict[str, Any]:
     module = job.build("cpu")
     model: Any = module
     model.init_weights()
-    sizes = {name: {"b": 2, "s": 96, "t": 80}[name] for name in job.names}
+    sizes = {name: {"b": 2, "s": 96, "t": 80, "n": 16_000}[name] for name in job.names}
     stands: dict[int, int] = {}
     for _ in range(TIMES):
         _, given = job.inputs("cpu", module, **sizes)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.capture.captured import Captured
+from loadgauge.capture.target import SAMPLES, SOUND
 from loadgauge.estimate.memory.counters import Margins
 from loadgauge.estimate.memory.overhead import context, workspaces
 from loadgauge.spec.hardware import Gpu
@@ -62,6 +63,8 @@ class Answer(msgspec.Struct, frozen=True):
     needed: Needed | None = None
     pictures: tuple[tuple[str, int], ...] = ()
     """Width and height of each picture of a sequence, and how many tokens stand for it."""
+    sound: tuple[float, int] | None = None
+    """Length of the sound of a sequence [s], and how many of its tokens stand for it."""
     branches: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,6 +106,7 @@ def answer(
         cached=cached,
         needed=None if gpu is None else _needed(allocated, gpu),
         pictures=found.pictures,
+        sound=(sizes[SOUND] / SAMPLES, found.of_sound) if found.of_sound else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -78,7 +78,7 @@ def capture(job: Sized, target: str, sizes: Mapping[str, int]) -> Captured:
     try:
         run = record(job, symbols.sizes, symbols, few.within)
         found = _captured(run, target, job.names, dict(sizes), symbols)
-        others = [one for one in others_of(sizes) if found.holds(**one)] or [dict(sizes)]
+        others = [one for one in others_of(sizes, found.guards) if found.holds(**one)] or [dict(sizes)]
         other = others[0]
         if few.few is not None:
             other = next((one for one in others if distinct(run, few, value(one))), other)
@@ -94,7 +94,7 @@ def capture(job: Sized, target: str, sizes: Mapping[str, int]) -> Captured:
         symbols = Symbols(dict(sizes))
         found = _captured(record(job, symbols.sizes, symbols), target, job.names, dict(sizes), symbols)
         if plain is None or not found.holds(**other):
-            other = next((one for one in others_of(sizes) if found.holds(**one)), dict(sizes))
+            other = next((one for one in others_of(sizes, found.guards) if found.holds(**one)), dict(sizes))
             plain = record(job, other)
     compare(found, plain, other)
     return found
@@ -107,7 +107,7 @@ def recorded(
     symbols = Symbols(dict(sizes))
     run = record(job, symbols.sizes, symbols, around)
     found = _captured(run, target, job.names, dict(sizes), symbols)
-    other = next((one for one in others_of(sizes) if found.holds(**one)), dict(sizes))
+    other = next((one for one in others_of(sizes, found.guards) if found.holds(**one)), dict(sizes))
     compare(found, record(job, other, around=around), other)
     return found, run, symbols
 
@@ -120,9 +120,13 @@ def capture_at(job: Sized, target: str, sizes: Mapping[str, int], why: str = "")
     )
 
 
-def others_of(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield sizes that differ from some in every one that is not 1, the nearest first."""
-    moving = [name for name, value in sizes.items() if value != 1]
+def others_of(sizes: Mapping[str, int], guards: Sequence[str] = ()) -> Iterator[dict[str, int]]:
+    """Yield sizes that differ from some in every one that is not 1, the nearest first. guards: such as that one is a number
+
+    >>> next(others_of({"b": 3, "s": 96, "n": 16000}, ["(n == 16000)"]))
+    {'b': 4, 's': 112, 'n': 16000}
+    """
+    moving = [name for name, value in sizes.items() if value != 1 and f"({name} == {value})" not in guards]
     for more in OTHERS:
         for sign, step in itertools.product((1, -1), (1, 2)):
             changed = {name: sizes[name] + (sign * more if place else step) for place, name in enumerate(moving)}
@@ -211,4 +215,5 @@ def _captured(
         seconds=run.seconds,
         torch=str(torch.__version__),
         phases=tuple(stream.phases),
+        of_sound=run.of_sound,
     )

@@ -73,6 +73,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     """Lines where sizes hang on who was chosen, such as the rows of an expert, and what was taken for granted there."""
     pictures: tuple[tuple[str, int], ...] = ()
     """Width and height of each picture of a sequence, and how many tokens stand for it."""
+    of_sound: int = 0
+    """Tokens of each sequence that stand for its sound."""
 
     def check(self, **sizes: int) -> None:
         """Raise NotModelled where the formulas do not hold for some sizes."""

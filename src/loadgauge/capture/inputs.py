@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from loadgauge.package_data import read_data
 
 SOUNDS = ("input_features", "input_values", "audio_input_features", "audio_input_ids")
 """Arguments of transformers' models that stand for a sound."""
+_SIGNS = {"*": operator.mul, "//": operator.floordiv, "+": operator.add, "-": operator.sub}
 _TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "byte": torch.uint8, "float": torch.float}
 
 
@@ -109,11 +111,9 @@ def number(text: int | str, config: Any, sizes: Mapping[str, Any]) -> Any:
     if isinstance(text, int):
         return text
     found: Any = None
-    for sign, word in re.findall(r"(^|\*|//|\+)([^*/+]+)", text):
+    for sign, word in re.findall(r"(^|\*|//|\+|-)([^*/+-]+)", text):
         value = int(word) if word.isdigit() else sizes[word] if word in sizes else _key(config, word)
-        found = (
-            value if not sign else found * value if sign == "*" else found + value if sign == "+" else found // value
-        )
+        found = value if not sign else _SIGNS[sign](found, value)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from importlib import import_module
 from typing import Any
@@ -12,6 +13,7 @@ from loadgauge.capture.heads import Towers, contrasts, head_class, head_inputs, 
 from loadgauge.capture.inputs import beside_tokens, made, usual_picture
 from loadgauge.capture.pictures import Pictures, processed
 from loadgauge.capture.record import Sized
+from loadgauge.capture.sounds import hears, places, sound_of
 from loadgauge.capture.tokens import watch
 from loadgauge.capture.values import whole
 from loadgauge.errors import ConfigError, NotModelled, first_line
@@ -51,15 +53,21 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
         return torch.empty((b, s), dtype=torch.long, device=device)
 
     size = usual_picture(config)
+    of_sound = hears(config, taken)
+    for part in (config, *_parts(config)) if of_sound else ():  # which layers are skipped is drawn at random
+        if getattr(part, "layerdrop", 0):
+            part.layerdrop = 0.0
+    sounds = functools.cache(lambda samples: sound_of(config, taken, samples))
     usual = pictures or (processed(config, [size]) if size else Pictures())
 
     def inputs(
         device: str, module: Any, b: Any, s: Any, t: Any = None, pictures: Pictures | None = None,
-        stop: bool = False,
+        stop: bool = False, n: Any = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
         pictures = pictures or usual
         given: dict[str, Any] = {}
-        watch(module, s, b, stop)
+        sound = sounds(int(n)) if of_sound else None  # a guard: its length is a number
+        watch(module, s, b, stop, sound)
         if heard and heard not in beside:
             given[heard] = _sound(config, module, device, b)
         elif not heard:
@@ -78,6 +86,9 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
             for name, row in beside.items()
             if name not in given or name in own
         }
+        if sound is not None:
+            given |= {name: one.tensor(device, dtype, b, sound.alike) for name, one in sound.given.items()}
+            places(given["input_ids"], sound)
         if "labels" in taken and "labels" not in own:
             given["labels"] = given.get("decoder_input_ids", labels)
         if "use_cache" in taken:
@@ -85,6 +96,7 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
         return (), given
 
     names = ("b", "s", "t") if both and not heard else ("b", "s")
+    names = (*names, "n") if of_sound else names
     return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
 
 
@@ -129,6 +141,11 @@ def _needs_scipy() -> None:
         raise ConfigError("needs scipy: pip install scipy") from None
 
 
+def _parts(config: Any) -> list[Any]:
+    found = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
+    return [part for part in found if part is not None]
+
+
 def _own_part(config: Any, kind: Any) -> Any:
     """The part of a config that a class is made of, where it is one of a whole, such as the decoder of musicgen."""
     wanted = getattr(kind, "config_class", None) or type(config)
@@ -168,7 +185,7 @@ def model_class(config: Any, head: str = "") -> Any:
 
 def _build(kind: Any, config: Any, run: TorchRun, device: str) -> Any:
     wanted = ATTENTIONS[run.training.kernels.attention]
-    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
+    for part in (config, *_parts(config)):
         if hasattr(part, "use_cache"):
             part.use_cache = False
     default = torch.get_default_dtype()

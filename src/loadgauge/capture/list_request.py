@@ -24,7 +24,7 @@ from loadgauge.capture.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.capture.small import shallow
 from loadgauge.capture.sparse import sparse_table
 from loadgauge.capture.splits import Splits
-from loadgauge.capture.target import ONE, check_script, config_keys, sized
+from loadgauge.capture.target import LENGTH, ONE, SOUND, check_script, config_keys, sized
 from loadgauge.capture.tuning import tuned
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.files import is_script
@@ -90,15 +90,23 @@ def list_request(
 
 
 def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
-    """The pictures and sounds of one size that a model is called with for each sequence, by the name of its argument, in words."""
+    """The pictures and sounds of one size that a model is called with for each sequence, by the name of its argument, in words.
+
+    Sounds of any length beside a text are not among them.
+    """
     shown: list[dict[str, str]] = []
-    for less in (1, 2):
-        lengths = {name: max(1, size // less) for name, size in {"t": sizes["s"], **sizes}.items()} | {ONE: 1}
+    named = [name for name in PATCHED if not {LENGTH, SOUND} <= set(job.names) or name.startswith("pixel")]
+    for less in (1, 2):  # a sound of half the length, a text that is a little shorter
+        lengths = {"t": sizes["s"], **sizes}
+        lengths = {
+            name: max(1, size // less if name == SOUND else size - 16 * (less - 1)) for name, size in lengths.items()
+        }
+        lengths[ONE] = 1
         try:
             _, given = job.inputs("meta", model, **sized(job.names, {}, lengths))
         except Exception:  # values that are read, which a tensor without any cannot have
             return ""
-        tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor) and name in PATCHED}
+        tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor) and name in named}
         shown.append({name: f"{name} {' x '.join(map(str, one.shape[1:]))}" for name, one in tensors.items()})
     return ", ".join(text for name, text in shown[0].items() if text == shown[1].get(name))
 

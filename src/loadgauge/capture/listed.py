@@ -197,6 +197,8 @@ class Listing(msgspec.Struct, frozen=True):
     plain: str = ""
     unheard: str = ""
     """The argument by which the model takes a sound, where it ran on tokens alone."""
+    of_sound: int = 0
+    """Tokens of each sequence that stand for its sound."""
 
     def formulas(self) -> Iterator[Size]:
         """Every formula in it."""
@@ -326,7 +328,8 @@ class Family:
         """What a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
         found = [f"{self.beside.get('t', length):,} of the second text"] if "t" in self.names else []
         if "s" in self.names and "n" in self.names:
-            found.append(f"{self.beside['n']:,} samples of sound")
+            tokens = self.any_listing.of_sound
+            found.append(f"{self.seconds:g} s of sound" + (f", in place of {tokens:,} of its tokens" if tokens else ""))
         return " and ".join(found)
 
     @property

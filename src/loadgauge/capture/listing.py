@@ -303,7 +303,7 @@ class Lister:
         return Listing(
             names=names, sizes=dict(sizes), guards=guards, entry=segments[0], blocks=tuple(segments[1:-1]),
             exit=segments[-1], held=size_of(held), places=tuple(self.order), values=self.run.values, seconds=self.run.seconds,
-            unheard=self.run.unheard,
+            unheard=self.run.unheard, of_sound=self.run.of_sound,
         )  # fmt: skip
 
     def _behind(self) -> dict[int, list[Op]]:

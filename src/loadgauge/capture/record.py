@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from loadgauge.capture.inputs import unheard
 from loadgauge.capture.sparse import check_sparse
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
+from loadgauge.capture.tokens import tally_of
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
 from loadgauge.trace.device.assignments import assigned
@@ -125,6 +126,8 @@ class Recorded(msgspec.Struct):
     """Parameters by the number of their storage."""
     unheard: str = ""
     """The argument by which the model takes a sound, where it ran on tokens alone."""
+    of_sound: int = 0
+    """Tokens of each sequence that stand for its sound."""
 
 
 def record(
@@ -171,6 +174,8 @@ def record(
         if job.step is None and (name := unheard(module, keywords)):
             found.unheard = name
             found.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
+        if (tally := tally_of(module)) is not None:
+            found.of_sound = tally.of_sound
         return found
 
 

@@ -48,7 +48,7 @@ class OnDemand(Family):
     keys: the configuration, where it is at hand and `target` is only its name
     where: captures are made in a process of their own (apart), in this one (here), or nowhere, where `NotYet` asks for one
     most: captures at other sizes than those asked for; tuned: what is trained
-    documents: by regime; seconds: that captures took; cached: whether all came from the disk
+    documents: by regime; took: seconds of captures; cached: whether all came from the disk
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class OnDemand(Family):
         self.documents: dict[Regime, Document] = {}
         self.last: dict[Regime, Listing] = {}
         self._files: dict[Regime, Path] = {}
-        self.seconds, self.cached, self.more = 0.0, True, 0
+        self.took, self.cached, self.more = 0.0, True, 0
 
     def file(self, regime: Regime) -> Path | None:
         """Where the document of a regime is kept; None: nowhere, as what a script imports is not known."""
@@ -126,7 +126,7 @@ class OnDemand(Family):
             found = list_request(request, **given)
         else:
             found = named_in_child("loadgauge.capture.list_request:list_request", Document, request, shown, **given)
-        self.seconds, self.cached = self.seconds + time.perf_counter() - begun, False
+        self.took, self.cached = self.took + time.perf_counter() - begun, False
         return found
 
     @property
@@ -253,7 +253,7 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
     if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
         family.document(split, sizes)
-    took = "kept from before" if family.cached else f"{family.seconds:.0f} s"
+    took = "kept from before" if family.cached else f"{family.took:.0f} s"
     given = family.document(regime, sizes)[0].given
     how = f"captured from its own code, {took}{f'; {why}' if why else ''}{f'; each sequence has {given}' if given else ''}"
     if family.unit != "tokens":

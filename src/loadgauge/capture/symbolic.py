@@ -171,14 +171,22 @@ def as_eager() -> Iterator[None]:
     """Takes away the rules of the Python dispatcher that run other operations than eager PyTorch does.
 
     Dropout with a share of 0 returns its argument, which its rule would copy; batch norm is one kernel; a product of batches is no
-    view of another, so that what is added to it in place has no copy in backward. What PyTorch only asks whether it knows for all
+    view of another, so that what is added to it in place has no copy in backward; sequences are padded in place. What PyTorch
+    only asks whether it knows for all
     sizes, such as that a slice is all there is, is asked of these sizes, and kept as a guard.
     """
     aten = torch.ops.aten
     dropout, matmul = aten.dropout.default.py_kernels, aten.matmul.default.py_kernels
+    packed = aten.pad_sequence.default.py_kernels
     before = {
         func: dict(func.py_kernels)
-        for func in (aten.dropout.default, aten.matmul.default, *_AS_THE_DEVICE, *overloads())
+        for func in (
+            aten.dropout.default,
+            aten.matmul.default,
+            aten.pad_sequence.default,
+            *_AS_THE_DEVICE,
+            *overloads(),
+        )
     }
 
     def around(rule: Any) -> Any:
@@ -198,6 +206,18 @@ def as_eager() -> Iterator[None]:
     def asked(self: SymNode, file: str, line: int) -> bool:
         return self.guard_bool(file, line) if self.has_hint() else known_true(self, file, line)
 
+    def padded(
+        sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+    ) -> Any:
+        longest, like = max(one.shape[0] for one in sequences), sequences[0]
+        sizes = [len(sequences), longest] if batch_first else [longest, len(sequences)]
+        made = torch.full([*sizes, *like.shape[1:]], padding_value, dtype=like.dtype, device=like.device)
+        for place, one in enumerate(sequences):
+            start = longest - one.shape[0] if padding_side == "left" else 0
+            row = made.select(0 if batch_first else 1, place)
+            row.narrow(0, start, one.shape[0]).copy_(one)
+        return made
+
     known_true = SymNode.statically_known_true
     try:
         SymNode.statically_known_true = asked  # type: ignore[method-assign]
@@ -206,6 +226,7 @@ def as_eager() -> Iterator[None]:
             func.py_kernels.clear()
         as_one_kernel()
         dropout.update({key: around(rule) for key, rule in dropout.items()})
+        packed.update(dict.fromkeys(packed, padded))
         for func in before:
             func._dispatch_cache.clear()
         yield

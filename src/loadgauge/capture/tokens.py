@@ -1,4 +1,4 @@
-"""How many tokens of a sequence stand for its pictures, as the model itself counts them."""
+"""How many tokens of a sequence stand for its pictures and sounds, as the model itself counts them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.capture.pictures import Pictures
+from loadgauge.capture.sounds import Heard
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
 from loadgauge.trace.device.fact_kinds import Rows
@@ -18,6 +19,10 @@ _PLACED = "get_placeholder_mask"
 """The method of transformers' models that finds the tokens that vectors of pictures or sounds take the place of."""
 _SEEN = "get_image_features"
 """That which makes those vectors, of models without the other."""
+_HEARD = "get_audio_features"
+"""That which makes vectors of sounds, of models whose processor does not say how many they are."""
+_TALLY = "loadgauge_tally"
+SOUNDS = "sounds"
 
 
 class Counted(Exception):
@@ -49,33 +54,79 @@ class Placing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def watch(module: Any, s: Any, b: Any, stop: bool = False) -> None:
-    """Have a model refuse sequences that are shorter than what stands for their pictures or sounds.
+class Tally:
+    """How many vectors take the place of tokens of all sequences, of pictures and of sounds."""
 
-    With symbols, that they are not shorter is a guard. stop: raise `Counted` instead.
+    def __init__(self, s: Any, b: Any, sounds: int = 0, stop: bool = False) -> None:
+        self.s, self.b, self.stop = s, b, stop
+        self.vectors: dict[str, Any] = {SOUNDS: sounds * b} if sounds else {}
+        self.check()
+
+    def add(self, what: str, tensors: list[torch.Tensor]) -> None:
+        """Count vectors that are about to be placed. Raises ConfigError for shorter sequences, `Counted` to stop at pictures."""
+        if tensors:
+            self.vectors[what] = sum(one.numel() // one.shape[-1] for one in tensors)
+            if self.stop and what != SOUNDS:
+                raise Counted(int(self.vectors[what]))
+            self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError where sequences are shorter than what stands in them. With symbols, that they are not is a guard."""
+        vectors = sum(self.vectors.values())
+        if not self.stop and vectors > self.b * self.s:
+            raise ConfigError(
+                f"s: {int(self.s)} is fewer than the {int(vectors) // int(self.b)} tokens of a sequence's pictures or sounds"
+            )
+
+    @property
+    def of_sound(self) -> int:
+        """Tokens of each sequence that stand for its sound."""
+        return int(self.vectors.get(SOUNDS, 0) // self.b)
+
+
+def tally_of(module: Any) -> Tally | None:
+    """What was counted of a module that is watched; None of any other."""
+    return getattr(module, _TALLY, None)
+
+
+def watch(module: Any, s: Any, b: Any, stop: bool = False, heard: Heard | None = None) -> None:
+    """Have a model refuse sequences that are shorter than what stands for their pictures and sounds.
+
+    heard: the sound, where there is one of any length; stop: raise `Counted` at pictures instead
     """
+    tally = Tally(s, b, 0 if heard is None else heard.tokens, stop)
+    setattr(module, _TALLY, tally)
     name = _PLACED if any(hasattr(one, _PLACED) for one in module.modules()) else _SEEN
     for one in module.modules():
         if callable(getattr(type(one), name, None)) and not (name == _SEEN and one is module):
-            setattr(one, name, _counting(getattr(type(one), name).__get__(one), name, s, b, stop))
+            setattr(one, name, _counting(getattr(type(one), name).__get__(one), name, tally))
+        if heard is not None and heard.seen and callable(getattr(type(one), _HEARD, None)) and one is not module:
+            setattr(one, _HEARD, _counting(getattr(type(one), _HEARD).__get__(one), _HEARD, tally))
 
 
-def _counting(method: Any, name: str, s: Any, b: Any, stop: bool) -> Any:
+def _counting(method: Any, name: str, tally: Tally) -> Any:
     def counting(*args: Any, **keywords: Any) -> Any:
         if name == _PLACED:
-            features = [keywords[key] for key in keywords if key.endswith("features")] or list(args[2:])
-            features = _tensors(features)
-            _check(features, s, b, stop)
+            named = [key for key in keywords if key.endswith("features")]
+            features = _tensors([keywords[key] for key in named] or list(args[2:]))
+            sounds = any("audio" in key for key in named) or getattr(_config(method), "audio_token_id", ()) in args[3:]
+            tally.add(SOUNDS if sounds else "pictures", features)
             if not features:
                 return method(*args, **keywords)
             with Placing(sum(one.numel() for one in features)):
                 return _said(method(*args, **keywords), sum(one.numel() // one.shape[-1] for one in features))
         found = method(*args, **keywords)
-        pooled = getattr(found, "pooler_output", found)
-        _check(_tensors(pooled), s, b, stop)
+        if name == _HEARD:
+            tally.add(SOUNDS, _tensors(found.last_hidden_state))
+        else:
+            tally.add("pictures", _tensors(getattr(found, "pooler_output", found)))
         return found
 
     return counting
+
+
+def _config(method: Any) -> Any:
+    return getattr(method.__self__, "config", None)
 
 
 def _said(mask: Any, vectors: Any) -> Any:
@@ -88,18 +139,6 @@ def _said(mask: Any, vectors: Any) -> Any:
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor) and one.dtype.is_floating_point]
-
-
-def _check(tensors: list[torch.Tensor], s: Any, b: Any, stop: bool) -> None:
-    if not tensors:
-        return
-    vectors = sum(one.numel() // one.shape[-1] for one in tensors)
-    if stop:
-        raise Counted(int(vectors))
-    if vectors > b * s:
-        raise ConfigError(
-            f"s: {int(s)} is fewer than the {int(vectors) // int(b)} tokens of a sequence's pictures or sounds"
-        )
 
 
 def vectors_of(job: Any, each: list[Pictures]) -> list[int]:

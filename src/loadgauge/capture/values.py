@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from loadgauge.trace.device.patches import replaced
 from loadgauge.trace.record.sizes import leaves
 
 MOST = 65_536
 """Elements of the largest tensor that keeps its values."""
+_TENSOR = torch.tensor
+_device_constructors()  # kept by PyTorch, which looks them up by identity
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _EMPTY = torch.ops.aten.empty.memory_format
 _EQUAL = torch.ops.aten.eq.Scalar
@@ -48,6 +52,11 @@ def known(values: list[Any], device: str) -> torch.Tensor:
     """Return a tensor of integers on a device, which keeps its values in the body of `KeptValues`."""
     with _disable_current_modes():
         real = torch.tensor(values)
+    return with_values(real, device)
+
+
+def with_values(real: torch.Tensor, device: str) -> torch.Tensor:
+    """The same of a real tensor."""
     made = torch.empty(real.shape, dtype=real.dtype, device=device)
     setattr(made, _VALUE, real)
     return made
@@ -63,6 +72,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _of_items(data: Any, **how: Any) -> torch.Tensor:
+    """`torch.tensor` of a list in which some numbers are tensors themselves: C++ would ask them where no mode sees it."""
+    if isinstance(data, list | tuple) and any(isinstance(one, FakeTensor) for one in data):
+        data = [one.item() if isinstance(one, FakeTensor) and one.numel() == 1 else one for one in data]
+    return _TENSOR(data, **how)
+
+
 class KeptValues(TorchDispatchMode):
     """Carries the values of `known` tensors, and of small integers that the code itself makes, through operations.
 
@@ -71,6 +87,7 @@ class KeptValues(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._listed = contextlib.ExitStack()
         self.changed: dict[int, Any] = {}
         """CPU storages whose values were overwritten with unknown ones, by address; held, so that none is used again."""
 
@@ -78,11 +95,13 @@ class KeptValues(TorchDispatchMode):
         """Begin, so that what is known may also be read as an array of NumPy, which fake tensors refuse."""
         fake: Any = FakeTensor
         self._refusing, fake.numpy = fake.__dict__.get("numpy"), self._array
+        self._listed.enter_context(replaced((torch, "tensor", _of_items)))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         """End."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._listed.close()
         fake: Any = FakeTensor
         if self._refusing is None:
             del fake.numpy
@@ -129,7 +148,8 @@ class KeptValues(TorchDispatchMode):
             real = self._real(func, args, kwargs)
             return tree_map(lambda one: self._like(one, tensors[0].device), real)
         out = func(*args, **kwargs)
-        if all(one.numel() <= MOST for one in tree_leaves(out) if isinstance(one, torch.Tensor)):
+        most = max(MOST, *(tensor.numel() for tensor in tensors))  # no more than what was given
+        if all(one.numel() <= most for one in tree_leaves(out) if isinstance(one, torch.Tensor)):
             self._keep(out, self._real(func, args, kwargs))
         return out
 

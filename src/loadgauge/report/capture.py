@@ -35,6 +35,9 @@ def print_answer(answer: Answer) -> None:
         total = sum(tokens for _, tokens in answer.pictures)
         each = "; ".join(f"{size}: {tokens:,} tokens" for size, tokens in answer.pictures)
         target.print(f"Pictures of a sequence: {each}; in all {total:,} of its {answer.sizes['s']:,} tokens")
+    if answer.sound:
+        seconds, tokens = answer.sound
+        target.print(f"Sound of a sequence: {seconds:g} s, {tokens:,} of its {answer.sizes['s']:,} tokens")
     letters, unit = _unit(answer.peak)
     rows = [
         [name, f"{nbytes / unit:,.2f}", f"{nbytes / answer.peak:.0%}", bar(target, nbytes / answer.peak)]

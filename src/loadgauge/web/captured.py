@@ -140,4 +140,4 @@ def capture(wanted: dict[str, Any], stage: str) -> dict[str, Any]:
             raise NotModelled(f"{asked.name} cannot be run: {type(error).__name__}: {first_line(error)}") from None
         file = target.file(asked.regime)
     assert file is not None
-    return {"seconds": target.seconds, "kept": file.is_file(), "folder": str(file.parent)}
+    return {"seconds": target.took, "kept": file.is_file(), "folder": str(file.parent)}

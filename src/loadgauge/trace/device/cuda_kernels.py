@@ -75,15 +75,20 @@ def chosen(q: Any, k: Any, v: Any, mask: Any, grouped: bool) -> str:
     """The kernel that CUDA takes for attention: flash, efficient or math.
 
     Flash wants 16-bit queries, keys and values with one head size up to 256 and no mask; the memory-efficient kernel
-    wants as many key heads as query heads and aligned head sizes. (cuDNN, which some GPUs prefer, keeps as much as
-    flash to within 100 bytes.)
+    wants as many key heads as query heads and aligned head sizes; both want as many batches of each,
+    and that the program has not turned them off (`torch.nn.attention.sdpa_kernel`). (cuDNN, which some GPUs prefer, keeps
+    as much as flash to within 100 bytes.)
     """
+    heads = q.dim() == 4 and not grouped and {q.shape[1]} != {k.shape[1], v.shape[1]}
+    if heads or (q.dim() == 4 and not (q.shape[0] == k.shape[0] == v.shape[0])):  # of which one is repeated
+        return "math"
     half = q.dtype in HALF
     sizes = {q.shape[-1], k.shape[-1], v.shape[-1]}
-    if half and mask is None and len(sizes) == 1 and q.shape[-1] <= LARGEST_FLASH_HEAD and q.dim() == 4:
+    flash, efficient = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
+    if flash and half and mask is None and len(sizes) == 1 and q.shape[-1] <= LARGEST_FLASH_HEAD and q.dim() == 4:
         return "flash"
     aligned = all(size % (8 if half else 4) == 0 for size in sizes)
-    if aligned and not grouped and q.dim() == 4 and q.dtype in (*HALF, torch.float32):
+    if efficient and aligned and not grouped and q.dim() == 4 and q.dtype in (*HALF, torch.float32):
         return "efficient"
     return "math"
 

@@ -105,3 +105,27 @@ class Rows(NamedTuple):
 
     count: Any
     marked: bool = False
+
+
+class Tiled(NamedTuple):
+    """The values of the first rows, a real tensor; all others are the same again, as each sequence of a batch has them."""
+
+    value: torch.Tensor
+
+
+class Placed(NamedTuple):
+    """Ids of texts, each of which has `tokens` tokens of one kind, one after another."""
+
+    token: int
+    tokens: int
+
+
+class Run(NamedTuple):
+    """A mask of which `tokens` places of each row are true, one after another; shift: how many were cut off before them."""
+
+    tokens: int
+    shift: int
+
+
+class Edges(NamedTuple):
+    """The differences of a mask's neighbours, of which in each row one is 1, where a run begins, and one -1, where it ends."""

@@ -230,8 +230,9 @@ def _filled(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """zeros, ones, full and the like."""
     name = name_of(func)
     if name == "arange":
-        if len(args) == 1 and type(args[0]) is int and not out.is_floating_point():
-            return Range(args[0])
+        whole = args[1:] if len(args) == 2 and type(args[0]) is int and args[0] == 0 else args
+        if len(whole) == 1 and type(whole[0]) is int and not out.is_floating_point():
+            return Range(whole[0])
         return None
     if "zero" in name:
         value: Any = 0

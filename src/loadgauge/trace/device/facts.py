@@ -24,12 +24,16 @@ from loadgauge.trace.device.fact_kinds import (
     Ids,
     Known,
     Number,
+    Placed,
     Rows,
+    Run,
     Same,
+    Tiled,
     share,
 )
 from loadgauge.trace.device.fact_rules import name_of, rule_of
 from loadgauge.trace.device.stated_rows import StatedRows, fills, marks
+from loadgauge.trace.device.tiled import repeats, tiled
 
 _FACT = "_loadgauge_fact"
 _EMPTY = torch.ops.aten.empty_strided.default
@@ -53,6 +57,7 @@ class Facts:
         self.assumed: dict[str, str] = {}
         self.stated = StatedRows({}, self.assumed)
         self._epochs: dict[int, int] = {}
+        self._tiled = False
 
     def of(self, tensor: Any) -> Any:
         """What is known of a tensor, or None."""
@@ -66,6 +71,7 @@ class Facts:
         """Note what is known of a tensor."""
         if fact is not None and isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()._cdata
+            self._tiled = self._tiled or isinstance(fact, Tiled | Placed)
             setattr(tensor, _FACT, _Held(fact, storage, self._epochs.get(storage, 0)))
 
     # -- in place of operations --------------------------------------------------------------------------------------------
@@ -156,6 +162,11 @@ class Facts:
             return fact.total if fact.dim is not None else share(fact.total, fact.of, fact.expert or 0)
         if isinstance(fact, Rows) and not fact.marked:
             return fact.count
+        if isinstance(fact, Tiled):
+            with _disable_current_modes():
+                return int(fact.value.count_nonzero()) * repeats(mask, fact)
+        if isinstance(fact, Run):
+            return fact.tokens * mask.shape[0]
         if isinstance(fact, Same):
             with _disable_current_modes():
                 there = bool(fact.value != 0)
@@ -199,7 +210,9 @@ class Facts:
             self._put(*args[:3])
             marked = marks(args[0], args[1], args[2], self.of(args[0]), self.of(args[2]))
         rule, written = rule_of(func)
-        fact = None if rule is None else rule(self, func, args, kwargs or {}, out)
+        fact = tiled(self, func, name_of(func), args, kwargs or {}, out) if self._tiled else None
+        if fact is None and rule is not None:
+            fact = rule(self, func, args, kwargs or {}, out)
         if written:
             self._void(func, args, kwargs or {})
         if marked is not None:
