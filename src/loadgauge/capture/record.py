@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.capture.inputs import unheard
+from loadgauge.capture.quantised import shape_of
 from loadgauge.capture.sparse import check_sparse
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
 from loadgauge.capture.values import KeptValues
@@ -80,6 +81,7 @@ class Parameter(msgspec.Struct, frozen=True):
     """A parameter, as its storage is used: name, shape [elements], bytes of an element, and whether it is trained.
 
     shards: ranks that together hold one whole; expert: of a routed expert; summed: tensor-parallel ranks sum its gradient
+    base: a matrix in 4 bits, whose own shape it is; wide: held in float32, though what runs reads it in 16 bits
     """
 
     name: str
@@ -89,6 +91,8 @@ class Parameter(msgspec.Struct, frozen=True):
     shards: int = 1
     expert: bool = False
     summed: bool = False
+    base: bool = False
+    wide: bool = False
 
 
 class Recorded(msgspec.Struct):
@@ -257,8 +261,9 @@ def _read(
         op.shapes = tuple(tuple(map(plain, shape)) for shape in op.shapes)
     weights = {
         number: Parameter(
-            name, tuple(map(int, one.shape)), one.element_size(), one.requires_grad, getattr(one, "shards", 1),
-            getattr(one, "of_experts", False), getattr(one, "summed", False),
+            name, shape_of(one)[0], one.element_size(), one.requires_grad, getattr(one, "shards", 1),
+            getattr(one, "of_experts", False), getattr(one, "summed", False), shape_of(one)[1],
+            getattr(one, "held_wide", False),
         )
         for name, one in module.named_parameters()
         if (number := observer.tracker.take(one, "external")) is not None

@@ -107,7 +107,7 @@ class SegmentWriter:
             self.weights.append(
                 ListedWeight(
                     name or own, numel, kind if shape else "vector", found.trained, storage in lister.casts.values(),
-                    storage in lister.wide, shape, copies, found.expert, found.shards,
+                    storage in lister.wide, shape, copies, found.expert, found.shards, found.base,
                 )
             )  # fmt: skip
         return self._weight[storage]
@@ -125,12 +125,13 @@ class SegmentWriter:
         product = short in PRODUCTS
         if product:
             kind = "gemm"
-        read = [lister.casts.get(number, number) for number in op.reads]
+        read = [lister.source(number) for number in op.reads]
         used = [number for number in read if number in lister.run.weights]
         head = product and self.word == EXIT and bool(used)
         weights, borrows = [], []
         returned: list[ListedExchange] = []
-        casting = bool(op.makes) and op.makes[0] in lister.casts
+        # The time of making 16 bits of 4 is that of the product that reads them (`roofline.dequantising`).
+        casting = (bool(op.makes) and op.makes[0] in lister.casts) or at in lister.making
         for number in () if casting else used:
             label = (
                 "head"
@@ -174,7 +175,7 @@ class SegmentWriter:
             if (sent := exchange_of(other.name)) is not None:
                 returned.append(ListedExchange(*sent, self._sent(other)))
             elif other.flops:
-                sources = {lister.casts.get(number, number) for number in other.reads}
+                sources = {lister.source(number) for number in other.reads}
                 trains = bool(used) and not (sources & set(used))
                 add(weighed if trains else inner, lister.size(other.flops))
             else:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from loadgauge.capture.blocks import Stack, blocks
+from loadgauge.capture.quantised import quantise
 from loadgauge.capture.record import Sized
 from loadgauge.capture.regime import Regime
 from loadgauge.capture.tuned import ALL, Tuned, is_pattern, names_in
@@ -36,6 +37,8 @@ def tuned(job: Sized, regime: Regime) -> Sized:
         module = job.build(device)
         with torch.device(device), without_initial_values():
             if regime.tuned.adapts:
+                if regime.tuned.base:
+                    quantise(module, regime)
                 _adapt(module, regime)
             else:
                 _train(module, regime.tuned.train)
