@@ -230,6 +230,7 @@ class Lister:
         steps += [(self.maker_of(op.order), op, False) for _, op in self.backward]
         event = begin
         self.first_backward: dict[int, Terms] = {}
+        unpacked: set[int] = set()
         behind = self.count
         for at, op, ahead in steps:
             if ahead:
@@ -237,8 +238,11 @@ class Lister:
             else:
                 behind = min(behind, self.segment[at])
                 at_work = behind
-                if at_work not in self.first_backward:
-                    self.first_backward[at_work] = dict(live)
+            # A checkpoint runs again for the first node that kept something; what came before has let go of what it used.
+            begins = not ahead and at_work not in unpacked and at in self.keeping and self.segment[at] == at_work
+            if begins:
+                unpacked.add(at_work)
+            begins = begins or (not ahead and at_work not in self.first_backward)
             latest = 0
             place = self.index[at] if self.segment[at] == at_work else 0
             for number, change in zip(
@@ -250,6 +254,8 @@ class Lister:
                 if self._given(number) or number in self.casts:
                     continue
                 grows = terms.terms[0][1] > 0
+                if begins and grows:
+                    begins, self.first_backward[at_work] = False, dict(live)
                 if not ahead and (number in pending or self.run.stream.category(number) == GRADIENTS):
                     if grows and number not in counted:
                         counted.add(number)
@@ -271,6 +277,8 @@ class Lister:
                     bare.setdefault(at_work, []).append(ListedRow(place, less(terms_of(row.live), gone)))
                 else:
                     backward.setdefault(at_work, []).append(row)
+            if begins:
+                self.first_backward[at_work] = dict(live)
             if not ahead and latest:
                 row = ListedRow(place, less(live, before[at_work]), gradients[at_work], latest)
                 backward.setdefault(at_work, []).append(row)

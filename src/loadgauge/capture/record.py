@@ -20,6 +20,7 @@ from loadgauge.capture.sparse import check_sparse
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
+from loadgauge.trace.device.patches import casting_on
 from loadgauge.trace.device.read import branches
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.device.stated_rows import StatedRows
@@ -142,6 +143,7 @@ def record(
     with contextlib.ExitStack() as stack:
         mode: Any = stack.enter_context(fake_tensors() if symbols is None else symbolic_tensors(symbols))
         stack.enter_context(KeptValues())
+        stack.enter_context(casting_on(place))
         stated = mode.facts.stated = StatedRows(job.rows, mode.facts.assumed)
         made = job.build(place)
         module = _module(made)
