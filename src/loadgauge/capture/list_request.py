@@ -234,8 +234,9 @@ def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
     splits = splits_of(model, pairs)
     if regime.tuned.whole:
         return splits
-    closed = FOUR if regime.tuned.base else splits.tp_closed or unsplit(model)
-    return msgspec.structs.replace(splits, tp_closed=closed, ep_closed=TUNED)
+    if regime.tuned.base:
+        return msgspec.structs.replace(splits, tp=(), tp_closed=FOUR, ep_closed=TUNED)
+    return msgspec.structs.replace(splits, tp_closed=splits.tp_closed or unsplit(model), ep_closed=TUNED)
 
 
 def _blocks_of(config: Any) -> Blocks:

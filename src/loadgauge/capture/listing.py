@@ -18,7 +18,7 @@ from loadgauge.capture.listed import (
 )
 from loadgauge.capture.quantised import MAKES
 from loadgauge.capture.record import Op, Recorded
-from loadgauge.capture.segment_writer import SegmentWriter
+from loadgauge.capture.segment_writer import PRODUCTS, SegmentWriter
 from loadgauge.capture.sizes import Size, written
 from loadgauge.capture.symbolic import Symbols
 from loadgauge.capture.terms import Terms, add, less, pruned, size_of, summed, terms_of
@@ -172,7 +172,8 @@ class Lister:
                 self.unpacked[op.makes[0]] = source
             elif op.copies and op.makes and op.reads and op.reads[0] in self.unpacked:  # to the dtype of a gradient
                 self.unpacked[op.makes[0]] = self.unpacked[op.reads[0]]
-        waiting = [self.made[number] for number in self.unpacked if number in self.made]
+        read = {number for _, op in self.forward if op.name.rpartition("::")[2] in PRODUCTS for number in op.reads}
+        waiting = [self.made[number] for number in self.unpacked if number in self.made and number in read]
         while waiting:
             at = waiting.pop()
             if at not in self.making:

@@ -51,16 +51,18 @@ def quantise(module: nn.Module, regime: Regime) -> None:
         loader.preprocess_model(model=model, device_map=None)
     for path, layer in model.named_modules():
         if isinstance(layer, bnb.nn.Linear4bit):
-            _fill(layer, before[path], kind, double)
+            _fill(layer, before[path], regime)
     module.is_loaded_in_4bit = model.is_loaded_in_4bit = True  # type: ignore[assignment]
     _upcast(module, regime)
 
 
-def _fill(layer: Any, old: Any, kind: str, double: bool) -> None:
+def _fill(layer: Any, old: Any, regime: Regime) -> None:
     """Give a 4-bit layer weights without values, as they are once they are loaded. old: the layer in its place"""
     import bitsandbytes as bnb
 
     loaded, state = old.weight, bnb.functional.QuantState
+    kind, double = FOUR_BITS[regime.tuned.base]
+    dtype = torch.float32 if regime.tuned.loaded == 4 else loaded.dtype  # in which a gradient's product makes the matrix
     rows, columns = int(layer.out_features), int(layer.in_features)
     blocks = math.ceil(rows * columns / BLOCK)
 
@@ -76,7 +78,7 @@ def _fill(layer: Any, old: Any, kind: str, double: bool) -> None:
     weight: Any = nn.Parameter(empty((rows * columns + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
     weight.quant_state = layer.quant_state = state(
         absmax=empty(blocks, dtype=torch.uint8 if double else torch.float32), shape=torch.Size((rows, columns)),
-        code=empty(16), blocksize=BLOCK, quant_type=kind, dtype=loaded.dtype, **nested,
+        code=empty(16), blocksize=BLOCK, quant_type=kind, dtype=dtype, **nested,
     )  # fmt: skip
     weight.compress_statistics, weight.quant_type, weight.quant_storage = double, kind, torch.uint8
     weight.blocksize, weight.bnb_quantized, weight.module = BLOCK, True, layer
@@ -123,18 +125,18 @@ def as_on_cuda() -> Iterator[None]:
     """bitsandbytes' product with a 4-bit matrix in the steps that its CUDA backend takes for many rows: scales, matrix, product.
 
     Its fused kernel, which makes no matrix, is for at most 1,536 rows, and on most cards for far fewer (source: bitsandbytes 0.50,
-    `backends/cuda/ops.py`). Releases without the fused operator take these steps themselves.
+    `backends/cuda/ops.py`). Releases without the fused operator take these steps themselves. PEFT's DoRA makes the whole matrix
+    too: it knows one in 4 bits by the class of its parameter, which tensors without values do not have.
     """
-    try:
-        import bitsandbytes as bnb  # noqa: F401
-    except ImportError:
-        yield
-        return
-    own = torch.ops.bitsandbytes
+    import bitsandbytes as bnb
+    from peft.tuners.lora import dora
+
+    own, plain = torch.ops.bitsandbytes, dora.dequantize_module_weight
     packet = getattr(own, "gemm_4bit", None)
-    if packet is None:
-        yield
-        return
+
+    def whole_of(layer: Any) -> Any:
+        state = getattr(layer, "quant_state", None)
+        return plain(layer) if state is None else bnb.functional.dequantize_4bit(layer.weight.data, state)
 
     def product(
         x: Any, packed: Any, shape: Any, scales: Any, block: int, kind: str, bias: Any = None, absmax_8bit: Any = None,
@@ -146,5 +148,6 @@ def as_on_cuda() -> Iterator[None]:
         whole = own.dequantize_4bit.default(packed, scales, block, kind, list(shape), x.dtype)
         return nn.functional.linear(x, whole, bias)
 
-    with replaced((packet, "default", product)):
+    changes = [(dora, "dequantize_module_weight", whole_of)]
+    with replaced(*changes, *([] if packet is None else [(packet, "default", product)])):
         yield

@@ -24,7 +24,8 @@ class Tuned(msgspec.Struct, frozen=True):
 
     targets: `all`, `attention`, names with commas, or a regular expression on whole names of modules; saved: modules that are
     trained whole beside the adapters; layers: those that have adapters, "" for all; base: how the frozen base is stored, ""
-    where it is as the model was loaded; upcast: what else is cast to float32 before (`Lora.upcast`)
+    where it is as the model was loaded; upcast: what else is cast to float32 before (`Lora.upcast`); loaded: bytes
+    of an element of the weights that were put in 4 bits
     """
 
     rank: int = 0
@@ -35,6 +36,7 @@ class Tuned(msgspec.Struct, frozen=True):
     layers: str = ""
     base: str = ""
     upcast: str = "none"
+    loaded: int = 2
     train: str = ""
 
     @classmethod
@@ -60,7 +62,7 @@ class Tuned(msgspec.Struct, frozen=True):
         return cls(
             rank=job.lora_rank or LORA_RANK, targets=job.lora_targets or "all", dropout=job.lora_dropout or 0.0,
             dora=bool(job.use_dora), saved=tuple(names_in(job.modules_to_save or "")), layers=job.lora_layers or "",
-            base=base, upcast=_upcast(job, base) if base else "none",
+            base=base, upcast=_upcast(job, base) if base else "none", loaded=4 if base and _wide(job) else 2,
         )  # fmt: skip
 
     @property
@@ -81,6 +83,10 @@ class Tuned(msgspec.Struct, frozen=True):
 
 WHOLE = Tuned()
 """All of a model is trained."""
+
+
+def _wide(job: Job) -> bool:
+    return job.weights == "float32" or (job.precision or "").startswith(("fp32", "bf16-autocast", "fp16-autocast"))
 
 
 def _upcast(job: Job, base: str) -> str:
