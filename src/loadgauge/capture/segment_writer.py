@@ -239,10 +239,15 @@ class SegmentWriter:
         """Write what is there in the whole step beside weights and states, inputs and buffers, and return its bytes."""
         lister = self.lister
         total: Terms = {}
+        # bitsandbytes' layers exchange a bias for one in another dtype when they first run.
+        exchanged = set(lister.run.weights)
+        for number, change in zip(lister.run.ids, lister.run.changes, strict=True):
+            if (terms := lister.size(change).terms) and terms[0][1] < 0:
+                exchanged.add(number)
         for name, category in (("inputs", INPUTS), ("buffers", WEIGHTS)):
             own: Terms = {}
             for number in range(len(lister.nbytes)):
-                of = lister.run.stream.category(number) == category and number not in lister.run.weights
+                of = lister.run.stream.category(number) == category and number not in exchanged
                 if of and lister.run.stream.records[number].phase == 0:
                     add(own, lister.nbytes[number])
             if own:
