@@ -70,7 +70,7 @@ def traced(
             old = model.get_submodule(name)
             shape = (old.out_features, old.in_features) if isinstance(old, nn.Linear) else old.weight.shape[::-1]
             model.set_submodule(name, in_four_bits(old, tuple(shape), *FORMATS[base]))
-        model.is_loaded_in_4bit, model.quantization_method = True, "bitsandbytes"
+        model.is_loaded_in_4bit, model.quantization_method = bool(names), "bitsandbytes"
         model = adapted(model, upcast, rank, **how)
         if checkpointed:
             model.enable_input_require_grads()
