@@ -29,7 +29,10 @@ def loaded(config: Any, folder: Path, base: str) -> Any:
     kind_of(config)(config).to(torch.bfloat16).save_pretrained(folder)
     name, double = FORMATS[base]
     how = transformers.BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_use_double_quant=double, bnb_4bit_quant_type=name
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_use_double_quant=double,
+        bnb_4bit_quant_type=name,
     )
     return kind_of(config).from_pretrained(folder, quantization_config=how, dtype=torch.bfloat16, device_map="cpu")
 
@@ -49,7 +52,9 @@ def adapted(model: Any, upcast: str, rank: int, dropout: float = 0.0, **how: Any
     """The model prepared and with adapters, as PEFT's own functions make them."""
     if upcast == "all":
         peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=dropout, **({"target_modules": "all-linear"} | how))
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=dropout, **({"target_modules": "all-linear"} | how)
+    )
     return peft.get_peft_model(model, config)
 
 

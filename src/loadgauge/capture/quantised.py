@@ -42,7 +42,7 @@ def quantise(module: nn.Module, regime: Regime) -> None:
     kind, double = FOUR_BITS[regime.tuned.base]
     wide = regime.weight == 4 and not regime.autocast
     compute = torch.float32 if wide else torch.bfloat16
-    how = BitsAndBytesConfig(
+    how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True, bnb_4bit_compute_dtype=compute, bnb_4bit_use_double_quant=double, bnb_4bit_quant_type=kind
     )
     before = dict(model.named_modules())
@@ -62,7 +62,9 @@ def _fill(layer: Any, old: Any, regime: Regime) -> None:
 
     loaded, state = old.weight, bnb.functional.QuantState
     kind, double = FOUR_BITS[regime.tuned.base]
-    dtype = torch.float32 if regime.tuned.loaded == 4 else loaded.dtype  # in which a gradient's product makes the matrix
+    dtype = (
+        torch.float32 if regime.tuned.loaded == 4 else loaded.dtype
+    )  # in which a gradient's product makes the matrix
     rows, columns = int(layer.out_features), int(layer.in_features)
     blocks = math.ceil(rows * columns / BLOCK)
 
@@ -71,9 +73,7 @@ def _fill(layer: Any, old: Any, regime: Regime) -> None:
 
     nested: dict[str, Any] = {}
     if double:
-        outer = state(
-            absmax=empty(math.ceil(blocks / OUTER)), code=empty(256), blocksize=OUTER, dtype=torch.float32
-        )
+        outer = state(absmax=empty(math.ceil(blocks / OUTER)), code=empty(256), blocksize=OUTER, dtype=torch.float32)
         nested = {"offset": empty(), "state2": outer}
     weight: Any = nn.Parameter(empty((rows * columns + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
     weight.quant_state = layer.quant_state = state(
@@ -96,7 +96,8 @@ def _upcast(module: nn.Module, regime: Regime) -> None:
     if not regime.gathered and upcast == "all":
         import peft
 
-        peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
+        prepare: Any = peft.prepare_model_for_kbit_training
+        prepare(module, use_gradient_checkpointing=False)
         return
     for name, one in module.named_modules():
         if upcast == "norms" and "norm" not in name:
@@ -106,7 +107,7 @@ def _upcast(module: nn.Module, regime: Regime) -> None:
             continue
         for parameter in one.parameters():
             if parameter.is_floating_point():
-                parameter.held_wide = True  # type: ignore[attr-defined]
+                parameter.held_wide = True
 
 
 def shape_of(parameter: Any) -> tuple[tuple[int, ...], bool]:
@@ -131,11 +132,12 @@ def as_on_cuda() -> Iterator[None]:
     import bitsandbytes as bnb
     from peft.tuners.lora import dora
 
-    own, plain = torch.ops.bitsandbytes, dora.dequantize_module_weight
+    own: Any = torch.ops.bitsandbytes
+    plain: Any = vars(dora)["dequantize_module_weight"]
     packet = getattr(own, "gemm_4bit", None)
 
     def whole_of(layer: Any) -> Any:
-        state = getattr(layer, "quant_state", None)
+        state = getattr(layer, "quant_state", None)  # a copied layer's parameter has none
         return plain(layer) if state is None else bnb.functional.dequantize_4bit(layer.weight.data, state)
 
     def product(
