@@ -19,7 +19,7 @@ from loadgauge.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.estimate.memory.rank_memory import stages
 from loadgauge.estimate.result import Estimate
 from loadgauge.layers.operations import Layer
-from torch_qlora import loaded, packed, traced
+from torch_qlora import adapted, loaded, packed, traced
 
 pytest.importorskip("bitsandbytes")
 pytest.importorskip("accelerate")
@@ -79,7 +79,8 @@ def test_a_step_is_that_of_bitsandbytes_layers_where_transformers_puts_them(
 ) -> None:
     monkeypatch.setitem(KEYS, kind, MODELS[kind])
     config = CONFIG_MAPPING[kind](**MODELS[kind])
-    real = packed(loaded(config, tmp_path / "model", base))
+    model = loaded(config, tmp_path / "model", base)
+    real = packed(model)
     found = estimated(
         kind, tmp_path, base=base, kbit_upcast=upcast, lora_dropout=dropout or None,
         recompute="full" if checkpointed else "none",
@@ -96,6 +97,11 @@ def test_a_step_is_that_of_bitsandbytes_layers_where_transformers_puts_them(
     # A last scale of values, and one of scales, are whole where their blocks are not.
     nbytes = lora.stored.nbytes * sum(times * math.prod(shape) for shape, times in mine.items())
     assert 0 <= sum(each for _, each in real.values()) - nbytes < 5 * len(real)
+    rest = sum(one.nbytes for one in adapted(model, upcast, RANK).parameters() if one.is_floating_point())
+    # bitsandbytes casts a bias to the dtype of its product when it first runs.
+    biases = [model.get_submodule(f"{name}.base_layer").bias for name in real]
+    rest -= sum(one.nbytes - 2 * one.numel() for one in biases if one is not None)
+    assert float(found.workings.phases[-1].parts["weights"]) == nbytes + rest
 
     tokens = ("input_ids", "labels", *(("decoder_input_ids",) if config.is_encoder_decoder else ()))
     seen = traced(
