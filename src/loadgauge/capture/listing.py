@@ -16,7 +16,6 @@ from loadgauge.capture.listed import (
     Listing,
     Segment,
 )
-from loadgauge.capture.quantised import MAKES
 from loadgauge.capture.record import Op, Recorded
 from loadgauge.capture.segment_writer import PRODUCTS, SegmentWriter
 from loadgauge.capture.sizes import Size, written
@@ -168,7 +167,7 @@ class Lister:
         """Places in the forward of what makes them and their scales."""
         for _, op in (*self.forward, *self.backward):
             source = next((one for one in op.reads if one in self.run.weights and self.run.weights[one].base), None)
-            if op.name == MAKES and source is not None:
+            if op.packs and source is not None:
                 self.unpacked[op.makes[0]] = source
             elif op.copies and op.makes and op.reads and op.reads[0] in self.unpacked:  # to the dtype of a gradient
                 self.unpacked[op.makes[0]] = self.unpacked[op.reads[0]]

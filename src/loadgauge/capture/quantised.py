@@ -18,8 +18,6 @@ from loadgauge.trace.device.patches import replaced
 
 BLOCK, OUTER = 64, 256
 """Elements with a scale, and scales with a scale of their own (source: bitsandbytes, `functional.quantize_4bit`)."""
-MAKES = "bitsandbytes::dequantize_4bit"
-"""The operation that makes a matrix of 4 bits in 16."""
 
 
 def quantise(module: nn.Module, regime: Regime) -> None:

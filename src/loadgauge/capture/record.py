@@ -61,7 +61,8 @@ class Op(msgspec.Struct):
     """One dispatched operation. reads, makes: numbers of storages; node: of the graph, in backward; events: how many came before
     its end; `flops` None: its kind has work that no formula is known for. order: the number of the node that its forward made, or
     whose backward it is; shapes: of the tensors it reads, where it has FLOPs; causal: whether attention sees the past alone;
-    copies: whether it makes a copy in another dtype or place; marks: whether it only marks a place for a profiler."""
+    copies: whether it makes a copy in another dtype or place; marks: whether it only marks a place for a profiler;
+    packs: whether it is one of bitsandbytes' own, of packed matrices and their scales."""
 
     name: str
     module: str
@@ -76,6 +77,7 @@ class Op(msgspec.Struct):
     causal: bool = False
     copies: bool = False
     marks: bool = False
+    packs: bool = False
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -240,7 +242,7 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     return Op(op_name(func), module, observer.phase, node, storages((args, kwargs)), storages(out), flops,
               len(observer.stream.ids), node if node >= 0 else next_node() - 1, shapes,
               bool(shapes) and _causal(func, args, kwargs), func is torch.ops.aten._to_copy.default,
-              func.namespace == "profiler")  # fmt: skip
+              func.namespace == "profiler", func.namespace == "bitsandbytes")  # fmt: skip
 
 
 def _causal(func: Any, args: Any, kwargs: Any) -> bool:
