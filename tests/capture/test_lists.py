@@ -176,7 +176,7 @@ def test_a_plan_searches_the_ranks_that_split_the_model(tmp_path: Path) -> None:
         ({"gpus": 2, "cp": 2}, LayoutError, "how cp splits them is not known"),
         ({"gpus": 2, "tp": 2, "sequence_parallel": True}, LayoutError, "whose plan does not state it"),
         ({"gpus": 4, "tp": 4}, LayoutError, "num_key_value_heads over tp: 2 over 4 leaves 2"),
-        ({"qlora": True}, NotModelled, "adapters on a quantised base of captured layers"),
+        ({"qlora": True, "base": "gptq"}, NotModelled, "a base of captured layers in gptq"),
         ({"loss": "liger"}, NotModelled, "which the loss liger replaces"),
         ({"compile": True}, NotModelled, "which torch.compile replaces"),
         ({"inputs": "x.py:f"}, ConfigError, "is for script.py:function"),

@@ -204,7 +204,7 @@ def test_time_follows_what_is_trained(tmp_path: Path) -> None:
         ({"train": "lm_haed"}, ConfigError, "no parameter is called 'lm_haed' .*did you mean 'lm_head'"),
         ({"train": "layers.9"}, ConfigError, "are none of the 4 layers"),
         ({"train": "lm_head", "lora_rank": 4}, ConfigError, "beside adapters: --modules-to-save"),
-        ({"lora_rank": 4, "kbit_upcast": "all"}, NotModelled, "that are cast to float32"),
+        ({"lora_rank": 4, "kbit_upcast": "all"}, NotModelled, "that are cast to float32 without --qlora"),
         ({"adapter": "vera"}, NotModelled, "VeRA on captured layers"),
     ],
 )

@@ -51,37 +51,41 @@ class CudaBackend(TorchDispatchMode):
         return nn.functional.linear(x, whole, given.get("bias"))
 
 
-def quantise(model: Any, *, double: bool) -> None:
-    """Exchanges the linear layers of the blocks for bitsandbytes' own, whose weights are fake."""
+def in_four_bits(child: Any, shape: tuple[int, ...], kind: str, double: bool) -> Any:
+    """bitsandbytes' own layer in place of a linear one, whose weights are fake. shape: rows and columns"""
     import bitsandbytes as bnb
 
-    state, packed = bnb.functional.QuantState, torch.bfloat16
+    state, packed, (rows, columns) = bnb.functional.QuantState, torch.bfloat16, shape
+    with _disable_current_modes():
+        new = bnb.nn.Linear4bit(
+            columns, rows, bias=child.bias is not None, compute_dtype=packed, compress_statistics=double, quant_type=kind,
+            device="meta",
+        )  # fmt: skip
+    blocks = -(-rows * columns // BLOCK)
+
+    def empty(*shape: int, dtype: Any = torch.float32, where: Any = child.weight.device) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=where)
+
+    nested = {}
+    if double:
+        outer = state(absmax=empty(-(-blocks // 256)), code=empty(256), blocksize=256, dtype=torch.float32)
+        nested = {"offset": empty(), "state2": outer}
+    weight: Any = nn.Parameter(empty(-(-rows * columns // 2), 1, dtype=torch.uint8), requires_grad=False)
+    weight.quant_state = state(
+        absmax=empty(blocks, dtype=torch.uint8 if double else torch.float32), shape=torch.Size(shape),
+        code=empty(16), blocksize=BLOCK, quant_type=kind, dtype=packed, **nested,
+    )  # fmt: skip
+    weight.compress_statistics, weight.quant_type, weight.quant_storage = double, kind, torch.uint8
+    new.weight, new.quant_state, new.bias = weight, weight.quant_state, child.bias
+    return new
+
+
+def quantise(model: Any, *, double: bool) -> None:
+    """Exchanges the linear layers of the blocks for bitsandbytes' own."""
     for parent in model.model.layers.modules():
         for name, child in list(parent.named_children()):
-            if not isinstance(child, nn.Linear):
-                continue
-            with _disable_current_modes():
-                new = bnb.nn.Linear4bit(
-                    child.in_features, child.out_features, bias=False, compute_dtype=packed,
-                    compress_statistics=double, quant_type="nf4", device="meta",
-                )  # fmt: skip
-            blocks = child.weight.numel() // BLOCK
-
-            def empty(*shape: int, dtype: Any = torch.float32, where: Any = child.weight.device) -> torch.Tensor:
-                return torch.empty(shape, dtype=dtype, device=where)
-
-            nested = {}
-            if double:
-                outer = state(absmax=empty(-(-blocks // 256)), code=empty(256), blocksize=256, dtype=torch.float32)
-                nested = {"offset": empty(), "state2": outer}
-            weight: Any = nn.Parameter(empty(child.weight.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
-            weight.quant_state = state(
-                absmax=empty(blocks, dtype=torch.uint8 if double else torch.float32), shape=child.weight.shape,
-                code=empty(16), blocksize=BLOCK, quant_type="nf4", dtype=packed, **nested,
-            )  # fmt: skip
-            weight.compress_statistics, weight.quant_type, weight.quant_storage = double, "nf4", torch.uint8
-            new.weight, new.quant_state = weight, weight.quant_state
-            setattr(parent, name, new)
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, in_four_bits(child, tuple(child.weight.shape), "nf4", double))
     model.is_loaded_in_4bit, model.quantization_method = True, "bitsandbytes"
 
 

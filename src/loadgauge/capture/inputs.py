@@ -53,6 +53,16 @@ def unheard(module: Any, given: Mapping[str, Any]) -> str:
     return taken[0] if taken and not any(name in given for name in taken) else ""
 
 
+def dtype_of(module: Any) -> torch.dtype:
+    """The dtype of a module's floats: that of its first parameter that is not packed.
+
+    >>> dtype_of(torch.nn.Linear(2, 2))
+    torch.float32
+    """
+    found: torch.dtype = next(one.dtype for one in module.parameters() if one.is_floating_point())
+    return found
+
+
 def usual_picture(config: Any) -> tuple[int, int] | None:
     """Width and height of the picture that a model is given unless others are named; None: the rows of the table have one."""
     found = _table().get(config.model_type, {}).get("picture")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from loadgauge.capture.heads import Towers, contrasts, head_class, head_inputs, sizes_of, two_texts
-from loadgauge.capture.inputs import beside_tokens, made, usual_picture
+from loadgauge.capture.inputs import beside_tokens, dtype_of, made, usual_picture
 from loadgauge.capture.pictures import Pictures, processed
 from loadgauge.capture.record import Sized
 from loadgauge.capture.sounds import hears, places, sound_of
@@ -76,7 +76,7 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
         if both:
             labels = given["decoder_input_ids"] = tokens(device, b, s if heard else t, "s" if heard else "t")
         sizes = {"b": b, "s": s, "pictures": pictures.count} | ({} if t is None else {"t": t})
-        dtype = next(module.parameters()).dtype
+        dtype = dtype_of(module)
         for name, one in pictures.given.items():
             if name in taken and name not in given:
                 tensor = one.tensor(device, dtype, int(b) if "no_padding" in beside.get(name, {}) else b)
@@ -124,7 +124,7 @@ def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
                 raise ConfigError(f"{name}: {sizes[name]} is more than the model's {longest}")
         if contrasts(word):
             return (), two_texts(device, sizes["b"], sizes["s"], sizes["t"])
-        dtype = next(module.parameters()).dtype
+        dtype = dtype_of(module)
         given = head_inputs(word, config, taken, device, dtype, sizes)
         if "s" in sizes:
             given["input_ids"] = torch.empty((sizes["b"], sizes["s"]), dtype=torch.long, device=device)
@@ -214,4 +214,4 @@ def _build(kind: Any, config: Any, run: TorchRun, device: str) -> Any:
 def _sound(config: Any, module: Any, device: str, b: Any) -> Any:
     """A spectrogram of the longest sound that the model takes: (b, mel bins, frames)."""
     bins, frames = getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500)
-    return torch.empty((b, bins, frames), dtype=next(module.parameters()).dtype, device=device)
+    return torch.empty((b, bins, frames), dtype=dtype_of(module), device=device)

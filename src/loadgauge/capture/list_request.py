@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from loadgauge.capture.kinds import PATCHED, model_class, of_config
 from loadgauge.capture.listed import Listing
 from loadgauge.capture.listing import Lister, guards_of
 from loadgauge.capture.part import Shown
+from loadgauge.capture.quantised import as_on_cuda, elements
 from loadgauge.capture.recognise import recognised
 from loadgauge.capture.record import Around, Sized, record
 from loadgauge.capture.regime import Document, Regime
@@ -38,6 +40,9 @@ from loadgauge.trace.torch_run import TorchRun
 DEEPEST = 16
 """Layers of the deepest model that is run in place of a deeper one."""
 TUNED = "adapters, or a part of the model that is trained, are captured with all experts on each rank"
+
+
+FOUR = "matrices in 4 bits are packed as they lie, and no plan splits them"
 
 
 def list_request(
@@ -82,7 +87,7 @@ def list_request(
         name=str(keys.get("_name_or_path") or whole.model_type), model_type=whole.model_type,
         hidden_size=int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0),
         vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=pattern,
-        listings=listings, parameters=sum(one.numel() for one in model.parameters()),
+        listings=listings, parameters=elements(model),
         longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
         splits=_splits(model, regime, pairs or learnt), given=_given(job, model, sizes),
@@ -195,6 +200,8 @@ def _listing(
 ) -> tuple[Listing, dict[str, str]]:
     """The list, with formulas where the code runs with symbols and a plain run agrees, else with the numbers of these sizes."""
     sizes = sized(job.names, {}, given)
+    if regime.tuned.base:
+        around = _in_four_bits(around)
     try:
         _, run, symbols = recorded(job, target, sizes, around)
         lister = Lister(run, found, symbols, regime.weight, regime.wide)
@@ -215,6 +222,17 @@ def _listing(
     return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), _recognised(lister, regime)
 
 
+def _in_four_bits(around: Around | None) -> Around:
+    """The same context, in which 4-bit layers run as on CUDA."""
+
+    @contextlib.contextmanager
+    def both(module: torch.nn.Module) -> Iterator[None]:
+        with as_on_cuda(), contextlib.nullcontext() if around is None else around(module):
+            yield
+
+    return both
+
+
 def _recognised(lister: Lister, regime: Regime) -> dict[str, str]:
     return recognised(lister) if regime.tuned.whole else {}
 
@@ -224,6 +242,8 @@ def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
     splits = splits_of(model, pairs)
     if regime.tuned.whole:
         return splits
+    if regime.tuned.base:
+        return msgspec.structs.replace(splits, tp=(), tp_closed=FOUR, ep_closed=TUNED)
     return msgspec.structs.replace(splits, tp_closed=splits.tp_closed or unsplit(model), ep_closed=TUNED)
 
 

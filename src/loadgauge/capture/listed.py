@@ -46,6 +46,7 @@ class ListedWeight(msgspec.Struct, frozen=True, array_like=True):
     copies: int = 1
     expert: bool = False
     shards: int = 1
+    base: bool = False
 
 
 class ListedExchange(msgspec.Struct, frozen=True, array_like=True):
@@ -135,7 +136,7 @@ class Segment(msgspec.Struct, frozen=True):
         weights = [
             Weight(
                 one.name, one.numel, one.shards, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
-                copies=one.copies, wide=one.wide,
+                copies=one.copies, wide=one.wide, base=one.base,
             )
             for one in self.weights
         ]  # fmt: skip

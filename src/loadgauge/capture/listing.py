@@ -17,7 +17,7 @@ from loadgauge.capture.listed import (
     Segment,
 )
 from loadgauge.capture.record import Op, Recorded
-from loadgauge.capture.segment_writer import SegmentWriter
+from loadgauge.capture.segment_writer import PRODUCTS, SegmentWriter
 from loadgauge.capture.sizes import Size, written
 from loadgauge.capture.symbolic import Symbols
 from loadgauge.capture.terms import Terms, add, less, pruned, size_of, summed, terms_of
@@ -33,7 +33,7 @@ class Lister:
         self, run: Recorded, blocks: Blocks, symbols: Symbols | None, compute: int, wide: bool = False
     ) -> None:
         self.run, self.blocks, self.compute = run, blocks, compute
-        self.wide = {number for number, one in run.weights.items() if one.itemsize > compute}
+        self.wide = {number for number, one in run.weights.items() if one.itemsize > compute or one.wide}
         if wide:  # adapters that are held in float32, though what was run read them in 16 bits
             self.wide |= {
                 number for number, one in run.weights.items() if one.trained and ".modules_to_save." not in one.name
@@ -106,8 +106,14 @@ class Lister:
 
     def maker_of(self, order: int) -> int:
         """The operation of the forward, by its place, whose backward a node of the graph is."""
-        place = bisect.bisect_right(self.orders, order) - 1
-        return self.of_order[max(place, 0)]
+        place = self.of_order[max(bisect.bisect_right(self.orders, order) - 1, 0)]
+        while place in self.making:  # a product with 4 bits is one node, whose first operations make its matrix
+            place += 1
+        return place
+
+    def source(self, number: int) -> int:
+        """The parameter that a storage is a copy of, in 16 bits; else the storage itself."""
+        return self.unpacked.get(number, self.casts.get(number, number))
 
     # -- storages ------------------------------------------------------------------------------------------------------
 
@@ -134,6 +140,7 @@ class Lister:
             and run.stream.records[op.makes[0]].dtype.itemsize < run.weights[op.reads[0]].itemsize
         }
         """Copies of parameters that autocast makes, and of which; those of adapters are tensors like others."""
+        self._unpack()
         self.alive = self._alive_at_backward()
         keepers: dict[int, set[int]] = {}
         for number, order in run.keepers:
@@ -151,6 +158,26 @@ class Lister:
                 if number in self.alive and all(self.segment[at] > own for at in self.keepers[number]):
                     own += 1
             self.owner[number] = own
+
+    def _unpack(self) -> None:
+        """What makes matrices of 4 bits in 16, forward and backward: they are there while a product reads them."""
+        self.unpacked: dict[int, int] = {}
+        """Such a matrix, and the parameter that it is made of."""
+        self.making: set[int] = set()
+        """Places in the forward of what makes them and their scales."""
+        for _, op in (*self.forward, *self.backward):
+            source = next((one for one in op.reads if one in self.run.weights and self.run.weights[one].base), None)
+            if op.packs and source is not None:
+                self.unpacked[op.makes[0]] = source
+            elif op.copies and op.makes and op.reads and op.reads[0] in self.unpacked:  # to the dtype of a gradient
+                self.unpacked[op.makes[0]] = self.unpacked[op.reads[0]]
+        read = {number for _, op in self.forward if op.name.rpartition("::")[2] in PRODUCTS for number in op.reads}
+        waiting = [self.made[number] for number in self.unpacked if number in self.made and number in read]
+        while waiting:
+            at = waiting.pop()
+            if at not in self.making:
+                self.making.add(at)
+                waiting += [self.made[number] for number in self.forward[at][1].reads if number in self.made]
 
     def _holders(self, number: int) -> list[int]:
         """Who holds what no node of the graph keeps: its maker. Below what is trained, a leaf is the input of who reads it."""
@@ -203,6 +230,7 @@ class Lister:
         steps += [(self.maker_of(op.order), op, False) for _, op in self.backward]
         event = begin
         self.first_backward: dict[int, Terms] = {}
+        unpacked: set[int] = set()
         behind = self.count
         for at, op, ahead in steps:
             if ahead:
@@ -210,8 +238,11 @@ class Lister:
             else:
                 behind = min(behind, self.segment[at])
                 at_work = behind
-                if at_work not in self.first_backward:
-                    self.first_backward[at_work] = dict(live)
+            # A checkpoint runs again for the first node that kept something; what came before has let go of what it used.
+            begins = not ahead and at_work not in unpacked and at in self.keeping and self.segment[at] == at_work
+            if begins:
+                unpacked.add(at_work)
+            begins = begins or (not ahead and at_work not in self.first_backward)
             latest = 0
             place = self.index[at] if self.segment[at] == at_work else 0
             for number, change in zip(
@@ -223,6 +254,8 @@ class Lister:
                 if self._given(number) or number in self.casts:
                     continue
                 grows = terms.terms[0][1] > 0
+                if begins and grows:
+                    begins, self.first_backward[at_work] = False, dict(live)
                 if not ahead and (number in pending or self.run.stream.category(number) == GRADIENTS):
                     if grows and number not in counted:
                         counted.add(number)
@@ -244,6 +277,8 @@ class Lister:
                     bare.setdefault(at_work, []).append(ListedRow(place, less(terms_of(row.live), gone)))
                 else:
                     backward.setdefault(at_work, []).append(row)
+            if begins:
+                self.first_backward[at_work] = dict(live)
             if not ahead and latest:
                 row = ListedRow(place, less(live, before[at_work]), gradients[at_work], latest)
                 backward.setdefault(at_work, []).append(row)
@@ -266,7 +301,7 @@ class Lister:
         owners: dict[int, set[int]] = {}
         for at, (_, op) in enumerate(self.forward):
             for number in op.reads:
-                source = self.casts.get(number, number)
+                source = self.source(number)
                 if source in self.run.weights:
                     owners.setdefault(source, set()).add(self.segment[at])
         tied = {math.prod(self.run.weights[number].shape) for number, places in owners.items() if len(places) > 1}

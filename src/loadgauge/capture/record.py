@@ -15,12 +15,14 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.capture.inputs import unheard
+from loadgauge.capture.quantised import shape_of
 from loadgauge.capture.sparse import check_sparse
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
 from loadgauge.capture.tokens import tally_of
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
 from loadgauge.trace.device.assignments import assigned
+from loadgauge.trace.device.patches import casting_on
 from loadgauge.trace.device.read import branches
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.device.stated_rows import StatedRows
@@ -63,7 +65,8 @@ class Op(msgspec.Struct):
     """One dispatched operation. reads, makes: numbers of storages; node: of the graph, in backward; events: how many came before
     its end; `flops` None: its kind has work that no formula is known for. order: the number of the node that its forward made, or
     whose backward it is; shapes: of the tensors it reads, where it has FLOPs; causal: whether attention sees the past alone;
-    copies: whether it makes a copy in another dtype or place; marks: whether it only marks a place for a profiler."""
+    copies: whether it makes a copy in another dtype or place; marks: whether it only marks a place for a profiler;
+    packs: whether it is one of bitsandbytes' own, of packed matrices and their scales."""
 
     name: str
     module: str
@@ -78,12 +81,14 @@ class Op(msgspec.Struct):
     causal: bool = False
     copies: bool = False
     marks: bool = False
+    packs: bool = False
 
 
 class Parameter(msgspec.Struct, frozen=True):
     """A parameter, as its storage is used: name, shape [elements], bytes of an element, and whether it is trained.
 
     shards: ranks that together hold one whole; expert: of a routed expert; summed: tensor-parallel ranks sum its gradient
+    base: a matrix in 4 bits, whose own shape it is; wide: held in float32, though what runs reads it in 16 bits
     """
 
     name: str
@@ -93,6 +98,8 @@ class Parameter(msgspec.Struct, frozen=True):
     shards: int = 1
     expert: bool = False
     summed: bool = False
+    base: bool = False
+    wide: bool = False
 
 
 class Recorded(msgspec.Struct):
@@ -145,6 +152,7 @@ def record(
         mode: Any = stack.enter_context(fake_tensors() if symbols is None else symbolic_tensors(symbols))
         stack.enter_context(KeptValues())
         stack.enter_context(assigned())
+        stack.enter_context(casting_on(place))
         stated = mode.facts.stated = StatedRows(job.rows, mode.facts.assumed)
         made = job.build(place)
         module = _module(made)
@@ -252,7 +260,7 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     return Op(op_name(func), module, observer.phase, node, storages((args, kwargs)), storages(out), flops,
               len(observer.stream.ids), node if node >= 0 else next_node() - 1, shapes,
               bool(shapes) and _causal(func, args, kwargs), func is torch.ops.aten._to_copy.default,
-              func.namespace == "profiler")  # fmt: skip
+              func.namespace == "profiler", func.namespace == "bitsandbytes")  # fmt: skip
 
 
 def _causal(func: Any, args: Any, kwargs: Any) -> bool:
@@ -275,8 +283,9 @@ def _read(
         op.shapes = tuple(tuple(map(plain, shape)) for shape in op.shapes)
     weights = {
         number: Parameter(
-            name, tuple(map(int, one.shape)), one.element_size(), one.requires_grad, getattr(one, "shards", 1),
-            getattr(one, "of_experts", False), getattr(one, "summed", False),
+            name, shape_of(one)[0], one.element_size(), one.requires_grad, getattr(one, "shards", 1),
+            getattr(one, "of_experts", False), getattr(one, "summed", False), shape_of(one)[1],
+            getattr(one, "held_wide", False),
         )
         for name, one in module.named_parameters()
         if (number := observer.tracker.take(one, "external")) is not None

@@ -22,6 +22,7 @@ class Regime(msgspec.Struct, frozen=True):
     tp, ep: tensor-parallel and expert-parallel ranks, of which the first is captured
     tuned: what is trained; adapters: bytes of an element of the adapters' weights, as they are read and as they are held
     input_gradients: the embedding's output gets a gradient though nothing below is trained
+    gathered: frozen weights that are held in float32 are read in 16 bits, as FSDP gathers them
     """
 
     weight: int = 2
@@ -33,6 +34,7 @@ class Regime(msgspec.Struct, frozen=True):
     adapters: tuple[int, int] = (0, 0)
     input_gradients: bool = False
     buffer: int = 0
+    gathered: bool = False
 
     @property
     def whole(self) -> Regime:
@@ -53,17 +55,28 @@ class Regime(msgspec.Struct, frozen=True):
         if kernels.logprobs:  # the code that ran has a language model's loss over tokens
             raise NotModelled(f"{name} {OWN}, with its own loss, not that of a post-training task: a written family")
         dtypes = kernels.dtypes
-        autocast, lora = dtypes.residual is not None, view.lora
-        weight = 4 if dtypes.residual == 4 or dtypes.activation == 4 else 2
-        if (lora is not None) != tuned.adapts:
-            raise NotModelled(
-                f"{name} {OWN}, as it trains {'adapters' if tuned.adapts else 'whole'}: ask for it by its flags"
-            )
+        lora = view.lora
+        base = "" if lora is None or not lora.quantised else "nf4" if lora.quantised is True else lora.quantised
+        if (lora is not None) != tuned.adapts or base != tuned.base:
+            how = "adapters on 4 bits" if tuned.base else "adapters" if tuned.adapts else "whole"
+            raise NotModelled(f"{name} {OWN}, as it trains {how}: ask for it by its flags")
+        # What is cast to float32 before training makes the residual stream wide, not autocast over float32 weights.
+        upcast = lora is not None and lora.wide_residual
+        autocast = dtypes.residual is not None and not upcast
+        weight = 4 if dtypes.activation == 4 or (dtypes.residual == 4 and not upcast) else 2
         adapters = (0, 0) if lora is None else (int(lora.read(weight)), int(lora.held(weight)))
         autocast = autocast or (lora is not None and lora.casts)
+        gathered = False
+        if lora is not None and base:
+            if lora.keeps_inputs:
+                raise NotModelled(f"{name} {OWN}, with the bitsandbytes that is installed, whose layers keep no input")
+            tuned = msgspec.structs.replace(tuned, upcast=lora.upcast)
+            gathered = lora.sharded and lora.upcast != "none"
         inputs = view.input_gradients and not tuned.whole
         buffer = 0 if autocast or weight == 4 else int(dtypes.buffer or 0)
-        return cls(weight, autocast, kernels.attention, int(view.tp), int(view.ep), tuned, adapters, inputs, buffer)
+        return cls(
+            weight, autocast, kernels.attention, int(view.tp), int(view.ep), tuned, adapters, inputs, buffer, gathered
+        )
 
 
 def _replaced(kernels: Kernels) -> list[str]:

@@ -227,7 +227,7 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
         "bf16-autocast-8": Regime(2, True, attention), "bf16-autocast": Regime(4, True, attention),
         "fp16-autocast": Regime(4, True, attention),
     }.get(precision, Regime(2, False, attention))  # fmt: skip
-    if job.weights == "float32" and precision in ("bf16", "fp16"):
+    if job.weights == "float32" and precision in ("bf16", "fp16") and not tuned.base:
         regime = Regime(4, True, attention)
     if family.script and regime.weight != 4:
         raise ConfigError(
@@ -281,14 +281,16 @@ def _length(job: Job, family: OnDemand) -> int:
 
 def _of_part(job: Job, regime: Regime, tuned: Tuned) -> Regime:
     """The regime in which a job most likely trains a part, before its layout and recipe are known."""
-    whole = (job.recompute or "none").partition(":")[0] == "full"
+    whole = (job.recompute or ("full" if tuned.base else "none")).partition(":")[0] == "full"
     adapters = (0, 0)
     if tuned.adapts:
         held = 4 if regime.autocast else regime.weight
         held = held if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype]
         sharded = regime.autocast and (job.zero or 0) >= 3
         adapters = (regime.weight if sharded else held), held
-        regime = msgspec.structs.replace(regime, autocast=regime.autocast and not (sharded and regime.weight == 2))
+        gathered = bool(tuned.base) and sharded and tuned.upcast != "none"
+        autocast = regime.autocast and not (sharded and regime.weight == 2)
+        regime = msgspec.structs.replace(regime, autocast=autocast, gathered=gathered)
     return msgspec.structs.replace(regime, tuned=tuned, adapters=adapters, input_gradients=whole)
 
 

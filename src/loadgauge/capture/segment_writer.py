@@ -107,7 +107,7 @@ class SegmentWriter:
             self.weights.append(
                 ListedWeight(
                     name or own, numel, kind if shape else "vector", found.trained, storage in lister.casts.values(),
-                    storage in lister.wide, shape, copies, found.expert, found.shards,
+                    storage in lister.wide, shape, copies, found.expert, found.shards, found.base,
                 )
             )  # fmt: skip
         return self._weight[storage]
@@ -125,12 +125,13 @@ class SegmentWriter:
         product = short in PRODUCTS
         if product:
             kind = "gemm"
-        read = [lister.casts.get(number, number) for number in op.reads]
+        read = [lister.source(number) for number in op.reads]
         used = [number for number in read if number in lister.run.weights]
         head = product and self.word == EXIT and bool(used)
         weights, borrows = [], []
         returned: list[ListedExchange] = []
-        casting = bool(op.makes) and op.makes[0] in lister.casts
+        # The time of making 16 bits of 4 is that of the product that reads them (`roofline.dequantising`).
+        casting = (bool(op.makes) and op.makes[0] in lister.casts) or at in lister.making
         for number in () if casting else used:
             label = (
                 "head"
@@ -174,7 +175,7 @@ class SegmentWriter:
             if (sent := exchange_of(other.name)) is not None:
                 returned.append(ListedExchange(*sent, self._sent(other)))
             elif other.flops:
-                sources = {lister.casts.get(number, number) for number in other.reads}
+                sources = {lister.source(number) for number in other.reads}
                 trains = bool(used) and not (sources & set(used))
                 add(weighed if trains else inner, lister.size(other.flops))
             else:
@@ -238,10 +239,15 @@ class SegmentWriter:
         """Write what is there in the whole step beside weights and states, inputs and buffers, and return its bytes."""
         lister = self.lister
         total: Terms = {}
+        # bitsandbytes' layers exchange a bias for one in another dtype when they first run.
+        exchanged = set(lister.run.weights)
+        for number, change in zip(lister.run.ids, lister.run.changes, strict=True):
+            if (terms := lister.size(change).terms) and terms[0][1] < 0:
+                exchanged.add(number)
         for name, category in (("inputs", INPUTS), ("buffers", WEIGHTS)):
             own: Terms = {}
             for number in range(len(lister.nbytes)):
-                of = lister.run.stream.category(number) == category and number not in lister.run.weights
+                of = lister.run.stream.category(number) == category and number not in exchanged
                 if of and lister.run.stream.records[number].phase == 0:
                     add(own, lister.nbytes[number])
             if own:

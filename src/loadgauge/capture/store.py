@@ -26,7 +26,7 @@ from loadgauge.errors import ConfigError
 T = TypeVar("T")
 LARGEST = 1 << 29
 """Bytes of captures that are read, before compression."""
-LIBRARIES = ("torch", "transformers", "peft")
+LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 PACKAGE = Path(__file__).parents[1]
 
 

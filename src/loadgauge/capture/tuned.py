@@ -7,12 +7,16 @@ import re
 import msgspec
 
 from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.resolve.adapters import LORA_RANK
+from loadgauge.resolve.adapters import LORA_RANK, usual_upcast
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.job import Job
+from loadgauge.spec.lora import Lora
 from loadgauge.spec.tuners import TUNERS
 
 ALL = ("all", "all-linear")
 """Words for every linear layer but that of the logits, as PEFT takes `all-linear`."""
+FOUR_BITS = {"nf4": ("nf4", True), "nf4-single": ("nf4", False), "fp4": ("fp4", False)}
+"""Formats of a base that bitsandbytes' 4-bit layers have: its name for the type, and whether scales are quantised too."""
 
 
 class Tuned(msgspec.Struct, frozen=True):
@@ -20,7 +24,8 @@ class Tuned(msgspec.Struct, frozen=True):
 
     targets: `all`, `attention`, names with commas, or a regular expression on whole names of modules; saved: modules that are
     trained whole beside the adapters; layers: those that have adapters, "" for all; base: how the frozen base is stored, ""
-    where it is as the model was loaded; upcast: what else is cast to float32 before (`Lora.upcast`)
+    where it is as the model was loaded; upcast: what else is cast to float32 before (`Lora.upcast`); loaded: bytes
+    of an element of the weights that were put in 4 bits
     """
 
     rank: int = 0
@@ -31,6 +36,7 @@ class Tuned(msgspec.Struct, frozen=True):
     layers: str = ""
     base: str = ""
     upcast: str = "none"
+    loaded: int = 2
     train: str = ""
 
     @classmethod
@@ -46,15 +52,17 @@ class Tuned(msgspec.Struct, frozen=True):
             raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
         if job.adapter in TUNERS:
             raise NotModelled(f"{TUNERS[job.adapter].title} on captured layers (lora is modelled)")
-        if job.qlora:
-            raise NotModelled("adapters on a quantised base of captured layers (--lora-rank without --qlora)")
-        if (job.kbit_upcast or "none") != "none":
-            raise NotModelled("frozen weights of captured layers that are cast to float32 (--kbit-upcast none)")
+        base = (job.base or "nf4") if job.qlora else ""
+        if base and base not in FOUR_BITS:
+            raise NotModelled(f"a base of captured layers in {base} (known: {', '.join(FOUR_BITS)})")
+        if not base and (job.kbit_upcast or "none") != "none":
+            raise NotModelled("frozen weights of captured layers that are cast to float32 without --qlora")
         if (job.lora_dropout or 0) >= 1:
             raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
         return cls(
             rank=job.lora_rank or LORA_RANK, targets=job.lora_targets or "all", dropout=job.lora_dropout or 0.0,
             dora=bool(job.use_dora), saved=tuple(names_in(job.modules_to_save or "")), layers=job.lora_layers or "",
+            base=base, upcast=_upcast(job, base) if base else "none", loaded=4 if base and _wide(job) else 2,
         )  # fmt: skip
 
     @property
@@ -75,6 +83,20 @@ class Tuned(msgspec.Struct, frozen=True):
 
 WHOLE = Tuned()
 """All of a model is trained."""
+
+
+def _wide(job: Job) -> bool:
+    return job.weights == "float32" or (job.precision or "").startswith(("fp32", "bf16-autocast", "fp16-autocast"))
+
+
+def _upcast(job: Job, base: str) -> str:
+    """What is cast to float32 in a job before its framework is looked at (`resolve.adapters`)."""
+    framework = FRAMEWORKS.get(job.framework or "huggingface")
+    if framework is None or not framework.peft:
+        return "none"
+    if job.weights == "float32":
+        return "all"
+    return job.kbit_upcast or usual_upcast(Lora(rank=1, quantised=base), framework)  # type: ignore[arg-type]
 
 
 def names_in(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from loadgauge.capture.blocks import Stack, blocks
+from loadgauge.capture.quantised import as_on_cuda, quantise
 from loadgauge.capture.record import Sized
 from loadgauge.capture.regime import Regime
 from loadgauge.capture.tuned import ALL, Tuned, is_pattern, names_in
@@ -36,7 +38,10 @@ def tuned(job: Sized, regime: Regime) -> Sized:
         module = job.build(device)
         with torch.device(device), without_initial_values():
             if regime.tuned.adapts:
-                _adapt(module, regime)
+                if regime.tuned.base:
+                    quantise(module, regime)
+                with as_on_cuda() if regime.tuned.base else contextlib.nullcontext():
+                    _adapt(module, regime)
             else:
                 _train(module, regime.tuned.train)
         # As transformers does where the layers of a model of text run again, and PEFT for any.
@@ -73,7 +78,7 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
     logging.disable(logging.CRITICAL)
     try:
         peft.get_peft_model(module, config, autocast_adapter_dtype=False)
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise NotModelled(f"PEFT: {first_line(error)[:200]}") from None
     finally:
         logging.disable(level)

@@ -44,17 +44,19 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora | No
         raise ConfigError("goes with --adapter prompt or p-tuning", key="virtual_tokens")
     rank = fill("lora_rank", LORA_RANK)
     if model.listed is not None:
-        return _of_captured(job, fill, rank)
+        return _of_captured(job, framework, fill, rank)
     return _placed(job, model, framework, fill, rank)
 
 
-def _of_captured(job: Job, fill: Any, rank: int) -> Lora:
+def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
     """The adapters of a captured model, which PEFT put where they are asked for before it was run."""
     targets = fill("lora_targets", "all-linear", "every linear layer but that of the logits, as PEFT finds them")
-    return Lora(
+    lora = Lora(
         rank=rank, targets=frozenset({targets}), dropout=job.lora_dropout or 0.0, dora=bool(job.use_dora),
         itemsize=None if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype],
+        quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
     )  # fmt: skip
+    return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill)) if job.qlora else lora
 
 
 def tuner(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora:

@@ -94,6 +94,18 @@ def numbers_as_text() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def casting_on(place: str) -> Iterator[None]:
+    """Code that asks whether autocast is on, and names no device, asks of the simulated one, `place`, as it would of CUDA."""
+    asked: Any = torch.is_autocast_enabled
+
+    def casting(device_type: str | None = None) -> bool:
+        return bool(asked(place if device_type is None else device_type))
+
+    with replaced((torch, "is_autocast_enabled", casting)):
+        yield
+
+
+@contextlib.contextmanager
 def modules_that_move() -> Iterator[None]:
     """`module.to(...)` and similar calls would swap the insides of fake parameters, which PyTorch cannot; here they are
     replaced, tied ones together."""
