@@ -34,10 +34,11 @@ def tried(kind: str) -> dict[str, Any]:
     """What capturing one type comes to."""
     import torch
 
+    from loadgauge.capture.call import with_rows
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.inputs import beside_tokens
     from loadgauge.capture.kinds import model_class, of_config
-    from loadgauge.capture.small import precision, small_config
+    from loadgauge.capture.small import precision, rows, small_config
     from loadgauge.errors import ConfigError
     from loadgauge.spec.job import Job
     from loadgauge.trace.torch_run import TorchRun
@@ -46,6 +47,8 @@ def tried(kind: str) -> dict[str, Any]:
     begun = time.process_time()
     config = small_config(kind)
     job = of_config(config, TorchRun.of(Job(model="", seq_len=1, optimizer="sgd", precision=precision(kind))))
+    if stated := rows(kind):
+        job = with_rows(job, stated)
     sizes = {"b": 3, "s": 96, "t": 80}
     try:
         found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})

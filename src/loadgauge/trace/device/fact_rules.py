@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Protocol
 
 import torch
@@ -17,11 +18,13 @@ from loadgauge.trace.device.fact_kinds import (
     Drawn,
     Ids,
     Known,
+    Mask,
     Number,
     Range,
     Rank,
     Rows,
     Same,
+    Tokens,
     share,
 )
 from loadgauge.trace.device.mask_views import axis, limited, view_of_mask
@@ -36,6 +39,9 @@ class Facts(Protocol):
 
     def of(self, tensor: Any) -> Any:
         """What is known of a tensor, or None."""
+
+    def keep(self, tensor: Any, fact: Any) -> None:
+        """Note what is known of a tensor."""
 
 
 def _real(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -146,6 +152,8 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
     if isinstance(first, Range) and type(other) is int and other == 0:
         with _disable_current_modes():
             return first if name in ("add", "sub") else Same(torch.ones(1, dtype=torch.bool)) if name == "ge" else None
+    if isinstance(first, Tokens) and name == "eq" and type(other) is int:
+        return next((Rows(count) for token, count in first.counts if token == other), None)
     if isinstance(first, Ids) and name == "eq":
         if type(other) is int:
             if 0 <= other < first.of:
@@ -187,7 +195,9 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return fact if name in ("view", "_unsafe_view", "unsqueeze", "detach", "alias", "squeeze", "expand") else None
     if isinstance(fact, Number):
         return None if several else fact
-    if isinstance(fact, Rows):  # the same elements, in another shape or order
+    if isinstance(fact, Rows):  # the same elements, in another shape or order, or each of them so many times
+        if name == "expand" and not fact.marked:
+            return Rows(fact.count * _times(args[0].shape, out.shape))
         return fact if name in _WHOLE else None
     if isinstance(fact, Counts):
         if name == "select" and args[0].dim() == 1:
@@ -197,6 +207,12 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
             return tuple(fact._replace(expert=place) for place in range(len(out)))
         return fact if name in ("detach", "alias", "view", "_unsafe_view") and out.dim() == args[0].dim() else None
     return view_of_mask(fact, name, args, out) if isinstance(fact, Chosen | Rank) and not several else None
+
+
+def _times(before: Any, after: Any) -> Any:
+    """How often each element is there after it was expanded; symbols are compared as they are written."""
+    whole = (1,) * (len(after) - len(before)) + tuple(before)
+    return math.prod(big for one, big in zip(whole, after, strict=True) if str(one) != str(big))
 
 
 def _chosen(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -271,6 +287,8 @@ def _summed(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     if isinstance(fact, Counts) and len(args) == 1 and fact.expert is None and not fact.ends:
         extreme = {"max": share(fact.total, fact.of, 0), "min": fact.total // fact.of, "sum": fact.total}.get(name)
         return None if extreme is None else Number(extreme)
+    if isinstance(fact, Rows) and len(args) == 1 and name == "any" and not fact.marked:
+        return Number(bool(fact.count > 0))
     if not isinstance(fact, Chosen) or name not in ("sum", "any", "count_nonzero"):
         return None
     dims = args[0].dim()
@@ -291,6 +309,19 @@ def _summed(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
             size = int(out.shape[0])
             return Known(torch.tensor([bool(share(counts.total, counts.of, one) > 0) for one in range(size)]))
     return None
+
+
+def _turned(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """Where a mask is not true, which of the mask itself is noted too."""
+    mask, fact = args[0], facts.of(args[0])
+    if mask.dtype is not torch.bool or not isinstance(fact, Mask | Rows | None):
+        return _pointwise(facts, func, args, kwargs, out)
+    if isinstance(fact, Rows):
+        return None if fact.marked else Rows(mask.numel() - fact.count)
+    if fact is None:
+        fact = Mask(object(), False)
+        facts.keep(mask, fact)
+    return fact._replace(turned=not fact.turned)
 
 
 def _summed_alike(fact: Same, name: str, args: Any, out: Any) -> Any:
@@ -337,6 +368,8 @@ def _joined(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     first = known[0] if known else None
     if isinstance(first, Ids) and all(one == first for one in known):
         return first
+    if isinstance(first, Mask) and len(known) == 2 and known[1] == first._replace(turned=not first.turned):
+        return Rows(args[0][0].numel())
     if isinstance(first, Rows) and all(isinstance(one, Rows) for one in known):
         return Rows(sum(one.count for one in known), any(one.marked for one in known))
     if isinstance(first, Same) and all(isinstance(one, Same) for one in known):
@@ -367,7 +400,7 @@ _SUMS, _CHOICES, _TAKES = (
 _MORE = {
     "sort": _sorted, "multinomial": _drawn, "scatter": _scattered, "scatter_": _scattered, "cumsum": _added_up,
     "cat": _joined, "stack": _joined, "histc": _histogram, "constant_pad_nd": _padded, "_to_copy": _pointwise, "clone": _pointwise,
-    "uniform_": _uniform,
+    "uniform_": _uniform, "bitwise_not": _turned, "logical_not": _turned,
 }  # fmt: skip
 _BY_RULE = ((_VIEWS, _view), (_FILLS, _filled), (_SUMS, _summed), (_CHOICES, _chosen), (_TAKES, _taken))
 _RULES: dict[str, Any] = {name: rule for names, rule in _BY_RULE for name in names.split()} | _MORE
