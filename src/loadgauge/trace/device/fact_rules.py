@@ -67,7 +67,7 @@ def _real(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 
 
 def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    special = _compared(facts, func, args)
+    special = _compared(facts, func, args) or _calculated(facts, func, args, kwargs, out)
     if special is not None:
         return special
     if args and isinstance(args[0], FakeTensor) and facts.of(args[0]) is None:  # of most tensors nothing is known
@@ -105,6 +105,30 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
         )
 
 
+def _calculated(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """A whole number made of two, of which one may be a symbol, as where a size is divided by `torch.div`."""
+    name = name_of(func)
+    if name not in ("add", "sub", "mul", "div", "floor_divide") or len(args) < 2:
+        return None
+    if not isinstance(args[0], torch.SymInt) and not isinstance(facts.of(args[0]), Number):
+        return None
+    one, two = _number(facts, args[0]), _number(facts, args[1])
+    if one is None or two is None or out.dim() or out.is_floating_point() or kwargs.get("alpha", 1) != 1:
+        return None
+    if name in ("add", "sub", "mul"):
+        return Number(one + two if name == "add" else one - two if name == "sub" else one * two)
+    rounded = name == "floor_divide" or kwargs.get("rounding_mode") in ("floor", "trunc")
+    return Number(one // two) if rounded and one >= 0 and two > 0 else None  # of symbols, these are guards
+
+
+def _number(facts: Facts, one: Any) -> Any:
+    """A whole number, or the one that a tensor is known to be; None of all else."""
+    if isinstance(one, torch.Tensor):
+        fact = facts.of(one)
+        one = fact.value if isinstance(fact, Number) else None
+    return one if type(one) in (int, torch.SymInt) else None
+
+
 def _among(values: torch.Tensor, of: object = None) -> Any:
     """One of these values; of: what decides which, if it decides for other tensors too."""
     distinct = values.unique()
@@ -131,6 +155,24 @@ def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     with _disable_current_modes():
         more = torch.full((1,), value, dtype=fact.value.dtype)
         return _among(torch.cat([fact.value.reshape(-1), more]))
+
+
+def _either(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """`where`: the values of one or of the other, whichever it takes."""
+    found = _pointwise(facts, func, args, kwargs, out)
+    if found is not None or len(args) != 3:
+        return found
+    values: list[torch.Tensor] = []
+    with _disable_current_modes():
+        for one in args[1:]:
+            fact = facts.of(one) if isinstance(one, torch.Tensor) else None
+            if isinstance(fact, Same | Among):
+                values.append(fact.value.reshape(-1).to(out.dtype))
+            elif type(one) in (int, float, bool):
+                values.append(torch.full((1,), one, dtype=out.dtype))
+            else:
+                return None
+        return _among(torch.cat(values))
 
 
 def _functional(func: Any) -> Any:
@@ -400,7 +442,7 @@ _SUMS, _CHOICES, _TAKES = (
 _MORE = {
     "sort": _sorted, "multinomial": _drawn, "scatter": _scattered, "scatter_": _scattered, "cumsum": _added_up,
     "cat": _joined, "stack": _joined, "histc": _histogram, "constant_pad_nd": _padded, "_to_copy": _pointwise, "clone": _pointwise,
-    "uniform_": _uniform, "bitwise_not": _turned, "logical_not": _turned,
+    "uniform_": _uniform, "where": _either, "bitwise_not": _turned, "logical_not": _turned,
 }  # fmt: skip
 _BY_RULE = ((_VIEWS, _view), (_FILLS, _filled), (_SUMS, _summed), (_CHOICES, _chosen), (_TAKES, _taken))
 _RULES: dict[str, Any] = {name: rule for names, rule in _BY_RULE for name in names.split()} | _MORE
