@@ -49,7 +49,7 @@ _ALWAYS_CONTIGUOUS = (
     torch.ops.aten.upsample_linear1d_backward.default,
     torch.ops.aten.upsample_bicubic2d_backward.default,
 )
-"""Those whose kernel writes rows of pixels, however the gradient that it is given lies: `test_upsampling_lies_as_the_kernels_write`."""
+"""Those whose kernel writes rows of pixels, however the gradient that it is given lies."""
 
 
 def _gradient(grad: torch.Tensor, size: Any, of: Any, *_: Any, **__: Any) -> torch.Tensor:
