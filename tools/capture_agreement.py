@@ -88,7 +88,7 @@ peak is activations. Attention is flash where the class has it, else eager.
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-Where captured and written differ, the trace agrees with the captured one: to 0.0064 % for deepseek_v3, to the byte for the others.
+Where captured and written differ, the trace agrees with the captured one to the byte.
 Written families leave out the model's buffers and single numbers of the loss, which is what differences below 0.001 % are.
 """
     )

@@ -7,18 +7,15 @@ python tools/captured_accuracy.py out.json --page           docs/captured-accura
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import re
-import resource
 import sys
 import time
-import traceback
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from captured_models import forked, ready, results, run_each
 
 PAGE = Path(__file__).parents[1] / "docs" / "captured-accuracy.md"
 LIMIT = 120
@@ -105,28 +102,6 @@ def compared(found: Any, plain: Any, sizes: dict[str, int]) -> dict[str, Any]:
         "flops": abs(found.flops(**sizes) - flops) / max(1, flops),
         "share": round(rest / max(1, found.peak(**sizes)), 3),
     }
-
-
-def forked(kind: str) -> dict[str, Any]:
-    """`tried` in a child process with a limit."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + LIMIT,) * 2)
-        try:
-            out = tried(kind)
-        except BaseException as error:
-            at = [f"{Path(one.filename).name}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
-            out = {"error": f"{type(error).__name__}: {str(error).strip()[:300]}", "at": at[-1:]}
-        with os.fdopen(write, "w") as file:
-            json.dump(out, file)
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as file:
-        text = file.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": f"more than {LIMIT} seconds of CPU"}
 
 
 def worst(one: dict[str, Any]) -> float:
@@ -237,25 +212,20 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
-    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
-    import torch
-    import transformers
-    from transformers import CONFIG_MAPPING  # noqa: F401  # once, for all children
-
-    importlib.import_module("loadgauge.capture.capture")
+    versions = ready()
     path, given = Path(sys.argv[1]), sys.argv[2:]
-    done = json.loads(path.read_text()) if path.exists() else {}
-    own = done.pop("own", {})
+    done = results(path)
+    own = done.get("own", {})
+    of_types = {kind: one for kind, one in done.items() if kind != "own"}
     if given == ["--page"]:
-        versions = f"transformers {transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}"
-        PAGE.write_text(page(done, own, versions))
+        PAGE.write_text(page(of_types, own, "transformers {} and PyTorch {}".format(*versions)))
         sys.exit()
     if given == ["--modules"]:
         for so_far in modules(own):
-            path.write_text(json.dumps(done | {"own": so_far}, indent=0))
+            path.write_text(json.dumps(of_types | {"own": so_far}, indent=0))
         sys.exit()
-    for kind in given or [kind for kind in TYPES if kind not in done]:
-        done[kind] = forked(kind)
-        print(kind, done[kind].get("error") or f"{worst(done[kind]):.1e}", done[kind].get("seconds"), flush=True)
-        path.write_text(json.dumps(done | ({"own": own} if own else {}), indent=0))
+    missing = [kind for kind in TYPES if kind not in done]
+    run_each(
+        path, done, given or missing, lambda kind: forked(kind, tried, LIMIT),
+        lambda one: f"{one.get('error') or f'{worst(one):.1e}'} {one.get('seconds')}",
+    )  # fmt: skip

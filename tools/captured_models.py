@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ def tried(kind: str) -> dict[str, Any]:
     """What capturing one type comes to."""
     import torch
 
+    from loadgauge.capture.call import with_rows
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.inputs import beside_tokens
     from loadgauge.capture.kinds import model_class, of_config
-    from loadgauge.capture.small import precision, small_config
+    from loadgauge.capture.small import precision, rows, small_config
     from loadgauge.capture.target import SAMPLES, SECONDS, SOUND
     from loadgauge.errors import ConfigError
     from loadgauge.spec.job import Job
@@ -47,6 +48,8 @@ def tried(kind: str) -> dict[str, Any]:
     begun = time.process_time()
     config = small_config(kind)
     job = of_config(config, TorchRun.of(Job(model="", seq_len=1, optimizer="sgd", precision=precision(kind))))
+    if stated := rows(kind):
+        job = with_rows(job, stated)
     sizes = {"b": 3, "s": 96, "t": 80, SOUND: SAMPLES * SECONDS}
     try:
         found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})
@@ -68,13 +71,13 @@ def tried(kind: str) -> dict[str, Any]:
     }
 
 
-def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried) -> dict[str, Any]:
-    """What `work` gives for a type, in a child process with a limit."""
+def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried, limit: int = LIMIT) -> dict[str, Any]:
+    """What `work` gives for a type, in a child process with a limit of seconds of CPU."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + LIMIT,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + limit,) * 2)
         try:
             out = work(kind)
         except BaseException as error:
@@ -92,7 +95,7 @@ def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried) -> dict[str
         answer: dict[str, Any] = json.loads(text)
         return answer
     if ended in (-signal.SIGXCPU, -signal.SIGKILL):
-        return {"error": f"more than {LIMIT} seconds of CPU"}
+        return {"error": f"more than {limit} seconds of CPU"}
     return {"error": f"the process is ended by {signal.Signals(-ended).name if ended < 0 else ended}"}
 
 
@@ -188,27 +191,45 @@ def _cause(text: str) -> str:
     )
 
 
-if __name__ == "__main__":
+def ready() -> tuple[str, str]:
+    """Import what all children need, once, and return the releases of transformers and PyTorch."""
     warnings.filterwarnings("ignore")
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     import torch
-    import transformers  # once, for all children
+    import transformers
     from transformers import CONFIG_MAPPING  # noqa: F401
 
     importlib.import_module("loadgauge.capture.capture")
+    return transformers.__version__, torch.__version__.partition("+")[0]
+
+
+def results(path: Path) -> dict[str, Any]:
+    """What was written so far."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def run_each(
+    path: Path, done: dict[str, Any], kinds: Iterable[str], work: Callable[[str], Any], said: Callable[[Any], str]
+) -> None:
+    """Write what `work` gives after each type. said: the line that is printed of it"""
+    for kind in kinds:
+        done[kind] = work(kind)
+        print(kind, said(done[kind]), flush=True)
+        path.write_text(json.dumps(done, indent=0))
+
+
+if __name__ == "__main__":
+    versions = ready()
     from loadgauge.capture.small import model_types
 
     path, given = Path(sys.argv[1]), sys.argv[2:]
-    done = json.loads(path.read_text()) if path.exists() else {}
+    done = results(path)
     if given == ["--page"]:
-        releases = f"transformers {transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}"
         before = json.loads(TABLE.read_text())["types"]
+        releases = "transformers {} and PyTorch {}".format(*versions)
         PAGE.write_text(page(done, standing(PAGE.read_text()), model_types(), releases))
-        TABLE.write_text(
-            table(done, before, model_types(), transformers.__version__, torch.__version__.partition("+")[0])
-        )
+        TABLE.write_text(table(done, before, model_types(), *versions))
         sys.exit()
-    for kind in given or [kind for kind in model_types() if kind not in done]:
-        done[kind] = forked(kind)
-        print(kind, done[kind].get("error") or done[kind]["plain"] or done[kind]["kept"], flush=True)
-        path.write_text(json.dumps(done, indent=0))
+    missing = [kind for kind in model_types() if kind not in done]
+    run_each(path, done, given or missing, forked, lambda one: one.get("error") or one["plain"] or one["kept"])

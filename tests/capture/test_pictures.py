@@ -116,7 +116,8 @@ def test_tables_name_what_there_is() -> None:
     assert {row["as"] for row in table.values() if "as" in row} <= set(table)
     for kind in sorted(kinds):
         taken = inspect.signature(model_class(CONFIG_MAPPING[kind]()).forward).parameters
-        assert set(table[kind]) - {"as", "picture"} <= set(taken), kind
+        assert set(table[kind]) - {"as", "picture", "tokens"} <= set(taken), kind
+        assert all(hasattr(CONFIG_MAPPING[kind](), key) for key in table[kind].get("tokens", ())), kind
 
 
 # -- operations that must be as eager PyTorch has them ----------------------------------------------------------------

@@ -41,6 +41,20 @@ def beside_tokens(config: Any, taken: Mapping[str, Any], kind: str = "") -> dict
     }
 
 
+def special_tokens(config: Any, kind: str, sizes: Mapping[str, Any]) -> tuple[tuple[int, Any], ...]:
+    """Return the tokens that stand beside a picture's in a sequence and that the model looks for: (id, how many in all sequences).
+
+    sizes: b, and pictures of a sequence
+    """
+    found: list[tuple[int, Any]] = []
+    for key, each in _table().get(kind or config.model_type, {}).get("tokens", {}).items():
+        ids = getattr(config, key)
+        several = ids if isinstance(ids, list | tuple) else [ids]
+        counts = each if isinstance(each, list) else [each] * len(several)
+        found += [(one, number(count, config, sizes) * sizes["b"]) for one, count in zip(several, counts, strict=True)]
+    return tuple(found)
+
+
 def unheard(module: Any, given: Mapping[str, Any]) -> str:
     """Return the argument by which a model takes a sound, where it is called without any; "" else. given: its arguments by name
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from loadgauge.capture.heads import Towers, contrasts, head_class, head_inputs, sizes_of, two_texts
-from loadgauge.capture.inputs import beside_tokens, dtype_of, made, usual_picture
+from loadgauge.capture.inputs import beside_tokens, dtype_of, made, special_tokens, usual_picture
 from loadgauge.capture.pictures import Pictures, processed
 from loadgauge.capture.record import Sized
 from loadgauge.capture.sounds import hears, places, sound_of
-from loadgauge.capture.tokens import watch
+from loadgauge.capture.tokens import count_tokens, watch
 from loadgauge.capture.values import whole
 from loadgauge.errors import ConfigError, NotModelled, first_line
 from loadgauge.trace.checkpointing import contexts
@@ -37,12 +37,12 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
     if (found := head_class(config, head)) is not None:
         return _of_head(*found, config, run)
     kind = model_class(config)
-    name, config = config.model_type, _own_part(config, kind)
+    model_type, config = config.model_type, _own_part(config, kind)
     taken = inspect.signature(kind.forward).parameters
     longest = getattr(_text(config), "max_position_embeddings", None)
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
-    beside = beside_tokens(config, taken, name)
+    beside = beside_tokens(config, taken, model_type)
     own = {"input_ids", "decoder_input_ids", "labels"} & set(beside)  # of several codebooks
     if heard and heard != "input_features" and heard not in beside:
         raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
@@ -76,6 +76,9 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
         if both:
             labels = given["decoder_input_ids"] = tokens(device, b, s if heard else t, "s" if heard else "t")
         sizes = {"b": b, "s": s, "pictures": pictures.count} | ({} if t is None else {"t": t})
+        marked = special_tokens(config, model_type, sizes)
+        count_tokens(given.get("input_ids"), marked)
+        count_tokens(given.get("decoder_input_ids"), tuple((token, 0) for token, _ in marked))
         dtype = dtype_of(module)
         for name, one in pictures.given.items():
             if name in taken and name not in given:

@@ -12,7 +12,7 @@ import torch
 
 from loadgauge.capture.blocks import Blocks, blocks
 from loadgauge.capture.call import module_of
-from loadgauge.capture.capture import reason, recorded
+from loadgauge.capture.capture import reason, recorded, stopped_at
 from loadgauge.capture.fsdp_casts import cast_by_fsdp
 from loadgauge.capture.kinds import PATCHED, model_class, of_config
 from loadgauge.capture.listed import Listing
@@ -65,7 +65,9 @@ def list_request(
         try:
             cut = shallow(config_object(keys, request.job.model), layers)
             less = _blocks_of(cut)
-        except Exception:  # not every configuration can be cut so
+        except Exception as error:  # not every configuration can be cut so, which its own code says
+            if not stopped_at(error):
+                raise
             continue
         if not _smaller(less, full):
             break
@@ -109,7 +111,7 @@ def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
         lengths[ONE] = 1
         try:
             _, given = job.inputs("meta", model, **sized(job.names, {}, lengths))
-        except Exception:  # values that are read, which a tensor without any cannot have
+        except RuntimeError:  # values that are read, which a tensor without any cannot have
             return ""
         tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor) and name in named}
         shown.append({name: f"{name} {' x '.join(map(str, one.shape[1:]))}" for name, one in tensors.items()})
@@ -174,8 +176,8 @@ def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int])
     shown = Shown.of(module, getattr(module, "config", None))
     try:
         return shown, _listings(job, target, shown.few, regime, sizes, shown.within)[0]
-    except Exception:  # what the model says of its layers elsewhere, or numbers that a block has
-        if shown.few == shown.all:
+    except Exception as error:  # what the model says of its layers elsewhere, or numbers that a block has
+        if shown.few == shown.all or not (isinstance(error, Error) or stopped_at(error)):
             raise
     shown = Shown.of_all(shown.all)
     return shown, _listings(job, target, shown.all, regime, sizes)[0]

@@ -12,9 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from loadgauge.capture.questions import Env, Unsettled
+from loadgauge.trace.device.described import describe
 from loadgauge.trace.device.fake import new_fake, suits
 
-_PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FRESH, _VIEW, _SAME = range(3)
 
 
@@ -60,30 +60,7 @@ class Repeats:
             self._plans[key[0]] = ((list if isinstance(out, list) else tuple) if several else None), steps
 
     def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> bool:
-        for value in values:
-            kind = type(value)
-            if isinstance(value, FakeTensor):
-                if value.fake_mode is not self.mode or value.constant is not None or value.layout is not torch.strided:
-                    return False
-                if value.is_conj() or value.is_neg():
-                    return False
-                parts += (len(value.shape), value.dtype, value.fake_device)
-                sizes = (*value.shape, *value.stride(), value.storage_offset())
-                if not all(_note(size, parts) for size in sizes):
-                    return False
-                tensors.append(value)
-            elif kind in _PLAIN:
-                parts += (kind, value)
-            elif kind is torch.SymInt:
-                if not _note(value, parts):
-                    return False
-            elif kind is list or kind is tuple or kind is torch.Size:
-                parts.append(len(value))
-                if not self._describe(value, parts, tensors):
-                    return False
-            else:
-                return False
-        return True
+        return describe(self.mode, values, parts, tensors, _note)
 
     def _step(self, result: Any, tensors: list[Any]) -> Any:
         if not isinstance(result, FakeTensor) or result.constant is not None or result.layout is not torch.strided:
@@ -122,12 +99,15 @@ class Repeats:
             return new_fake(self.mode, self._template, meta, device)
 
 
-def _note(size: Any, parts: list[Any]) -> bool:
-    """Append a size, or the expression of one; False where it has none."""
-    if type(size) is torch.SymInt:
-        size = getattr(size.node, "_expr", None)
-    parts.append(size)
-    return size is not None
+def _note(value: Any, parts: list[Any]) -> bool:
+    """Append a size, the expression of one, or how a tensor lies; False where an expression is not known."""
+    if isinstance(value, FakeTensor):
+        parts += (len(value.shape), value.dtype, value.fake_device)
+        return all(_note(size, parts) for size in (*value.shape, *value.stride(), value.storage_offset()))
+    if type(value) is torch.SymInt:
+        value = getattr(value.node, "_expr", None)
+    parts.append(value)
+    return value is not None
 
 
 def _layout(tensor: Any) -> list[Any] | None:

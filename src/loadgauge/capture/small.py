@@ -45,7 +45,7 @@ def small_config(kind: str, layers: int = 2) -> Any:
         tree = made(**nested).to_dict()
     tree = _cut(tree, stated.get("layers", layers))
     for key, value in stated.items():
-        if key not in ("layers", "precision"):
+        if key not in ("layers", "precision", "rows"):
             _put(tree, key, value)
     config = made.from_dict(tree)
     if getattr(config, "pad_token_id", 0) is None:
@@ -61,6 +61,11 @@ def shallow(config: Any, layers: int) -> Any:
 def precision(kind: str) -> str:
     """Return the precision that a type is tried in: that of most, unless another is stated."""
     return str(_stated().get(kind, {}).get("precision", "bf16-pure"))
+
+
+def rows(kind: str) -> str:
+    """Return how many rows its data chooses, as for `capture`, where a type is tried with all there are; "" else."""
+    return str(_stated().get(kind, {}).get("rows", ""))
 
 
 @functools.cache

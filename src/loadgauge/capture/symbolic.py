@@ -116,8 +116,8 @@ class SymbolicMode(FakeTensorMode):
         return out
 
     def _count(self) -> None:
-        """Raise TooMuch beyond the bounds; never in backward, where PyTorch would end the process."""
-        if torch._C._current_autograd_node() is not None:
+        """Raise TooMuch beyond the bounds; parts of an operation and what backward runs do not count."""
+        if self._within or torch._C._current_autograd_node() is not None:
             return
         self.operations += 1
         asked = self.env.asked

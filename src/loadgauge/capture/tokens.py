@@ -12,7 +12,7 @@ from loadgauge.capture.pictures import Pictures
 from loadgauge.capture.sounds import Heard
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
-from loadgauge.trace.device.fact_kinds import Rows
+from loadgauge.trace.device.fact_kinds import Rows, Tokens
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 
 _PLACED = "get_placeholder_mask"
@@ -135,6 +135,13 @@ def _said(mask: Any, vectors: Any) -> Any:
     if facts is not None and mask.dtype is torch.bool and (mask.dim() == 2 or mask.shape[-1] == 1):
         facts.keep(mask, Rows(vectors))
     return mask
+
+
+def count_tokens(ids: Any, counts: tuple[tuple[int, Any], ...]) -> None:
+    """Say of ids of tokens how often some of them are there. counts: (id, how many)"""
+    facts = getattr(getattr(ids, "fake_mode", None), "facts", None)
+    if facts is not None and counts:
+        facts.keep(ids, Tokens(counts))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

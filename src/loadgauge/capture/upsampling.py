@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._prims_common import suggest_memory_format
 
 _OWN = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _KINDS = {
@@ -41,11 +42,22 @@ def as_one_kernel() -> None:
             if key in of_factors.py_kernels:
                 of_factors.py_kernels[key] = _sized(kernel, count)
     for func in _backward():
-        func.py_kernels[DispatchKey.Meta] = _gradient
+        func.py_kernels[DispatchKey.Meta] = _gradient if func in _ALWAYS_CONTIGUOUS else _gradient_laid_as_given
+
+
+_ALWAYS_CONTIGUOUS = (
+    torch.ops.aten.upsample_linear1d_backward.default,
+    torch.ops.aten.upsample_bicubic2d_backward.default,
+)
+"""Those whose kernel writes rows of pixels, however the gradient that it is given lies."""
 
 
 def _gradient(grad: torch.Tensor, size: Any, of: Any, *_: Any, **__: Any) -> torch.Tensor:
     return grad.new_empty(of)
+
+
+def _gradient_laid_as_given(grad: torch.Tensor, size: Any, of: Any, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty(of, dtype=grad.dtype, device=grad.device, memory_format=suggest_memory_format(grad))
 
 
 def _sized(kernel: Any, count: int) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -100,7 +101,7 @@ def _each(node: str, field: str, raw: Any, read: Any) -> Iterator[Field | Hidden
 
 def _region(hook: Any) -> Any:
     """What `torch.utils.checkpoint` keeps of a region; its hook closes over it (PyTorch 2.13)."""
-    for cell in getattr(hook, "__closure__", None) or ():
+    for cell in getattr(inspect.unwrap(hook), "__closure__", None) or ():
         if hasattr(cell.cell_contents, "get_inputs"):
             return cell.cell_contents
     return None

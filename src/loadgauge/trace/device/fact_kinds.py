@@ -40,6 +40,19 @@ class Ids(NamedTuple):
     of: int
 
 
+class Tokens(NamedTuple):
+    """Ids of tokens, of which some are there so many times: (id, how many)."""
+
+    counts: tuple[tuple[int, Any], ...]
+
+
+class Mask(NamedTuple):
+    """A mask, or where that is not true: of two with the same `of`, one of them `turned`, each place is true in one."""
+
+    of: object
+    turned: bool
+
+
 class Range(NamedTuple):
     """0, 1, ... along the only dimension that is not 1."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Protocol
 
 import torch
@@ -17,11 +18,13 @@ from loadgauge.trace.device.fact_kinds import (
     Drawn,
     Ids,
     Known,
+    Mask,
     Number,
     Range,
     Rank,
     Rows,
     Same,
+    Tokens,
     share,
 )
 from loadgauge.trace.device.mask_views import axis, limited, view_of_mask
@@ -36,6 +39,9 @@ class Facts(Protocol):
 
     def of(self, tensor: Any) -> Any:
         """What is known of a tensor, or None."""
+
+    def keep(self, tensor: Any, fact: Any) -> None:
+        """Note what is known of a tensor."""
 
 
 def _real(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -61,7 +67,7 @@ def _real(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 
 
 def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    special = _compared(facts, func, args)
+    special = _compared(facts, func, args) or _calculated(facts, func, args, kwargs, out)
     if special is not None:
         return special
     if args and isinstance(args[0], FakeTensor) and facts.of(args[0]) is None:  # of most tensors nothing is known
@@ -99,6 +105,30 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
         )
 
 
+def _calculated(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """A whole number made of two, of which one may be a symbol, as where a size is divided by `torch.div`."""
+    name = name_of(func)
+    if name not in ("add", "sub", "mul", "div", "floor_divide") or len(args) < 2:
+        return None
+    if not isinstance(args[0], torch.SymInt) and not isinstance(facts.of(args[0]), Number):
+        return None
+    one, two = _number(facts, args[0]), _number(facts, args[1])
+    if one is None or two is None or out.dim() or out.is_floating_point() or kwargs.get("alpha", 1) != 1:
+        return None
+    if name in ("add", "sub", "mul"):
+        return Number(one + two if name == "add" else one - two if name == "sub" else one * two)
+    rounded = name == "floor_divide" or kwargs.get("rounding_mode") in ("floor", "trunc")
+    return Number(one // two) if rounded and one >= 0 and two > 0 else None  # of symbols, these are guards
+
+
+def _number(facts: Facts, one: Any) -> Any:
+    """A whole number, or the one that a tensor is known to be; None of all else."""
+    if isinstance(one, torch.Tensor):
+        fact = facts.of(one)
+        one = fact.value if isinstance(fact, Number) else None
+    return one if type(one) in (int, torch.SymInt) else None
+
+
 def _among(values: torch.Tensor, of: object = None) -> Any:
     """One of these values; of: what decides which, if it decides for other tensors too."""
     distinct = values.unique()
@@ -127,6 +157,24 @@ def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return _among(torch.cat([fact.value.reshape(-1), more]))
 
 
+def _either(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """`where`: the values of one or of the other, whichever it takes."""
+    found = _pointwise(facts, func, args, kwargs, out)
+    if found is not None or len(args) != 3:
+        return found
+    values: list[torch.Tensor] = []
+    with _disable_current_modes():
+        for one in args[1:]:
+            fact = facts.of(one) if isinstance(one, torch.Tensor) else None
+            if isinstance(fact, Same | Among):
+                values.append(fact.value.reshape(-1).to(out.dtype))
+            elif type(one) in (int, float, bool):
+                values.append(torch.full((1,), one, dtype=out.dtype))
+            else:
+                return None
+        return _among(torch.cat(values))
+
+
 def _functional(func: Any) -> Any:
     """An operation that writes to its argument, as one that does not: the argument's known value stays as it is."""
     if not func._schema.is_mutable:
@@ -146,6 +194,8 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
     if isinstance(first, Range) and type(other) is int and other == 0:
         with _disable_current_modes():
             return first if name in ("add", "sub") else Same(torch.ones(1, dtype=torch.bool)) if name == "ge" else None
+    if isinstance(first, Tokens) and name == "eq" and type(other) is int:
+        return next((Rows(count) for token, count in first.counts if token == other), None)
     if isinstance(first, Ids) and name == "eq":
         if type(other) is int:
             if 0 <= other < first.of:
@@ -187,7 +237,9 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return fact if name in ("view", "_unsafe_view", "unsqueeze", "detach", "alias", "squeeze", "expand") else None
     if isinstance(fact, Number):
         return None if several else fact
-    if isinstance(fact, Rows):  # the same elements, in another shape or order
+    if isinstance(fact, Rows):  # the same elements, in another shape or order, or each of them so many times
+        if name == "expand" and not fact.marked:
+            return Rows(fact.count * _times(args[0].shape, out.shape))
         return fact if name in _WHOLE else None
     if isinstance(fact, Counts):
         if name == "select" and args[0].dim() == 1:
@@ -197,6 +249,12 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
             return tuple(fact._replace(expert=place) for place in range(len(out)))
         return fact if name in ("detach", "alias", "view", "_unsafe_view") and out.dim() == args[0].dim() else None
     return view_of_mask(fact, name, args, out) if isinstance(fact, Chosen | Rank) and not several else None
+
+
+def _times(before: Any, after: Any) -> Any:
+    """How often each element is there after it was expanded; symbols are compared as they are written."""
+    whole = (1,) * (len(after) - len(before)) + tuple(before)
+    return math.prod(big for one, big in zip(whole, after, strict=True) if str(one) != str(big))
 
 
 def _chosen(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -272,6 +330,8 @@ def _summed(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     if isinstance(fact, Counts) and len(args) == 1 and fact.expert is None and not fact.ends:
         extreme = {"max": share(fact.total, fact.of, 0), "min": fact.total // fact.of, "sum": fact.total}.get(name)
         return None if extreme is None else Number(extreme)
+    if isinstance(fact, Rows) and len(args) == 1 and name == "any" and not fact.marked:
+        return Number(bool(fact.count > 0))
     if not isinstance(fact, Chosen) or name not in ("sum", "any", "count_nonzero"):
         return None
     dims = args[0].dim()
@@ -292,6 +352,19 @@ def _summed(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
             size = int(out.shape[0])
             return Known(torch.tensor([bool(share(counts.total, counts.of, one) > 0) for one in range(size)]))
     return None
+
+
+def _turned(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """Where a mask is not true, which of the mask itself is noted too."""
+    mask, fact = args[0], facts.of(args[0])
+    if mask.dtype is not torch.bool or not isinstance(fact, Mask | Rows | None):
+        return _pointwise(facts, func, args, kwargs, out)
+    if isinstance(fact, Rows):
+        return None if fact.marked else Rows(mask.numel() - fact.count)
+    if fact is None:
+        fact = Mask(object(), False)
+        facts.keep(mask, fact)
+    return fact._replace(turned=not fact.turned)
 
 
 def _summed_alike(fact: Same, name: str, args: Any, out: Any) -> Any:
@@ -338,6 +411,8 @@ def _joined(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     first = known[0] if known else None
     if isinstance(first, Ids) and all(one == first for one in known):
         return first
+    if isinstance(first, Mask) and len(known) == 2 and known[1] == first._replace(turned=not first.turned):
+        return Rows(args[0][0].numel())
     if isinstance(first, Rows) and all(isinstance(one, Rows) for one in known):
         return Rows(sum(one.count for one in known), any(one.marked for one in known))
     if isinstance(first, Same) and all(isinstance(one, Same) for one in known):
@@ -368,7 +443,7 @@ _SUMS, _CHOICES, _TAKES = (
 _MORE = {
     "sort": _sorted, "multinomial": _drawn, "scatter": _scattered, "scatter_": _scattered, "cumsum": _added_up,
     "cat": _joined, "stack": _joined, "histc": _histogram, "constant_pad_nd": _padded, "_to_copy": _pointwise, "clone": _pointwise,
-    "uniform_": _uniform,
+    "uniform_": _uniform, "where": _either, "bitwise_not": _turned, "logical_not": _turned,
 }  # fmt: skip
 _BY_RULE = ((_VIEWS, _view), (_FILLS, _filled), (_SUMS, _summed), (_CHOICES, _chosen), (_TAKES, _taken))
 _RULES: dict[str, Any] = {name: rule for names, rule in _BY_RULE for name in names.split()} | _MORE

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.trace.device.fact_kinds import (
@@ -23,6 +23,7 @@ from loadgauge.trace.device.fact_kinds import (
     Drawn,
     Ids,
     Known,
+    Mask,
     Number,
     Placed,
     Rows,
@@ -38,6 +39,7 @@ from loadgauge.trace.device.tiled import repeats, tiled
 _FACT = "_loadgauge_fact"
 _EMPTY = torch.ops.aten.empty_strided.default
 UNKNOWN: Any = object()
+_NONZERO = torch.ops.aten.nonzero.default
 _PUTS = ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 
 
@@ -197,7 +199,7 @@ class Facts:
         return found if masks else None
 
     def _assume(self, of: int, line: Callable[[], str]) -> None:
-        at = line() if torch._C._current_autograd_node() is None else ""
+        at = line()
         if at:
             self.assumed[at] = f"{of} experts are equally busy: each gets 1/{of} of the rows that were chosen for any"
 
@@ -208,6 +210,8 @@ class Facts:
         marked = None
         if name_of(func) in _PUTS:
             self._put(*args[:3])
+            if args[2].requires_grad and torch.is_grad_enabled():
+                self._counted(args[1])
             marked = marks(args[0], args[1], args[2], self.of(args[0]), self.of(args[2]))
         rule, written = rule_of(func)
         fact = tiled(self, func, name_of(func), args, kwargs or {}, out) if self._tiled else None
@@ -227,7 +231,7 @@ class Facts:
     def _put(self, self_: Any, indices: Any, values: Any) -> None:
         """Rows that are put where a mask is true say how many it has: backward asks for them."""
         first, *others = indices
-        if first is None or first.dtype is not torch.bool or others or self.of(first) is not None:
+        if first is None or first.dtype is not torch.bool or others or not isinstance(self.of(first), Mask | None):
             return
         if values.dim() != self_.dim() - first.dim() + 1:
             return
@@ -236,6 +240,16 @@ class Facts:
             return
         if rows != 1:  # no one row for all
             self.keep(first, Rows(rows))
+
+    def _counted(self, indices: Any) -> None:
+        """Raise for a mask of which nobody knows how many places it has: backward, where no line asks, takes the gradient there."""
+        for one in indices:
+            if (
+                one is not None
+                and one.dtype is torch.bool
+                and not isinstance(self.of(one), Chosen | Known | Rows | Same)
+            ):
+                raise DynamicOutputShapeException(_NONZERO)
 
     def _void(self, func: Any, args: Any, kwargs: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):

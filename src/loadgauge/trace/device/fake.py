@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
+from loadgauge.trace.device.described import PLAIN, describe
 from loadgauge.trace.device.facts import UNKNOWN, Facts
 from loadgauge.trace.device.read import Read, asking
 
@@ -22,7 +23,6 @@ _EMPTY = torch.ops.aten.empty.memory_format
 GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
 _ADD_TO = torch.ops.aten.add_.Tensor
 _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
-_PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FRESH, _VIEW, _SAME, _OTHER = range(4)
 
 
@@ -121,23 +121,7 @@ class FakeMode(FakeTensorMode):
             self.cache_enabled = before
 
     def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> bool:
-        """Appends what the result may depend on; False where that is more than shapes and plain values."""
-        for value in values:
-            kind = type(value)
-            if isinstance(value, FakeTensor):
-                if value.fake_mode is not self or value.constant is not None or value.layout is not torch.strided:
-                    return False
-                parts += (value.shape, value.stride(), value.dtype, value.fake_device, value.storage_offset())
-                tensors.append(value)
-            elif kind in _PLAIN:
-                parts += (kind, value)
-            elif kind is list or kind is tuple:
-                parts.append(len(value))
-                if not self._describe(value, parts, tensors):
-                    return False
-            else:
-                return False
-        return True
+        return describe(self, values, parts, tensors, _lies)
 
     def _describe_named(self, values: dict[str, Any], parts: list[Any], tensors: list[Any]) -> bool:
         parts += values
@@ -192,7 +176,7 @@ class FakeMode(FakeTensorMode):
         return (list if isinstance(out, list) else tuple, result) if several else (None, result[0])
 
     def _step(self, result: Any, tensors: list[Any], storages: dict[int, int]) -> Any:
-        if type(result) in _PLAIN:
+        if type(result) in PLAIN:
             return (_OTHER, result)
         if not isinstance(result, FakeTensor) or result.constant is not None or result.layout is not torch.strided:
             return None
@@ -227,6 +211,14 @@ class FakeMode(FakeTensorMode):
                 view = _as_strided(source, step[2], step[3], step[4])
             return new_fake(self, self._template, view, source.fake_device)
         return tensors[step[1]] if how == _SAME else step[1]
+
+
+def _lies(tensor: Any, parts: list[Any]) -> bool:
+    """Append how a tensor lies; a size that is a symbol does not belong here."""
+    if type(tensor) is torch.SymInt:
+        return False
+    parts += (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device, tensor.storage_offset())
+    return True
 
 
 def new_fake(mode: FakeTensorMode, template: dict[str, Any], meta: torch.Tensor, device: torch.device) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ class Read:
             if goes_on is not None:
                 facts.assumed[line] = PASSED
                 return goes_on
+        if tensor.dtype is not torch.bool and (stated := facts.stated.count(line)) is not None:
+            return stated
         if line and line not in self.values:
             self.values.append(line)
             if _decides(frame):
@@ -43,12 +46,19 @@ class Read:
         return True if tensor.dtype is torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
 
 
+RUNS_BACKWARD = "_engine_run_backward"
+"""The function of PyTorch that runs backward."""
+
+
 def program() -> Any:
-    """The innermost frame that is neither PyTorch's nor this package's; None where an optimizer asks."""
+    """The innermost frame that is neither PyTorch's nor this package's; None where an optimizer asks, or backward itself.
+
+    What is computed again in backward is the program's own.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_OPTIMIZERS):
+        if name.startswith(_OPTIMIZERS) or frame.f_code.co_name == RUNS_BACKWARD:
             return None
         if of_program(name):
             return frame
@@ -100,9 +110,9 @@ def _nothing(*_: Any) -> None:
     """Traces no function: only the frame that is followed is."""
 
 
-_TORCH = str(Path(torch.__file__).parent)
-_OPTIMIZERS = str(Path(_TORCH) / "optim")
-_OWN = str(Path(__file__).parents[2])
+_TORCH = str(Path(torch.__file__).parent) + os.sep  # without it, torchvision's too
+_OPTIMIZERS = str(Path(_TORCH) / "optim") + os.sep
+_OWN = str(Path(__file__).parents[2]) + os.sep
 
 
 def branches(found: dict[str, int]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.trace.device.fact_kinds import Known, Rows, Same
 from loadgauge.trace.device.row_bounds import bound as most_at
 
@@ -36,11 +36,16 @@ class StatedRows:
     def rows(self, elements: Any, line: Callable[[], str], bound: Any = None) -> Any:
         """How many of so many elements are chosen; None where nobody says.
 
-        bound: as many as the program itself can have marked; line: that asks
+        bound: as many as the program itself can have marked; line: that asks, "" in backward
+
+        Raises NotModelled for a line with several numbers that recomputation reaches again.
         """
-        if (not self.given and bound is None) or torch._C._current_autograd_node() is not None:
+        if not self.given and bound is None:
             return None
         at = line()
+        again = torch._C._current_autograd_node() is not None
+        if again and not at:  # backward itself: it asks for what forward was told
+            return None
         key = self._key(at)
         stated = self.given.get(key, MOST if bound is not None else None)
         if stated is None:
@@ -55,11 +60,27 @@ class StatedRows:
                 return elements
             self.taken[at] = "as many rows as the program marked, none of them twice"
             return bound if bound < elements else elements  # of a symbol, this is a guard
+        if again and len(set(stated)) > 1:
+            raise NotModelled(
+                f"{at} has other rows each time and is computed again in backward: which are meant is not known"
+            )
         reached = self._reached.get(at, 0)
-        self._reached[at] = reached + 1
+        self._reached[at] = reached + (not again)
         number = int(stated[reached % len(stated)])
         self.taken[at] = f"{', '.join(map(str, stated))} rows are chosen, or as many as there are (--rows)"
         return number if number < elements else elements
+
+    def count(self, line: str) -> int | None:
+        """The number that a program reads at a line, such as how many rows its longest sequence has; None where none is stated.
+
+        It is the first of several.
+        """
+        stated = self.given.get(self._key(line) or line, MOST)
+        if stated == MOST or not line:
+            return None
+        self._used.add(self._key(line))
+        self.taken[line] = f"{stated[0]} is what the program reads there (--rows)"
+        return int(stated[0])
 
     def _key(self, line: str) -> str:
         return next((key for key in self.given if key and (line == key or line.endswith(f"/{key}"))), "")

@@ -170,7 +170,7 @@ class Observer:
             self._switch()
             self.begin(BACKWARD)
             try:
-                return original(tensors, *args, **kwargs)
+                return self.tracker.engine.run(lambda: original(tensors, *args, **kwargs))
             finally:
                 self._stack, self._within = before, 0
                 self._switch()
@@ -259,7 +259,7 @@ def observing(device: str | None, stacks: bool = False) -> Iterator[Observer]:
     ]
     watched = [(torch.autograd, name, observer._backward(vars(torch.autograd)[name])) for name in ("backward", "grad")]
     try:
-        with removing(handles), replaced(*watched), observer.tracker:
+        with removing(handles), replaced(*watched, observer.tracker.engine.hooks), observer.tracker:
             yield observer
     finally:
         observer.finish()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from loadgauge.trace.device.read import RUNS_BACKWARD
 from loadgauge.trace.record.allocations import Record
 
 aten = torch.ops.aten
@@ -30,8 +31,6 @@ IN_PLACE = {
 """Operations that such code has in both kinds."""
 _ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
-_ENGINE = "_engine_run_backward"
-"""PyTorch's function that calls autograd, which is in C++."""
 _HELD, _STORED = 4, 2
 """How many hold a tensor and its storage where only a variable of C++ does: `torch.Tensor._use_count`. One in Python makes it 3."""
 _ALONE = {aten.logsumexp.default: (1, False), aten.huber_loss.default: (1, False), aten.mse_loss.default: (1, True),
@@ -50,7 +49,7 @@ def in_place(func: Any, args: Any, records: list[Record], number: int | None) ->
         return False
     node, record = torch._C._current_autograd_node(), records[number]
     alone = held._use_count() == _HELD and torch._C._storage_Use_Count(held.untyped_storage()._cdata) == _STORED
-    if node is None or sys._getframe(3).f_code.co_name != _ENGINE:
+    if node is None or sys._getframe(4).f_code.co_name != RUNS_BACKWARD:
         # `torch.nn.functional.linear` of rows that do not lie behind one another adds its bias so.
         return func is _ADD and alone and record.op in _PRODUCTS and args[1].dim() == 1 < held.dim()
     if torch.is_grad_enabled():

@@ -18,8 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadgauge.trace.device.dtensor_foreach import Parts
+from loadgauge.trace.device.read import RUNS_BACKWARD
 from loadgauge.trace.device.streams import current
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Frame, Record, Stream
+from loadgauge.trace.record.engine import Engine
 from loadgauge.trace.record.plain_tensors import IN_PLACE, in_place, made_alone
 from loadgauge.trace.record.sizes import present
 
@@ -56,6 +58,7 @@ class Tracker(TorchDispatchMode):
         self.parts = True
         """Whether optimizers work on the parts of sharded weights without asking DTensor."""
         self.operations = 0
+        self.engine = Engine()
         self.elsewhere = [0, 0]
         """Bytes of storages on other devices: now, and at most."""
         self._known: dict[int, list[Any]] = {}
@@ -106,6 +109,14 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation and records the storages of its results."""
+        try:
+            return self._recorded(func, types, args, kwargs)
+        except Exception as error:
+            if sys._getframe(1).f_code.co_name != RUNS_BACKWARD:
+                raise
+            return self.engine.keep(error)
+
+    def _recorded(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE_OF and type(args[0]) is FakeTensor:
             return args[0].fake_device
         for kind in types:
@@ -113,7 +124,7 @@ class Tracker(TorchDispatchMode):
                 local = Parts(func, args) if self.parts else None
                 if local is None or not local.ready:
                     return NotImplemented
-                return local.wrapped(self.__torch_dispatch__(func, (), local.args, kwargs))
+                return local.wrapped(self._recorded(func, (), local.args, kwargs))
         if func is _WAIT and self._fake is not None:
             return args[0]  # its fake would be a new tensor, where a real one is the same
         if func is _CLONE and args[0].layout is torch.sparse_coo:
