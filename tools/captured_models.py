@@ -38,8 +38,9 @@ def tried(kind: str) -> dict[str, Any]:
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.inputs import beside_tokens
     from loadgauge.capture.kinds import model_class, of_config
+    from loadgauge.capture.sizes import SAMPLES, SECONDS
     from loadgauge.capture.small import precision, rows, small_config
-    from loadgauge.capture.target import SAMPLES, SECONDS, SOUND
+    from loadgauge.capture.target import SOUND
     from loadgauge.errors import ConfigError
     from loadgauge.spec.job import Job
     from loadgauge.trace.torch_run import TorchRun
@@ -51,13 +52,14 @@ def tried(kind: str) -> dict[str, Any]:
     if stated := rows(kind):
         job = with_rows(job, stated)
     sizes = {"b": 3, "s": 96, "t": 80, SOUND: SAMPLES * SECONDS}
-    try:
-        found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})
-    except ConfigError as error:  # a sequence shorter than its picture
-        if (least := re.search(r"fewer than the (\d+) tokens", str(error))) is None:
-            raise
-        sizes["s"] = -(-(int(least[1]) + 32) // 16) * 16
-        found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})
+    for last in (False, False, True):  # a sequence may be shorter than its picture, and then than its sound
+        try:
+            found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})
+            break
+        except ConfigError as error:
+            if last or (least := re.search(r"fewer than the (\d+) tokens", str(error))) is None:
+                raise
+            sizes["s"] = -(-(int(least[1]) + 32) // 16) * 16
     return {
         "plain": found.plain,
         "guards": list(found.guards),

@@ -73,13 +73,14 @@ def test_lengths_that_are_not_known_are_the_longest() -> None:
     captures = loadgauge.capture(Reader, lambda b, s: (torch.zeros(b, s, 16), torch.empty(b, dtype=torch.long)))
     found = captures.at(b=5, s=60)
     assert not found.plain
-    assert "test_packed.py" in found.assumed[0]
-    assert found.assumed[0].endswith("there are fewer rows")
+    said = [one for one in found.assumed if one.endswith("there are fewer rows")]
+    assert len(said) == 1
+    assert "test_packed.py" in said[0]
     for sizes in ({"b": 9, "s": 41}, {"b": 6, "s": 50}):
         compare(found, record(captures.job, sizes), sizes)
     whole = loadgauge.capture(Reader, lambda b, s: (torch.zeros(b, s, 16), torch.full((b,), s))).at(b=5, s=60)
     assert whole.flops(b=5, s=60) == found.flops(b=5, s=60)
-    assert not whole.assumed
+    assert not any("fewer rows" in one for one in whole.assumed)
 
 
 def test_known_lengths_have_their_rows() -> None:

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
+from in_process import in_process  # noqa: E402
 from loadgauge.capture.capture import Captures  # noqa: E402
 from loadgauge.capture.kinds import model_class  # noqa: E402
 from loadgauge.capture.sounds import sound_of  # noqa: E402
@@ -185,12 +186,11 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from loadgauge.capture import list_request, road
     from loadgauge.capture.record import record
     from loadgauge.errors import NotModelled
-    from loadgauge.trace import subprocess
 
     def refused(*_: Any) -> Any:
         raise NotModelled("numbers")
 
-    monkeypatch.setattr(subprocess, "in_child", lambda work, request, shown=None, **more: work(request, **more))
+    in_process(monkeypatch)
     monkeypatch.setattr(list_request, "recorded", refused)
     monkeypatch.setattr(road, "_FAMILIES", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from loadgauge.capture.captured import Captured
-from loadgauge.capture.target import SAMPLES, SOUND
+from loadgauge.capture.sizes import SAMPLES
+from loadgauge.capture.target import SOUND
 from loadgauge.estimate.memory.counters import Margins
 from loadgauge.estimate.memory.overhead import context, workspaces
 from loadgauge.spec.hardware import Gpu

@@ -15,9 +15,10 @@ import msgspec
 
 from loadgauge.capture.listed import Family, Kind, Listing
 from loadgauge.capture.regime import OWN, Document, Regime
+from loadgauge.capture.sizes import SAMPLES, SECONDS
 from loadgauge.capture.splits import Splits
 from loadgauge.capture.store import check_sizes, place, read, write
-from loadgauge.capture.target import SAMPLES, SECOND, SECONDS, SOUND, check_script, config_keys
+from loadgauge.capture.target import SECOND, SOUND, check_script, config_keys
 from loadgauge.capture.tuned import WHOLE, Tuned
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found

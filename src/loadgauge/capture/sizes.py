@@ -14,6 +14,8 @@ import msgspec
 
 from loadgauge.errors import ConfigError, NotModelled
 
+SAMPLES, SECONDS = 16_000, 10
+"""Samples of sound in a second, and the length of a sound [s] unless it is said."""
 LONGEST = 4000
 """Characters of a term."""
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq,

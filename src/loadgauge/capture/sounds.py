@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.capture.inputs import number
-from loadgauge.capture.target import SAMPLES
+from loadgauge.capture.sizes import SAMPLES
 from loadgauge.capture.values import with_values
 from loadgauge.errors import ConfigError, NotModelled, first_line
 from loadgauge.package_data import read_data
@@ -95,7 +95,7 @@ def hears(config: Any, taken: Mapping[str, Any]) -> bool:
 def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
     """What a model's processor makes of a sequence's sound.
 
-    samples: its length, of `target.SAMPLES` a second
+    samples: its length, of `SAMPLES` a second
     Raises ConfigError where a library is missing, and NotModelled where the sound makes no tensors.
     """
     row = _table()[config.model_type]

@@ -20,8 +20,6 @@ SECOND, SOUND = "t", "n"
 """The names of the tokens of a second text, such as a decoder's, and of the samples of a sound."""
 AS = {SECOND: LENGTH}
 """A size that is another one unless it is said."""
-SAMPLES, SECONDS = 16_000, 10
-"""Samples of sound in a second, and the length of a sound [s] unless it is said."""
 
 
 def config_keys(target: str) -> dict[str, Any]:

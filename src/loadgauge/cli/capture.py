@@ -144,7 +144,8 @@ def command(
     """
     from loadgauge.capture.answer import answer
     from loadgauge.capture.libraries import is_library, usual_sizes
-    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys, sized, usual_of_heads
+    from loadgauge.capture.sizes import SAMPLES, SECONDS
+    from loadgauge.capture.target import config_keys, sized, usual_of_heads
     from loadgauge.spec.hardware import gpu as find_gpu
 
     begun = time.perf_counter()
@@ -263,7 +264,8 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
 def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
     """What was not said, and is taken for granted."""
     from loadgauge.capture.libraries import is_library, usual_precision
-    from loadgauge.capture.target import SAMPLES, SECONDS, config_keys
+    from loadgauge.capture.sizes import SAMPLES, SECONDS
+    from loadgauge.capture.target import config_keys
 
     contrasted = all(name.startswith("model.") for name in found.parameters) and set(found.names) == {"b", "s", "t"}
     own = is_script(job.model)

@@ -36,7 +36,7 @@ def assigned() -> Iterator[None]:
         return numpy.arange(pairs), numpy.arange(pairs)
 
     assign.loadgauge = True  # type: ignore[attr-defined]
-    holders = [module for module in list(sys.modules.values()) if vars(module).get(NAME) is own]
+    holders = [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get(NAME) is own]
     for module in holders:
         setattr(module, NAME, assign)
     try:

@@ -65,7 +65,7 @@ def torchvision() -> ModuleType:
             found = importlib.import_module("torchvision")
         except (ImportError, RuntimeError, AttributeError) as second:
             raise ConfigError(f"torchvision cannot be imported: {first_line(second)[:200]}") from None
-    if not found.extension._has_ops():
+    if hasattr(found, "extension") and not found.extension._has_ops():
         _declare()
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "torchvision" and hasattr(module, "_has_ops"):
