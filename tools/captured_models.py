@@ -137,7 +137,7 @@ def page(done: dict[str, Any], before: dict[str, tuple[str, str]], heads: dict[s
         "for causal, sequence-to-sequence or masked language modelling, or for pictures and text. Each is a small model: the",
         "defaults of its class with two layers and what `data/capture/small.toml` states, with the inputs of",
         "`data/capture/inputs.toml`. It runs two steps with SGD; its formulas are compared with a plain run at other sizes,",
-        "operation by operation: bytes live and kept, FLOPs.",
+        "operation by operation: bytes live and kept, FLOPs. Some types need torchvision or timm beside them.",
         "",
         "This compares one tracer with itself. It shows that formulas say what the tracer says, not that a GPU does.",
         "Which types train on a real CPU as they are stated is asked by `python tools/real_steps.py`, and not subtracted here.",
