@@ -221,7 +221,8 @@ A number in brackets is how many parameters the estimate has beside the oracle. 
 the loss. Where layers run again, PyTorch's checkpoints stop before the last product when nothing after it is kept; the estimate has
 transformers' default, which runs whole layers again, and so more FLOPs.
 
-What Mixtral's written family lacks is as large as its experts' weights: PEFT adds their adapters to weights that are one tensor, and the sum is kept for backward.
+What Mixtral's written family lacks is as large as its experts' weights: PEFT adds their adapters to weights that are one tensor,
+and the sum is kept for backward.
 """
 
 
