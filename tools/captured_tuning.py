@@ -220,6 +220,9 @@ are how far an estimate lies from the oracle.
 A number in brackets is how many parameters the estimate has beside the oracle. Kept: beside what the estimate holds in numbers of
 the loss. Where layers run again, PyTorch's checkpoints stop before the last product when nothing after it is kept; the estimate has
 transformers' default, which runs whole layers again, and so more FLOPs.
+
+What Mixtral's written family lacks is as large as its experts' weights: PEFT adds their adapters to weights that are one tensor,
+and the sum is kept for backward.
 """
 
 

@@ -123,11 +123,7 @@ def _number(model: Any, name: str) -> int:
     """A number of the text model's configuration; 0 where it has none, or one for each layer."""
     try:
         value = getattr(text_config(model.config), name, None)
-    except (
-        AttributeError,
-        RuntimeError,
-        ValueError,
-    ):  # no such config, one that differs by layer, or several text models
+    except (AttributeError, RuntimeError, ValueError):  # no such config, numbers by layer, or several text models
         return 0
     return value if isinstance(value, int) else 0
 
