@@ -39,6 +39,7 @@ ELSEWHERE = {
     "loadgauge capture": "takes PyTorch some seconds each; tests/capture captures, and one is run below",
     "loadgauge estimate bitnet.json --gpu rtx4090": "captures an adapted model; tests/capture adapts",
     "loadgauge estimate llava/config.json": "captures a model with a tower; tests/capture trains parts of one",
+    "loadgauge estimate granite-speech/config.json": "captures a model of text and sound; tests/capture has theirs",
     "loadgauge estimate t5/config.json": "captures a model of two texts; tests/capture has their lengths",
     "loadgauge estimate wav2vec2-classifier/config.json": "captures a model of sound; tests/capture has its length",
     "loadgauge plan bart/config.json": "captures a model of two texts; tests/capture has their lengths",

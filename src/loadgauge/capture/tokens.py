@@ -62,12 +62,12 @@ class Tally:
         self.vectors: dict[str, Any] = {SOUNDS: sounds * b} if sounds else {}
         self.check()
 
-    def add(self, what: str, tensors: list[torch.Tensor]) -> None:
+    def add(self, kind: str, tensors: list[torch.Tensor]) -> None:
         """Count vectors that are about to be placed. Raises ConfigError for shorter sequences, `Counted` to stop at pictures."""
         if tensors:
-            self.vectors[what] = sum(one.numel() // one.shape[-1] for one in tensors)
-            if self.stop and what != SOUNDS:
-                raise Counted(int(self.vectors[what]))
+            self.vectors[kind] = sum(one.numel() // one.shape[-1] for one in tensors)
+            if self.stop and kind != SOUNDS:
+                raise Counted(int(self.vectors[kind]))
             self.check()
 
     def check(self) -> None:
