@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from loadgauge.advise.advice import advice
 from loadgauge.advise.assumptions import assumptions
 from loadgauge.resolve.resolve import resolve_job
@@ -96,3 +98,18 @@ def test_an_unfused_optimizer_step_is_reported_where_it_is_the_peak() -> None:
 def test_what_was_given_is_not_assumed() -> None:
     given = resolve_job(Job(model="gpt2", gpu="rtx4090", attention="flash", loss="float32", framework="megatron"))
     assert not assumptions(given, given.estimate())
+
+
+def test_that_peft_may_adapt_experts_is_named() -> None:
+    """PEFT adds the adapters of experts to their matrices, and keeps the sums: those of Mixtral's 32 layers, in 16 bits."""
+    job = Job("mixtral-8x7b", gpu="h100", gpus=8, zero=3, lora_rank=16, seq_len=2048, framework="huggingface")
+    setup = resolve_job(job)
+    row = next(row for row in assumptions(setup, setup.estimate()) if row.name == "--lora-targets")
+    assert row.memory == pytest.approx(2 * 32 * 8 * 3 * 4096 * 14336, rel=0.08)
+    for other in (
+        job.replace(model="llama-3.1-8b"),
+        job.replace(lora_targets="all"),
+        job.replace(version="transformers=4.57"),
+    ):
+        given = resolve_job(other)
+        assert "--lora-targets" not in {row.name for row in assumptions(given, given.estimate())}

@@ -24,6 +24,8 @@ STEPS = ("fused", "foreach")
 """The ways to run AdamW that releases of transformers differ in."""
 BEFORE_ONE_TENSOR = "transformers=4.57"
 """The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
+WITH_EXPERTS = "all,experts.gate_up_proj,experts.down_proj"
+"""PEFT 0.21 turns the names that experts had before transformers 5 into these (`utils/transformers_weight_conversion.py`)."""
 
 
 class Assumption(msgspec.Struct, frozen=True):
@@ -92,6 +94,11 @@ def _alternatives(setup: Setup) -> Iterator[tuple[str, str, str, Estimate]]:
         if trial is not None:
             yield "--kbit-upcast", kind.lora.upcast, f"--kbit-upcast {other}", trial.result
     stack = Stack.parse(setup.job.version)
+    if "--lora-targets" in setup.assumed and kind.framework.peft and setup.model.has_experts:
+        trial = try_change(setup, {"lora_targets": WITH_EXPERTS})
+        if trial is not None and "no" in EXPERTS_QUANTISED.possible(stack):  # experts in one tensor
+            named = f"--lora-targets {WITH_EXPERTS}, as PEFT's all-linear is with transformers 5 for most mixtures"
+            yield "--lora-targets", "all", named, trial.result
     if (
         kind.lora is not None
         and kind.lora.experts_stay
