@@ -18,10 +18,11 @@ from in_process import in_process
 from loadgauge.capture import store
 from loadgauge.capture.call import capture
 from loadgauge.capture.captured import Captured
+from loadgauge.capture.kinds import model_class
 from loadgauge.capture.sizes import Size
 from loadgauge.capture.target import config_keys
 from loadgauge.families import model_types
-from loadgauge.trace.target import config_object
+from loadgauge.trace.target import config_object, with_layers
 
 KIND = "bitnet"
 CONFIG = {
@@ -106,6 +107,18 @@ def test_a_step_of_several_micro_batches(tmp_path: Path, here: list[str]) -> Non
     found = answered(f"{file} --micro-batch 2 --global-batch 4 --seq-len 40 --no-cache")
     traced = loadgauge.trace(str(file), micro_batch=2, global_batch=4, seq_len=40)
     assert (found["peak"], found["flops"]["value"]) == (traced.peak.total, traced.flops.total)
+
+
+def test_layers_are_those_of_the_language_model() -> None:
+    """Beside a tower, too: each Llama layer has its two norms, four projections and three matrices."""
+    text = {key: value for key, value in CONFIG.items() if key != "model_type"} | {"num_hidden_layers": 3}
+    keys = {"model_type": "llava", "text_config": {"model_type": "llama", **text}}
+    counts = []
+    for layers in (None, 1):
+        config = with_layers(config_object(keys, "llava"), layers)
+        with torch.device("meta"):
+            counts.append(sum(one.numel() for one in model_class(config)(config).parameters()))
+    assert counts[0] - counts[1] == 2 * (2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)
 
 
 def test_from_the_disk_needs_no_pytorch(tmp_path: Path, here: list[str]) -> None:

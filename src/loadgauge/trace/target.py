@@ -11,6 +11,7 @@ from loadgauge.files import is_script
 from loadgauge.trace.jobs import ConfigJob, Traceable
 from loadgauge.trace.script import FunctionJob, check
 from loadgauge.trace.torch_run import TorchRun
+from loadgauge.trace.transformers_api import text_config
 
 
 def find_job(target: str, run: TorchRun, layers: int | None = None) -> Traceable:
@@ -36,12 +37,13 @@ def config_job(config: Any, run: TorchRun, target: str = "", layers: int | None 
 
 
 def with_layers(config: Any, layers: int | None) -> Any:
-    """A config object of transformers with another number of layers, of its kinds in turn; None: its own."""
+    """A config object of transformers whose language model has another number of layers, of its kinds in turn; None: its own."""
     if layers is not None:
-        kinds = getattr(config, "layer_types", None)
+        own = text_config(config)
+        kinds = getattr(own, "layer_types", None)
         if kinds:
-            config.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
-        config.num_hidden_layers = layers
+            own.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
+        own.num_hidden_layers = layers
     return config
 
 
