@@ -10,6 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
 LEVELS = [  # a module imports only from rows above its own, or from its own folder
     {"errors", "package_data", "_version", "callable_package", "roads"},
+    {"verdict"},
     {"units", "algebra", "sources", "files", "lengths", "optional_deps"},
     {"spec"},
     {"families", "layers"},

@@ -104,9 +104,9 @@ FIND = "plan llama-3.1-8b --gpu h100-sxm5-80gb --global-batch 8 --pp 1 --cp 1 --
         (f"{FIND} --gpus 8 --find seq-len --recompute full", "longest sequence that fits"),
         (
             "plan llama-3.2-1b --gpu h100-sxm5-80gb --seq-len 2048 --find micro-batch",
-            "largest micro-batch that fits: 23, with a global batch of 23",
+            "it is TIGHT",
         ),
-        (f"{FIND} --gpus 8 --find gpus", "fewest GPUs that hold it: "),
+        (f"{FIND} --gpus 8 --find gpus", "fewest GPUs on which it fits: "),
         (f"{FIND} --gpus 16 --global-batch 64 --find nic --exposed 0.9", "smallest adapter: "),
         (f"{FIND} --gpus 8 --find gpu --prices h100-sxm5-80gb=2,a100-sxm4-80gb=1", "for a billion tokens"),
         (

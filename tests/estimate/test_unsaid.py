@@ -1,4 +1,4 @@
-"""What a job does not say: each outcome widens the range by what the job that says it needs more or less."""
+"""What a job does not say: each other value differs by what the job that says it needs more or less."""
 
 from __future__ import annotations
 
@@ -20,11 +20,18 @@ def peak(**flags: Any) -> float:
     return of(**{**SAID, **flags}).memory.allocated
 
 
+def spread(result: Estimate) -> tuple[float, float]:
+    """Bytes fewer and more of all that is not said, in the range and beside it."""
+    memory = result.memory
+    return (
+        memory.margins.fewer + sum(thing.fewer for thing in memory.unsaid),
+        memory.margins.more + sum(thing.more for thing in memory.unsaid),
+    )
+
+
 def test_where_everything_is_said_nothing_is_wider() -> None:
-    margins = of(**SAID).memory.margins
-    assert (margins.fewer, margins.more) == (0, 0)
-    released = of(loss="float32", version="transformers=5.23,torch=2.13").memory.margins
-    assert (released.fewer, released.more) == (0, 0)
+    assert spread(of(**SAID)) == (0, 0)
+    assert spread(of(loss="float32", version="transformers=5.23,torch=2.13")) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -34,55 +41,72 @@ def test_where_everything_is_said_nothing_is_wider() -> None:
 def test_each_outcome_is_that_of_the_job_that_says_it(flag: str, other: str, batch: int) -> None:
     more = peak(micro_batch=batch, **{flag: other}) - peak(micro_batch=batch)
     said = {name: value for name, value in SAID.items() if name != flag}
-    margins = of(micro_batch=batch, **said).memory.margins
-    assert margins.more == pytest.approx(max(0, more), abs=1)
-    assert margins.fewer == pytest.approx(max(0, -more), abs=1)
+    assert spread(of(micro_batch=batch, **said)) == pytest.approx((max(0, -more), max(0, more)), abs=1)
 
 
 def test_separate_causes_are_summed() -> None:
-    every = of().memory.margins
-    each = [
-        of(**{name: value for name, value in SAID.items() if name != left}).memory.margins for left in SAID
-    ]  # fmt: skip
-    assert every.more == pytest.approx(sum(one.more for one in each))
-    assert every.fewer == pytest.approx(sum(one.fewer for one in each))
+    each = [spread(of(**{name: value for name, value in SAID.items() if name != left})) for left in SAID]
+    assert spread(of()) == pytest.approx(tuple(map(sum, zip(*each, strict=True))))
 
 
 def test_upcasts_of_a_quantised_base() -> None:
     said = {"qlora": True, "loss": "float32", "optimizer": "adamw-fused"}
     upcast, plain = (of(**said, kbit_upcast=word).memory for word in ("all", "none"))
-    margins = of(**said).memory.margins
-    assert margins.more == 0
+    fewer, more = spread(of(**said))
+    assert more == 0
     # Embedding, head and norms in two bytes more; what layers keep is not in it.
-    assert margins.fewer == pytest.approx(upcast.parts["weights"] - plain.parts["weights"], rel=0.001)
-    assert of(**said, version="trl=0.9").memory.margins.fewer == 0
+    assert fewer == pytest.approx(upcast.parts["weights"] - plain.parts["weights"], rel=0.001)
+    assert spread(of(**said, version="trl=0.9"))[0] == 0
 
 
 def test_fsdp_trains_float32_whatever_is_loaded() -> None:
-    assert of(gpus=8, zero=3).memory.margins.more == 0
+    assert spread(of(gpus=8, zero=3))[1] == 0
 
 
-def test_an_outcome_that_does_not_fit_makes_it_tight() -> None:
-    limit = of(**SAID).memory.high + 2**20
-    sure = of(**SAID, memory=f"{limit / 2**30:.3f}GiB")
-    unsure = of(**{**SAID, "weights": None}, memory=f"{limit / 2**30:.3f}GiB")
-    assert (sure.memory.verdict, unsure.memory.verdict) == ("fits", "tight")
-
-
-def test_outcomes_that_are_far_are_told_apart() -> None:
-    memory = of(**{**SAID, "weights": None}).memory
-    (outcome,) = memory.outcomes
-    assert outcome.flag == "--weights float32"
-    said, other = of(**SAID).memory, of(**{**SAID, "weights": "float32"}).memory
-    own, shown = memory.range_of(), memory.range_of(outcome)
-    assert (own.low, own.high) == pytest.approx((said.low, said.high))
+def test_what_is_far_is_no_part_of_the_range() -> None:
+    said, open_ = of(**SAID).memory, of(**{**SAID, "weights": None}).memory
+    assert (open_.low, open_.high) == (said.low, said.high)
+    (thing,) = open_.unsaid
+    assert (thing.flag, thing.assumed, [other.value for other in thing.others]) == (
+        "--weights",
+        "bfloat16",
+        ["float32"],
+    )
+    other, shown = of(**{**SAID, "weights": "float32"}).memory, open_.range_with(thing.more)
     assert (shown.low, shown.value, shown.high) == pytest.approx((other.low, other.total, other.high))
-    assert (memory.low, memory.high) == pytest.approx((own.low, shown.high))
-    assert not of(**SAID).memory.outcomes
+    assert open_.widest.high == pytest.approx(other.high)
+    assert open_.widest.low == pytest.approx(said.low)
 
 
-def test_an_outcome_that_fits_as_predicted_leaves_the_verdict() -> None:
-    unsaid = {**SAID, "weights": None}
-    (outcome,) = of(**unsaid).memory.outcomes
-    between = (of(**unsaid).memory.range_of(outcome).value + of(**unsaid).memory.high) / 2
-    assert of(**unsaid, memory=f"{between / 2**30:.3f}GiB").memory.verdict == "fits"
+@pytest.mark.parametrize(
+    ("end", "verdict", "of_other"),
+    [("widest", "fits", None), ("other value", "depends", "tight"), ("own high", "depends", "does not fit"),
+     ("own low", "tight", "does not fit"), ("below", "does not fit", None)],
+)  # fmt: skip
+def test_one_thing_that_is_not_said_decides(end: str, verdict: str, of_other: str | None) -> None:
+    own, other = of(**{**SAID, "weights": None}).memory, of(**{**SAID, "weights": "float32"}).memory
+    assert own.high < other.low
+    capacity = {"widest": other.high + 1, "other value": other.total, "own high": own.high + 1, "own low": own.low + 1,
+                "below": own.low - 1}[end]  # fmt: skip
+    memory = of(**{**SAID, "weights": None}, memory=f"{capacity / 2**30:.9f}GiB").memory
+    assert memory.verdict == verdict
+    question = memory.question
+    assert (question is not None) == (of_other is not None)
+    if question is None:
+        return
+    first, second = question.choices
+    assert (question.flag, first.value, second.value) == ("--weights", "bfloat16", "float32")
+    assert (first.assumed, second.assumed) == (True, False)
+    # Each answer is that of the job that says it.
+    for choice in question.choices:
+        said = of(**SAID | choice.fields, memory=f"{capacity / 2**30:.9f}GiB").memory
+        assert (choice.total, choice.low, choice.high) == pytest.approx((said.total, said.low, said.high))
+        assert choice.verdict == said.verdict
+    assert second.verdict == of_other
+
+
+def test_no_alternative_makes_a_job_fit() -> None:
+    memory = estimate("llama-3.2-1b", gpu="h100-sxm5-80gb", recompute="full", micro_batch=16).memory
+    assert any(thing.flag == "--loss" and thing.fewer > 2**36 for thing in memory.unsaid)
+    assert memory.verdict == "does not fit"
+    assert memory.question is None

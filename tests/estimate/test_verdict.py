@@ -34,7 +34,8 @@ def test_the_range_is_made_of_what_is_stated() -> None:
 
 
 def test_what_is_not_known_widens_every_range() -> None:
-    wider = MEMORY.widened(1e9, 2e9)
+    wider = MEMORY.widened(1e9, 2e9, "--lengths")
+    assert wider.widths["--lengths"] == 3e9
     assert wider.total == MEMORY.total
     assert wider.low < MEMORY.low - 0.8e9
     assert wider.high > MEMORY.high + 2e9

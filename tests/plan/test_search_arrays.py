@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from loadgauge import training
+from loadgauge.plan.search import untimed
 from loadgauge.spec.layout import Layout
-from spaces import CASES, POLICIES, alone, case, every_layout, read, some
+from spaces import CASES, POLICIES, alone, case, ends, every_layout, read, some
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -20,10 +21,16 @@ def test_the_layouts_are_those_that_are_valid_one_by_one(name: str) -> None:
 def test_memory_and_time_are_those_of_each_alone(name: str) -> None:
     given = CASES[name]
     found = read(given)
+    upper = {
+        batch.grid.layout(batch.structure, int(place)): high
+        for batch in given.evaluator().batches(None, untimed)
+        for place, high in zip(batch.places, batch.high, strict=True)
+    }
     for layout in some(list(found), 100):
-        memory, step = alone(given, layout)
+        memory, high, step = ends(given, layout)
         assert found[layout][0] == pytest.approx(memory, abs=0.5), layout
         assert found[layout][1] == pytest.approx(step, rel=1e-9), layout
+        assert upper[layout] == pytest.approx(high, abs=0.5), layout
 
 
 def test_a_grid_cut_in_pieces_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +65,7 @@ def test_no_step_takes_less_than_the_least(name: str) -> None:
     given = CASES[name]
     bounds: list[np.ndarray] = []
 
-    def all_of_them(memory: np.ndarray, least: np.ndarray) -> np.ndarray:
+    def all_of_them(memory: np.ndarray, high: np.ndarray, least: np.ndarray) -> np.ndarray:
         bounds.append(least)
         return np.ones(len(memory), dtype=bool)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,7 +13,8 @@ from loadgauge.errors import LayoutError
 from loadgauge.plan import inverse as questions
 from loadgauge.plan.reopen import reopen
 from loadgauge.plan.search import OBJECTIVES, _Best, carried, search
-from spaces import alone, case, every_layout
+from loadgauge.spec.hardware import with_memory
+from spaces import alone, case, ends, every_layout
 
 SMALL = {
     "dense": case("llama-3.1-8b", 8, 8, pp=(1, 2), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1, 2)),
@@ -26,9 +28,13 @@ SMALL = {
 @functools.cache
 def brute_force(name: str) -> list[tuple[float, float]]:
     """Time and memory of every layout that fits, the best first, by a plain loop."""
-    given = SMALL[name]
-    rows = [alone(given, layout) for layout in every_layout(given)]
-    return sorted((step, memory) for memory, step in rows if memory <= given.cluster.gpu.capacity)
+    return sorted((step, memory) for memory, high, step in loop(name) if high <= SMALL[name].cluster.gpu.capacity)
+
+
+@functools.cache
+def loop(name: str) -> list[tuple[float, float, float]]:
+    """Memory, its upper end and time of every layout."""
+    return [ends(SMALL[name], layout) for layout in every_layout(SMALL[name])]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -47,6 +53,43 @@ def test_order_and_front_are_those_of_a_plain_loop(name: str) -> None:
     shown = [(result.time.step, result.memory.total) for result in found.pareto if result.time is not None]
     assert [memory for _, memory in shown] == pytest.approx([memory for _, memory in front])
     assert [step for step, _ in shown] == pytest.approx([step for step, _ in front])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_tight_layout_is_offered_where_it_is_faster(name: str) -> None:
+    given, room = SMALL[name], SMALL[name].cluster.gpu.capacity
+    tight = [step for memory, high, step in loop(name) if memory <= room < high]
+    fastest = brute_force(name)[0][0]
+    # A margin on what is predicted leaves fewer tight layouts, and at last none.
+    for margin in (0.0, 10 * 2.0**30, room - max(memory for _, memory in brute_force(name))):
+        found = search([given], margin=margin)
+        assert found.layouts[0].memory.verdict == "fits"
+        left = [step for memory, high, step in loop(name) if memory <= room - margin and high > room]
+        if min(left, default=fastest) >= fastest:
+            assert found.tighter is None
+            continue
+        assert found.tighter is not None
+        assert found.tighter.time is not None
+        assert found.tighter.memory.verdict == "tight"
+        assert found.tighter.time.step == pytest.approx(min(left), rel=1e-12)
+    assert tight
+
+
+def test_where_nothing_fits_for_sure_the_tight_ones_are_ranked() -> None:
+    given = SMALL["dense"]
+    least = min(loop("dense"))[0] / 2**30
+    card = with_memory(given.cluster.gpu, f"{1.02 * least * 80 / 79.2:.3f}GiB")
+    small = msgspec.structs.replace(given, cluster=msgspec.structs.replace(given.cluster, gpu=card))
+    room = small.cluster.gpu.capacity
+    rows = [ends(small, layout) for layout in every_layout(small)]
+    assert not [high for _, high, _ in rows if high <= room]
+    expected = sorted(step for memory, _, step in rows if memory <= room)
+    found = search([small], top=100)
+    assert {result.memory.verdict for result in found.layouts} == {"tight"}
+    assert found.tighter is None
+    assert [result.time.step for result in found.layouts if result.time] == pytest.approx(
+        expected[: len(found.layouts)]
+    )
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -92,11 +135,14 @@ def test_the_best_of_many_are_those_of_all_sorted() -> None:
     given = case("llama-3.1-70b", 128, 128, pp=(2, 4, 8), schedule=("1f1b", "interleaved"), vpp=(1, 2, 4))
     limit, count = given.cluster.gpu.capacity, 100
     best = _Best(np, count)
-    for batch in given.evaluator().batches(None, best.wanted(lambda step, memory: step, limit)):
-        best.add(0, batch, batch.step, limit)
-    best.trim()
-    steps = [batch.step[batch.memory <= limit] for batch in given.evaluator().batches()]
-    assert [row.step for row in best.rows] == np.sort(np.concatenate(steps))[:count].tolist()
+    for batch in given.evaluator().batches(None, best.wanted(lambda step, memory: step, limit, limit)):
+        best.add(0, batch, batch.step, limit, limit)
+    best.sure.trim()
+    batches = list(given.evaluator().batches())
+    steps = np.sort(np.concatenate([batch.step[batch.high <= limit] for batch in batches]))
+    assert [row.step for row in best.sure.rows] == steps[:count].tolist()
+    tight = np.concatenate([batch.step[(batch.memory <= limit) & (batch.high > limit)] for batch in batches])
+    assert min(row.step for row in best.tight.rows) == tight.min()
 
 
 def test_the_least_need_of_network_is_that_of_a_plain_loop_over_quick_layouts() -> None:
@@ -148,10 +194,10 @@ def test_what_cannot_exist_is_said_with_its_reason() -> None:
 def test_the_longest_sequence_fits_and_a_longer_one_does_not() -> None:
     given = case("llama-3.1-8b", 1, 1, schedule=("1f1b",), zero=(0,), card="b200-sxm-180gb")
     answer = questions.largest_sequence(given)
-    assert answer.best.memory.verdict != "does not fit"
-    assert questions.best_of(questions.with_space(given, seq_len=answer.value), "time", 0) is not None
+    assert answer.best.memory.verdict == "fits"
     more = answer.value + max(1, answer.value // 1024 // 64) * questions.STEP
-    assert questions.best_of(questions.with_space(given, seq_len=more), "time", 0) is None
+    longer = questions.best_of(questions.with_space(given, seq_len=more), "time", 0)
+    assert longer is None or longer.memory.verdict == "tight"
 
 
 def test_fewer_gpus_do_not_hold_it() -> None:
@@ -159,4 +205,5 @@ def test_fewer_gpus_do_not_hold_it() -> None:
     answer = questions.fewest_gpus(given)
     smaller = [size for size in questions.sizes(8, 8) if size < answer.value]
     assert smaller
-    assert all(questions.best_of(reopen(given, gpus=size), "time", 0) is None for size in smaller)
+    tries = [questions.best_of(reopen(given, gpus=size), "time", 0) for size in smaller]
+    assert all(best is None or best.memory.verdict == "tight" for best in tries)

@@ -102,9 +102,15 @@ def read(given: Case) -> dict[Layout, tuple[float, float]]:
 
 def alone(given: Case, layout: Layout) -> tuple[float, float]:
     """Memory and time of one layout, by its own estimate."""
+    memory, _, step = ends(given, layout)
+    return memory, step
+
+
+def ends(given: Case, layout: Layout) -> tuple[float, float, float]:
+    """Memory, its upper end, and time of one layout, by its own estimate."""
     result = estimate(given.space.model, layout, given.training, cluster=given.cluster)
     assert result.time is not None
-    return result.memory.total, result.time.step
+    return result.memory.total, result.memory.high, result.time.step
 
 
 def some(layouts: list[Layout], count: int, seed: int = 0) -> list[Layout]:

@@ -9,7 +9,7 @@ from loadgauge.advise.changes import FIT, Change, Run, changes, tp_factors
 from loadgauge.advise.try_ import Tried, complete, flags, try_change
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.training import spell_loss
+from loadgauge.verdict import ORDER
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6
@@ -35,12 +35,12 @@ def advice(setup: Setup) -> list[Tried]:
         last = (_together(setup), _unsloth(setup), _more_gpus(setup), _adapters(setup), _shorter(setup))
         fitting += [trial for trial in last if trial is not None]
     before = setup.estimate().memory
-    if before.verdict == "does not fit":  # then one that may fit is a step on
-        fitting += [trial for trial in tried if trial.result.memory.verdict == "tight"]
+    better = ORDER[1 : ORDER.index(before.verdict)]  # one that may fit is a step on
+    fitting += sorted((trial for trial in tried if trial.result.memory.verdict in better), key=_rank)
     if fitting:
         return fitting[:MOST_SHOWN]
-    better = [trial for trial in tried if trial.result.memory.total < before.total]
-    return sorted(better, key=_closeness)[:ENOUGH]
+    smaller = [trial for trial in tried if trial.result.memory.total < before.total]
+    return sorted(smaller, key=_closeness)[:ENOUGH]
 
 
 def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
@@ -49,7 +49,7 @@ def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
     itself = Tried({}, "", setup.estimate(), setup.job)
     for change in (itself, *tried):
         own = _unsaid(change.result)
-        if change.result.memory.verdict != "tight" or not own or own.keys() & change.fields.keys():
+        if change.result.memory.verdict != "depends" or not own or own.keys() & change.fields.keys():
             continue
         why = "; ".join(filter(None, (change.note, "the rest is as assumed")))
         trial = try_change(setup, {**change.fields, **own}, why)
@@ -59,22 +59,21 @@ def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
 
 
 def _unsaid(result: Estimate) -> dict[str, Any]:
-    """What an estimate assumes where the other outcome would need more, as fields that say so."""
-    training = result.training
-    own = {
-        "weights": training.weights,
-        "kbit_upcast": training.lora.upcast if training.lora is not None else "",
-        "loss": spell_loss(training),
+    """What an estimate assumes where another value would need more, as fields that say so."""
+    return {
+        name: value
+        for thing in result.memory.unsaid
+        if thing.more > 0
+        for name, value in thing.fields(thing.assumed).items()
     }
-    more = {
-        outcome.flag.split()[0].strip("-").replace("-", "_") for outcome in result.memory.outcomes if outcome.change > 0
-    }
-    return {name: own[name] for name in own if name in more and own[name]}
 
 
-def _closeness(trial: Tried) -> tuple[bool, float]:
-    memory = trial.result.memory
-    return memory.verdict != "tight", memory.total
+def _rank(trial: Tried) -> int:
+    return ORDER.index(trial.result.memory.verdict)
+
+
+def _closeness(trial: Tried) -> tuple[int, float]:
+    return _rank(trial), trial.result.memory.total
 
 
 def _pairs(setup: Setup, single: list[Change], fitting: set[str]) -> list[Tried]:

@@ -14,6 +14,8 @@ from loadgauge.resolve.setup import Setup
 from loadgauge.spec.job import Job
 from loadgauge.spec.job_text import positive_number
 from loadgauge.units import gib, parse, seconds
+from loadgauge.verdict import Verdict
+from loadgauge.verdict import exit_code as verdict_code
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -74,7 +76,7 @@ def _limit(name: str, value: str) -> float:
 class Figures(msgspec.Struct, frozen=True):
     """What a job takes: verdict, [byte] of the GPU, and the quantities of a budget that the job says enough for."""
 
-    verdict: str
+    verdict: Verdict
     capacity: float | None
     values: dict[str, float]
 
@@ -178,8 +180,7 @@ def check(
 
 def _fit(now: Figures, before: Figures | None, *, allow_tight: bool) -> Iterable[str]:
     """The problem with the verdict, if there is one."""
-    bad = {"does not fit"} if allow_tight else {"does not fit", "tight"}
-    if now.verdict in bad and now.capacity is not None:
+    if now.capacity is not None and verdict_code(now.verdict, allow_tight=allow_tight) != YES:
         was = ""
         if before is not None:
             was = f" (before: {before.verdict}, {gib(before.values['memory'], 1)})"

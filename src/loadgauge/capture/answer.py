@@ -14,6 +14,7 @@ from loadgauge.estimate.memory.overhead import context, workspaces
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.training import training
 from loadgauge.trace.device.untraced import NOT_COUNTED
+from loadgauge.verdict import Verdict, judge
 
 
 class Formula(msgspec.Struct, frozen=True):
@@ -31,8 +32,7 @@ class Needed(msgspec.Struct, frozen=True):
     value: float
     high: float
     capacity: float
-    verdict: str
-    """fits, tight or does not fit: as the verdict of an estimate."""
+    verdict: Verdict
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -118,5 +118,4 @@ def _needed(allocated: int, gpu: Gpu) -> Needed:
         allocated + workspaces(gpu, kind, grouped=False)
     )
     capacity = gpu.capacity
-    verdict = "does not fit" if own.low > capacity else "tight" if own.high > capacity else "fits"
-    return Needed(gpu.id, own.low, own.value, own.high, capacity, verdict)
+    return Needed(gpu.id, own.low, own.value, own.high, capacity, judge(own.low, own.high, capacity))

@@ -13,9 +13,9 @@ import msgspec
 from loadgauge.capture.target import check_script
 from loadgauge.cli.options import complete_model
 from loadgauge.cli.torch_options import STEP, TorchCommand, job_options, make_job
-from loadgauge.errors import NO, YES
 from loadgauge.files import is_script
 from loadgauge.optional_deps import needs_torch
+from loadgauge.verdict import exit_code
 
 if TYPE_CHECKING:
     from loadgauge.capture.captured import Captured
@@ -184,8 +184,7 @@ def command(
         from loadgauge.report.capture import print_answer
 
         print_answer(result)
-    verdict = "fits" if result.needed is None else result.needed.verdict
-    return YES if verdict == "fits" or (verdict == "tight" and allow_tight) else NO
+    return exit_code("unknown" if result.needed is None else result.needed.verdict, allow_tight=allow_tight)
 
 
 def _captured(

@@ -19,6 +19,7 @@ from loadgauge.spec.inference import fields as inference_fields
 from loadgauge.spec.job import Job
 from loadgauge.spec.memory_range import COUNTERS, Counter
 from loadgauge.units import share
+from loadgauge.verdict import exit_code
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
@@ -84,9 +85,10 @@ def command(
     file, whose run the flags change (`loadgauge convert --help` lists the tools); or sizes describe it (--size). Flags
     that are not given have defaults, which are listed.
 
-    The verdict is of an 80 % range: FITS where the card holds its upper end too, TIGHT where the card's memory lies inside,
-    DOES NOT FIT where not even the lower end fits. Exit code: 0 FITS (or no --gpu is given), 1 TIGHT (0 with --allow-tight)
-    or DOES NOT FIT, 2 cannot tell.
+    The verdict is of an 80 % range: FITS where the card holds its upper end, whatever is unsaid; TIGHT where the card's memory
+    lies inside the range; DEPENDS where it fits as assumed and one thing that was not said decides; DOES NOT FIT where not
+    even the lower end fits. Exit code: 0 FITS (or no --gpu is given), 1 TIGHT (0 with --allow-tight), DEPENDS or DOES NOT FIT,
+    2 cannot tell.
 
     \b
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3
@@ -121,7 +123,8 @@ def command(
             del others["--explain"]
             job = Job(model=model, task=task, **flags)
             return after.answer(job, others, part, as_json=as_json, allow_tight=allow_tight)
-        return _infer(Job(model=model, **flags), task, of_inference, others, as_json=as_json)
+        asked = Job(model=model, **flags)
+        return _infer(asked, task, of_inference, others, as_json=as_json, allow_tight=allow_tight)
     if part in after.TOPICS:
         raise ConfigError(f"{part} is of a run with a rollout: --task grpo", key="explain")
     _not_of(of_inference, "generate or forward")
@@ -153,7 +156,6 @@ def command(
         from loadgauge.plot.sheet import plot
 
         plot(given, result, Path(file), figure)
-    fits = result.memory.fits is not False or (allow_tight and result.memory.verdict == "tight")
     if table is not None:
         _table(result, table, as_csv=as_csv, as_json=as_json)
     elif as_json:
@@ -178,7 +180,7 @@ def command(
             short.brief(given, result, counter)
         else:
             report(given, result, counter=counter)
-    return YES if fits else NO
+    return exit_code(result.memory.verdict, allow_tight=allow_tight)
 
 
 def _not_of(given: dict[str, Any], tasks: str) -> None:
@@ -188,7 +190,9 @@ def _not_of(given: dict[str, Any], tasks: str) -> None:
             raise ConfigError(f"goes with --task {tasks}", key=name)
 
 
-def _infer(job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool) -> int:
+def _infer(
+    job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool, allow_tight: bool
+) -> int:  # fmt: skip
     """Estimates a forward pass or generation and prints it. others: answers that only training has, by their flags"""
     from loadgauge.resolve.inference import resolve_inference
 
@@ -204,7 +208,7 @@ def _infer(job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *
         from loadgauge.report.inference import report as report_inference
 
         report_inference(answer, assumed)
-    return NO if answer.memory.fits is False else YES
+    return exit_code(answer.memory.verdict, allow_tight=allow_tight)
 
 
 def _consistent(answer: str, part: str | None, *, as_csv: bool, as_json: bool, **texts: Any) -> None:
@@ -273,7 +277,7 @@ def _sweep(
         if output is not None:
             click.echo(f"Every column: {output}")
     outcomes = {row["outcome"] for row in rows}
-    if outcomes & {"fits", "unknown", *(["tight"] if allow_tight else [])}:
+    if any(exit_code(word, allow_tight=allow_tight) == YES for word in outcomes - {UNTOLD}):
         return YES
     if not outcomes - {UNTOLD}:
         raise Error(f"no cell of the sweep is a run: {rows[0]['error']}")

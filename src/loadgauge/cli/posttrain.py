@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.errors import NO, YES, ConfigError
+from loadgauge.errors import ConfigError
 from loadgauge.spec.job import Job
+from loadgauge.verdict import exit_code
 
 TOPICS = ("kv", "logprobs", "sync", "tail")
 """What `--explain` explains of a run with a rollout or log-probabilities."""
@@ -49,5 +50,4 @@ def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool,
 
         report(run, found, whole.remedies, headline(time, whole.untimed))
         report_time(run, time, job)
-    fits = found.verdict in ("fits", "unknown") or (allow_tight and found.verdict == "tight")
-    return YES if fits else NO
+    return exit_code(found.verdict, allow_tight=allow_tight)

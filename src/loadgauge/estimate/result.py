@@ -125,7 +125,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `estimate --json`, in bytes, FLOPs, seconds and plain counts."""
         layout, memory, training = self.layout, self.memory, self.training
-        assumed = memory.range_of()
+        widest = memory.widest
         return {
             "model": {
                 "name": self.model.name,
@@ -164,12 +164,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 "capacity": memory.capacity,
                 "fits": memory.fits,
                 "verdict": memory.verdict,
-                "as_assumed": {"low": assumed.low, "high": assumed.high},
-                "outcomes": [
-                    {"flag": outcome.flag, "total": shown.value, "low": shown.low, "high": shown.high}
-                    for outcome in memory.outcomes
-                    for shown in [memory.range_of(outcome)]
-                ],
+                "widest": {"low": widest.low, "high": widest.high},
+                "question": msgspec.to_builtins(memory.question),
                 "counters": {
                     name: {"low": shown.low, "value": shown.value, "high": shown.high}
                     for name in COUNTERS

@@ -2,55 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 
 import msgspec
 
-from loadgauge.estimate.memory.peak import Outcome
 from loadgauge.estimate.memory.phases import Phase, StageAtWork
+from loadgauge.estimate.memory.question import Alternative, Unsaid
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.workings import Workings
-from loadgauge.spec.optimizers import parse
+from loadgauge.spec.optimizers import Optimizer, parse
 from loadgauge.spec.training import Training, spell_loss
 
 FAR = 0.05
-"""Share of the memory from which on an outcome is told apart."""
+"""Share of the memory from which on another outcome is an alternative; what is nearer widens the range."""
 
 
 def with_unsaid(result: Estimate, others: Sequence[Training]) -> Estimate:
-    """Return the estimate with its range widened by other ways in which the run may train.
+    """Return the estimate with the other ways in which the run may train: those nearby in its range, the rest as alternatives.
 
-    others: one for each thing that is not said; as these are separate causes, their differences are summed
+    others: one for each value of a thing that is not said; things are separate causes, whose differences add up
 
     >>> from loadgauge import Layout, estimate, model, training
     >>> llama, layout = model("llama-3.1-8b"), Layout(seq_len=4096)
     >>> own = estimate(llama, layout, training(weights="bfloat16"))
-    >>> wider = with_unsaid(own, [training(weights="float32")])
-    >>> round(wider.memory.margins.more / 1e9), wider.memory.margins.fewer
-    (69, 0.0)
+    >>> open_ = with_unsaid(own, [training(weights="float32")]).memory
+    >>> [(thing.flag, thing.assumed, round(thing.more / 1e9)) for thing in open_.unsaid], open_.high == own.memory.high
+    ([('--weights', 'bfloat16', 69)], True)
     """
-    found = [Outcome(_flag(result, other), _change(result, _recipe_of(other, result))) for other in others]
-    if not any(outcome.change for outcome in found):
+    changes: dict[tuple[str, str], list[Alternative]] = {}
+    for other in others:
+        flag, assumed, value = _spelled(result.training, other)
+        change = _change(result, _recipe_of(other, result))
+        if change:
+            changes.setdefault((flag, assumed), []).append(Alternative(value, change))
+    return open_to(result, [Unsaid(*key, tuple(values)) for key, values in changes.items()])
+
+
+def open_to(result: Estimate, things: Iterable[Unsaid]) -> Estimate:
+    """Return the estimate with things that are not said: those nearby in its range, the rest as alternatives."""
+    memory = result.memory
+    things = [thing for thing in things if thing.others]
+    far = [thing for thing in things if max(thing.more, thing.fewer) >= FAR * memory.total]
+    near = [thing for thing in things if thing not in far]
+    for thing in near:
+        memory = memory.widened(thing.fewer, thing.more, thing.flag)
+    if not things:
         return result
-    fewer, more = (sum(max(0.0, sign * outcome.change) for outcome in found) for sign in (-1, 1))
-    far = tuple(outcome for outcome in found if abs(outcome.change) >= FAR * result.memory.total)
-    memory = result.memory.widened(fewer, more)
-    return result.replace(memory=msgspec.structs.replace(memory, outcomes=far))
+    return result.replace(memory=msgspec.structs.replace(memory, unsaid=(*memory.unsaid, *far)))
 
 
-def _flag(result: Estimate, other: Training) -> str:
-    """The flag that says that the run trains in another way."""
-    own = result.training
+def _spelled(own: Training, other: Training) -> tuple[str, str, str]:
+    """The flag by which two ways to train differ, and its value in each."""
     if other.weights and other.weights != own.weights:
-        return f"--weights {other.weights}"
+        return "--weights", own.weights, other.weights
     if own.lora is not None and other.lora is not None and own.lora.upcast != other.lora.upcast:
-        return f"--kbit-upcast {other.lora.upcast}"
+        return "--kbit-upcast", own.lora.upcast, other.lora.upcast
     if other.optimizer != own.optimizer:
-        chosen = parse(other.optimizer.name)
-        ways = [each.suffix for each in chosen.variants if each.step == other.optimizer.step]
-        return f"--optimizer {other.optimizer.name}{f'-{ways[0]}' if ways else ''}"
-    return f"--loss {spell_loss(other)}"
+        return "--optimizer", _spell_optimizer(own.optimizer), _spell_optimizer(other.optimizer)
+    return "--loss", spell_loss(own), spell_loss(other)
+
+
+def _spell_optimizer(optimizer: Optimizer) -> str:
+    ways = [each.suffix for each in parse(optimizer.name).variants if each.step == optimizer.step]
+    return f"{optimizer.name}-{ways[0]}" if ways else optimizer.name
 
 
 def _recipe_of(other: Training, result: Estimate) -> Training:

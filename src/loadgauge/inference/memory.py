@@ -18,6 +18,7 @@ from loadgauge.spec.inference import CACHE_FORMATS, WEIGHT_FORMATS, Inference
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.lora import BASE_FORMATS
 from loadgauge.spec.model import ModelSpec
+from loadgauge.verdict import Verdict, judge
 
 STATE = 4
 """Bytes of an element of a linear mixer's state, which is float32 in the kernels that carry it from token to token."""
@@ -43,9 +44,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return self.weights + self.cache + self.activations + self.logits + self.outside
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether the card holds it (see `loadgauge.verdict`)."""
+        return judge(self.low, self.high, self.capacity)
+
+    @property
     def fits(self) -> bool | None:
         """Whether the card holds the upper end; None without a card."""
-        return None if self.capacity is None else self.high <= self.capacity
+        return None if self.capacity is None else self.verdict == "fits"
 
 
 def stored(weight: Weight, name: str) -> float:

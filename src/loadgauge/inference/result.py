@@ -108,7 +108,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, Any] = {
             "model": {"name": self.model.name, "params": self.params, "active_params": self.active_params},
             "task": msgspec.to_builtins(asked) | {"gpus": self.gpus},
-            "memory": msgspec.structs.asdict(self.memory) | {"total": self.memory.total, "fits": self.memory.fits},
+            "memory": msgspec.structs.asdict(self.memory)
+            | {name: getattr(self.memory, name) for name in ("total", "fits", "verdict")},
             "largest_batch": self.largest,
             "not_counted": list(self.not_counted),
         }

@@ -96,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "margin": result.margin,
             "layouts": [layout.to_dict() for layout in self.layouts],
             "pareto": [layout.to_dict() for layout in self.pareto],
+            "tighter": None if result.tighter is None else self._planned(result.tighter).to_dict(),
             "evaluated": result.evaluated,
             "valid": result.valid,
             "fitting": result.fitting,

@@ -7,7 +7,7 @@ rests on what is longer never needing less memory, which tests check.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -15,13 +15,15 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import space_for
+from loadgauge.plan.batch.types import Batch
 from loadgauge.plan.reopen import reopen
-from loadgauge.plan.search import Case, Objective, cost_per_billion_tokens, search
+from loadgauge.plan.search import Case, Objective, cost_per_billion_tokens, search, untimed
 from loadgauge.plan.space import divisors
 from loadgauge.spec.axes import COMMUNICATION
 from loadgauge.spec.hardware import gpu as kind_of_gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
+from loadgauge.verdict import ORDER
 
 STEP = 1024
 """Tokens that a sequence length is found to."""
@@ -43,15 +45,15 @@ def quiet(text: str) -> None:
 class Answer(NamedTuple):
     """An answer in words, its value, and the best layout with it.
 
-    Of the largest micro-batch also: curve: the best layout with each of several sizes, the smallest first; roomy: the
-    largest that fits at the upper end of the range too (0: none); dividing: the largest that divides the global batch
+    Of the largest micro-batch also: curve: the best layout with each of several sizes, the smallest first; tight: the
+    largest that the card holds as predicted; dividing: the largest that divides the global batch
     """
 
     text: str
     value: Any
     best: Estimate
     curve: tuple[Estimate, ...] = ()
-    roomy: int | None = None
+    tight: int | None = None
     dividing: int | None = None
 
 
@@ -63,24 +65,43 @@ def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
         return None
 
 
-def leanest(case: Case) -> tuple[float, Layout | None]:
+End = Literal["high", "total"]
+"""What must fit: the upper end of the range, or the memory as predicted."""
+
+
+def surest(ask: Callable[[End], Answer]) -> Answer:
+    """Return the answer with layouts that fit; where there is none, the one with TIGHT layouts. Raises `NothingFits`."""
+    try:
+        return ask("high")
+    except NothingFits:
+        return ask("total")
+
+
+def leanest(case: Case, end: End = "high") -> tuple[float, Layout | None]:
     """Return the least memory of all layouts [bytes] and the layout that needs it; no times are computed.
+
+    end: whether of the upper end of the range, or of the memory as predicted
 
     >>> from loadgauge import cluster, gpu, model, training
     >>> kind = training("torchtitan")
     >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096, locks={"pp": (1,)})
-    >>> least, layout = leanest(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)))
+    >>> least, layout = leanest(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)), "total")
     >>> layout.tp, layout.zero, str(layout.recompute)
     (4, 3, 'full')
     """
     import numpy
 
     least, where = float("inf"), None
-    for batch in case.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
-        place = int(numpy.argmin(batch.memory))
-        if batch.memory[place] < least:
-            least, where = float(batch.memory[place]), (batch.grid, batch.structure, int(batch.places[place]))
+    for batch in case.batches(None, untimed):
+        needed = _needed(batch, end)
+        place = int(numpy.argmin(needed))
+        if needed[place] < least:
+            least, where = float(needed[place]), (batch.grid, batch.structure, int(batch.places[place]))
     return least, None if where is None else where[0].layout(*where[1:])
+
+
+def _needed(batch: Batch, end: End) -> Any:
+    return batch.high if end == "high" else batch.memory
 
 
 def with_space(case: Case, **changes: Any) -> Case:
@@ -94,26 +115,35 @@ def largest_sequence(
     """Find the longest sequence with which a layout fits, in steps of `STEP` tokens; raises `NothingFits` below one step."""
     model, limit = case.space.model, case.cluster.gpu.capacity - margin
     longest = model.max_position_embeddings if model.learned_positions else None
-    lean: list[Layout] = []
 
-    def fits(steps: int) -> bool:
-        tokens = steps * STEP
-        if longest is not None and tokens > longest:
-            return False
-        progress(f"{tokens:,} tokens")
-        for layout in lean[-1:]:  # which most often is the one that needs least here too
-            longer = msgspec.structs.replace(layout, seq_len=tokens)
-            if not longer.valid(model) and case.estimate(longer).memory.total <= limit:
-                return True
-        least, new = leanest(reopen(case, seq_len=tokens))
-        lean.extend([new] if new is not None else [])
-        return least <= limit
+    def ask(end: End) -> Answer:
+        lean: list[Layout] = []
 
-    steps = _most(fits)
-    best = best_of(reopen(case, seq_len=steps * STEP), objective, margin) if steps else None
-    if best is None:
-        raise NothingFits(f"not even {STEP} tokens of {model.name} fit")
-    return Answer(f"the longest sequence that fits: {steps * STEP:,} tokens", steps * STEP, best)
+        def fits(steps: int) -> bool:
+            tokens = steps * STEP
+            if longest is not None and tokens > longest:
+                return False
+            progress(f"{tokens:,} tokens")
+            for layout in lean[-1:]:  # which most often is the one that needs least here too
+                longer = msgspec.structs.replace(layout, seq_len=tokens)
+                if not longer.valid(model) and getattr(case.estimate(longer).memory, end) <= limit:
+                    return True
+            least, new = leanest(reopen(case, seq_len=tokens), end)
+            lean.extend([new] if new is not None else [])
+            return least <= limit
+
+        steps = _most(fits)
+        best = best_of(reopen(case, seq_len=steps * STEP), objective, margin) if steps else None
+        if best is None:
+            raise NothingFits(f"not even {STEP} tokens of {model.name} fit")
+        return Answer(f"the longest sequence that {_fits(best)}: {steps * STEP:,} tokens", steps * STEP, best)
+
+    return surest(ask)
+
+
+def _fits(best: Estimate) -> str:
+    """The verdict of the best layout, as a verb."""
+    return {"fits": "fits", "depends": "fits as assumed"}.get(best.memory.verdict, "is TIGHT")
 
 
 def _most(fits: Callable[[int], bool]) -> int:
@@ -141,17 +171,17 @@ def largest_micro_batch(
     """
     name, limit, wanted = case.space.model.name, case.cluster.gpu.capacity - margin, batch or 1
     unit = case.space.gpus * (2 if {"dualpipe", "dualpipev"} & set(case.space.schedule) else 1)
-    leanest_at: dict[tuple[int, int], tuple[float, Layout | None]] = {}
+    leanest_at: dict[tuple[int, int, End], float] = {}
 
     def sized(n: int, least: int) -> Case:
         return with_space(case, micro_batch=(n,), global_batch=n * unit * max(1, -(-least // (n * unit))))
 
-    def lean(n: int, least: int) -> tuple[float, Layout | None]:
-        given = sized(n, least)
-        key = n, given.space.global_batch
+    def lean(n: int, least: int, end: End) -> float:
+        at_size = sized(n, least)
+        key = n, at_size.space.global_batch, end
         if key not in leanest_at:
             progress(f"micro-batch {n}")
-            leanest_at[key] = leanest(given)
+            leanest_at[key] = leanest(at_size, end)[0]
         return leanest_at[key]
 
     def at(n: int) -> Estimate | None:
@@ -161,35 +191,31 @@ def largest_micro_batch(
             exact = best_of(with_space(case, micro_batch=(n,), global_batch=batch), objective, margin)
         return exact or best_of(sized(n, wanted), objective, margin)
 
-    # With the fewest micro-batches a layout needs least. If that leaves room for fewer sequences than the global batch has,
-    # every size runs several micro-batches, and needs a little more.
-    most = _most(lambda n: lean(n, 1)[0] <= limit)
-    if most * unit < wanted:
-        most = _most(lambda n: n <= most and lean(n, wanted)[0] <= limit)
-    dividing = _largest_divisor(with_space(case, global_batch=batch), limit) if batch is not None else 0
-    most = max(most, dividing)
+    def largest(end: End) -> tuple[int, int]:
+        """The largest that fits, and of those that divide the global batch."""
+        # With the fewest micro-batches a layout needs least. If that leaves room for fewer sequences than the global batch has,
+        # every size runs several micro-batches, and needs a little more.
+        most = _most(lambda n: lean(n, 1, end) <= limit)
+        if most * unit < wanted:
+            most = _most(lambda n: n <= most and lean(n, wanted, end) <= limit)
+        dividing = _largest_divisor(with_space(case, global_batch=batch), limit, end) if batch is not None else 0
+        return max(most, dividing), dividing
+
+    most, dividing = largest("high")
+    tight, dividing_tight = largest("total")
+    most, dividing = (most, dividing) if most else (tight, dividing_tight)
     best = at(most) if most else None
     if best is None:
         raise NothingFits(f"not even one sequence of {name} fits")
-
-    def has_room(n: int) -> bool:
-        layout = lean(n, wanted)[1]
-        return layout is not None and case.estimate(layout).memory.high <= limit
-
-    roomy = _most(lambda n: n <= most and has_room(n))
-    sizes = {most, roomy, dividing, *(2**power for power in range(most.bit_length()))} - {0}
+    sizes = {most, tight, dividing, *(2**power for power in range(most.bit_length()))} - {0}
     curve = {n: best if n == most else at(n) for n in sorted(sizes)}
-    fastest, leanest_layout = curve.get(roomy), lean(roomy, wanted)[1] if roomy else None
-    if fastest is not None and fastest.memory.high > limit and leanest_layout is not None:
-        same = msgspec.structs.replace(leanest_layout, global_batch=fastest.layout.global_batch)
-        curve[roomy] = case.estimate(same if not same.valid(case.space.model) else leanest_layout)
-    text = f"the largest micro-batch that fits: {most:,}, with a global batch of {_batches(best)}"
-    if roomy < most:
-        text += f"; at the upper end of the range of memory: {roomy or 'none'}"
+    text = f"the largest micro-batch that {_fits(best)}: {most:,}, with a global batch of {_batches(best)}"
+    if tight > most:
+        text += f"; up to {tight:,} it is TIGHT"
     if batch is not None:
         text += f"; the largest that divides the global batch of {batch:,}: {dividing or 'none'}"
     points = tuple(point for point in curve.values() if point is not None)
-    return Answer(text, most, best, points, roomy, dividing or None)
+    return Answer(text, most, best, points, tight, dividing or None)
 
 
 def _batches(best: Estimate) -> str:
@@ -198,14 +224,12 @@ def _batches(best: Estimate) -> str:
     return f"{batch:,}" if multiple == batch else f"{batch:,} (any multiple of {multiple:,} will do)"
 
 
-def _largest_divisor(case: Case, limit: float) -> int:
+def _largest_divisor(case: Case, limit: float, end: End) -> int:
     """The largest micro-batch that fits in some layout with the global batch of the case; 0 where none does."""
-    import numpy
-
     most = 0
     given = with_space(case, micro_batch=divisors(case.space.global_batch))
-    for batch in given.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
-        rows = batch.places[batch.memory <= limit] // batch.grid.shape[1]
+    for batch in given.batches(None, untimed):
+        rows = batch.places[_needed(batch, end) <= limit] // batch.grid.shape[1]
         if rows.size:
             most = max(most, int(batch.grid.columns["micro_batch"][rows].max()))
     return most
@@ -225,17 +249,21 @@ def fewest_gpus(
     case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
 ) -> Answer:  # fmt: skip
     """Find the fewest GPUs on which a layout fits, at most those of the case. Raises `NothingFits`."""
+    return surest(lambda end: _fewest_gpus(case, objective, margin, progress, end))
+
+
+def _fewest_gpus(case: Case, objective: Objective, margin: float, progress: Progress, end: End) -> Answer:
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
         progress(f"{size} GPUs")
         try:
             fewer = reopen(case, gpus=size)
         except Error:
             continue
-        if leanest(fewer)[0] > case.cluster.gpu.capacity - margin:
+        if leanest(fewer, end)[0] > case.cluster.gpu.capacity - margin:
             continue
         best = best_of(fewer, objective, margin)
         if best is not None:
-            return Answer(f"the fewest GPUs that hold it: {size}", size, best)
+            return Answer(f"the fewest GPUs on which it {_fits(best)}: {size}", size, best)
     raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
 
 
@@ -352,6 +380,12 @@ def largest_model(
     progress: Progress = quiet,
 ) -> Answer:
     """Find the model with the most parameters that fits; models that cannot be estimated are skipped. Raises `NothingFits`."""
+    return surest(lambda end: _largest_model(case, models, objective, margin, progress, end))
+
+
+def _largest_model(
+    case: Case, models: Sequence[ModelSpec], objective: Objective, margin: float, progress: Progress, end: End
+) -> Answer:  # fmt: skip
     limit, space = case.cluster.gpu.capacity - margin, case.space
     for model in sorted(models, key=lambda model: -parameters(model).total):
         if parameters(model).total * held_bytes(case) > limit * space.gpus:
@@ -363,13 +397,15 @@ def largest_model(
                 lengths=space.lengths, padded=space.padded, base=space.base,
             )  # fmt: skip
             larger = msgspec.structs.replace(case, space=other)
-            if leanest(larger)[0] > limit:
+            if leanest(larger, end)[0] > limit:
                 continue
             best = best_of(larger, objective, margin)
         except Error:
             continue
         if best is not None:
-            return Answer(f"the largest model that fits: {model.name}, {best.params:,} parameters", model.name, best)
+            return Answer(
+                f"the largest model that {_fits(best)}: {model.name}, {best.params:,} parameters", model.name, best
+            )
     raise NothingFits("none of the models fits")
 
 
@@ -395,7 +431,7 @@ def held_bytes(case: Case) -> float:
 def cheapest_gpu(
     on: Callable[[str], Sequence[Case]], prices: dict[str, float], margin: float = 0.0, progress: Progress = quiet
 ) -> tuple[list[Answer], list[str]]:
-    """Rank kinds of GPU by the cost of a billion tokens, the cheapest first, each on the best number of GPUs of its cases.
+    """Rank kinds of GPU by the cost of a billion tokens, those that fit first, each on the best number of GPUs of its cases.
 
     on: the cases on a kind of GPU, which has kernels of its own; prices: of one GPU-hour, by GPU. Returns the answers, and for
     kinds without one the reason. Raises `NothingFits`.
@@ -414,4 +450,4 @@ def cheapest_gpu(
         answers.append(Answer(f"{card.name}: {cost:,.2f} for a billion tokens", cost, best))
     if not answers:
         raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
-    return sorted(answers, key=lambda answer: answer.value), rest
+    return sorted(answers, key=lambda answer: (ORDER.index(answer.best.memory.verdict), answer.value)), rest

@@ -18,10 +18,10 @@ class Sampler:
     def widen(self, wanted: Wanted, limit: float) -> Wanted:
         """Has some layouts of each structure timed that need at most `limit` bytes, besides those that are wanted."""
 
-        def more(memory: Any, least: Any) -> Any:
+        def more(memory: Any, high: Any, least: Any) -> Any:
             import numpy
 
-            chosen = wanted(memory, least).copy()
+            chosen = wanted(memory, high, least).copy()
             chosen[spaced(numpy.flatnonzero(memory <= limit), self.each)] = True
             return chosen
 

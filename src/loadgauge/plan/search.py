@@ -28,6 +28,7 @@ from loadgauge.spec.calibration import efficiencies as calibrated
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.training import Training
+from loadgauge.verdict import ORDER
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -76,9 +77,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         import numpy
 
         longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
-        worst = longest.evaluator().batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool))
+        worst = longest.evaluator().batches(None, untimed)
         for batch, other in zip(batches, worst, strict=True):
-            yield batch._replace(memory=numpy.maximum(batch.memory, other.memory))
+            yield batch._replace(
+                memory=numpy.maximum(batch.memory, other.memory), high=numpy.maximum(batch.high, other.high)
+            )
 
     def estimate(self, layout: Layout) -> Estimate:
         """Estimate one layout exactly; with sequence lengths, the memory is that of the longest."""
@@ -98,12 +101,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return mean if worst.memory.total < mean.memory.total else msgspec.structs.replace(mean, memory=worst.memory)
 
 
+def untimed(memory: Any, high: Any, least: Any) -> Any:
+    """Return that no layout needs an exact time (a `Wanted`)."""
+    import numpy
+
+    return numpy.zeros(len(memory), dtype=bool)
+
+
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The best layouts, best first, the Pareto front of step time and memory, and how many layouts were searched.
 
     evaluated: combinations of all axes; valid: those that can exist, each with its memory and step time
     bounded: of these, how many have only a lower bound of their step time, which was too long for the answer
-    fitting: of the valid ones, how many fit; moved: how many of the best changed places with their exact estimates
+    fitting: of the valid ones, how many fit as assumed; moved: how many of the best changed places with their exact estimates
+    tighter: a TIGHT layout that is better than the best, which fits
     """
 
     cases: tuple[Case, ...]
@@ -117,6 +128,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     moved: int = 0
     bounded: int = 0
+    tighter: Estimate | None = None
 
 
 class Row(NamedTuple):
@@ -136,49 +148,31 @@ class Row(NamedTuple):
         return self.grid.layout(self.structure, self.place)
 
 
-class _Best:
-    """The best layouts seen so far, the front, and the one that needs least."""
+class _Pool:
+    """The best layouts seen so far of those that fit, or of those that may, and their front."""
 
     def __init__(self, numpy: Any, kept: int) -> None:
         self.numpy, self.kept = numpy, kept
         self.rows: list[Row] = []
         self.front: list[Row] = []
-        self.least: Row | None = None
         self.ceiling = float("inf")
-        self.valid = self.fitting = self.bounded = 0
 
-    def add(self, number: int, batch: Batch, score: Any, limit: float) -> None:
-        """Add the layouts of one structure; limit: memory that they may need [bytes]."""
+    def add(self, number: int, batch: Batch, score: Any, members: Any) -> None:
+        """Add layouts of one structure. members: which of the batch are of this pool"""
         numpy = self.numpy
-        self.valid += len(batch.places)
-        self.bounded += int(numpy.isinf(batch.step).sum())
-        least = int(numpy.argmin(batch.memory))
-        if self.least is None or batch.memory[least] < self.least.memory:
-            self.least = self._row(number, batch, score, least)
-        fits = numpy.flatnonzero(batch.memory <= limit)
-        self.fitting += len(fits)
-        if not len(fits):
-            return
-        good = fits[(score[fits] <= self.ceiling) & (batch.step[fits] < numpy.inf)]
+        good = members[(score[members] <= self.ceiling) & (batch.step[members] < numpy.inf)]
         if len(good) > self.kept:
             good = good[numpy.argpartition(score[good], self.kept)[: self.kept]]
-        self.rows += [self._row(number, batch, score, int(index)) for index in good]
+        self.rows += [_row(number, batch, score, int(index)) for index in good]
         if len(self.rows) > 20 * self.kept:
             self.trim()
-        self._front(number, batch, score, fits)
+        self._front(number, batch, score, members)
 
-    def wanted(self, score: Any, limit: float) -> Wanted:
-        """Whether the exact time of a layout can matter: it fits, and by its least time might be among the best kept, or
-        on the front.
-        """
-
-        def contenders(memory: Any, least: Any) -> Any:
-            if len(self.rows) >= self.kept:
-                self.trim()
-            good = score(least, memory) <= self.ceiling
-            return (good | self._before_front(memory, least)) & (memory <= limit)
-
-        return contenders
+    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
+        """Which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
+        if len(self.rows) >= self.kept:
+            self.trim()
+        return (score <= self.ceiling) | self._before_front(memory, least)
 
     def _before_front(self, memory: Any, step: Any) -> Any:
         """Layouts that need less memory than all on the front that take no longer."""
@@ -194,28 +188,78 @@ class _Best:
         if len(self.rows) == self.kept:
             self.ceiling = self.rows[-1].score * (1 + 1e-12)
 
-    def _row(self, number: int, batch: Batch, score: Any, index: int) -> Row:
-        return Row(
-            float(score[index]), float(batch.step[index]), float(batch.memory[index]), number, batch.structure, batch.grid,
-            int(batch.places[index]),
-        )  # fmt: skip
-
-    def _front(self, number: int, batch: Batch, score: Any, fits: Any) -> None:
+    def _front(self, number: int, batch: Batch, score: Any, members: Any) -> None:
         numpy = self.numpy
-        fits = fits[batch.step[fits] < numpy.inf]
-        fits = fits[self._before_front(batch.memory[fits], batch.step[fits])]
-        if not len(fits):
+        members = members[batch.step[members] < numpy.inf]
+        members = members[self._before_front(batch.memory[members], batch.step[members])]
+        if not len(members):
             return
-        order = fits[numpy.lexsort((batch.memory[fits], batch.step[fits]))]
+        order = members[numpy.lexsort((batch.memory[members], batch.step[members]))]
         memory = batch.memory[order]
         lowest = numpy.minimum.accumulate(memory)
         better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
-        mine = [self._row(number, batch, score, int(index)) for index in order[better]]
+        mine = [_row(number, batch, score, int(index)) for index in order[better]]
         merged = sorted(self.front + mine, key=lambda row: row[1:3])
         self.front = []
         for row in merged:
             if not self.front or row.memory < self.front[-1].memory:
                 self.front.append(row)
+
+
+class _Best:
+    """The best layouts seen so far that fit as assumed, those that are tight, and the one that needs least.
+
+    Once a layout fits, of the tight ones only those matter that would be better than it.
+    """
+
+    def __init__(self, numpy: Any, kept: int) -> None:
+        self.numpy = numpy
+        self.sure, self.tight = _Pool(numpy, kept), _Pool(numpy, kept)
+        self.least: Row | None = None
+        self.lowest = float("inf")
+        self.valid = self.fitting = self.bounded = 0
+
+    def add(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
+        """Add the layouts of one structure; limit: memory that they may need, of the card's capacity [bytes]."""
+        numpy = self.numpy
+        self.valid += len(batch.places)
+        self.bounded += int(numpy.isinf(batch.step).sum())
+        least = int(numpy.argmin(batch.memory))
+        if self.least is None or batch.memory[least] < self.least.memory:
+            self.least = _row(number, batch, score, least)
+        sure, tight = self._split(batch.memory, batch.high, limit, capacity)
+        self.fitting += int(sure.sum())
+        for pool, members in ((self.sure, numpy.flatnonzero(sure)), (self.tight, numpy.flatnonzero(tight))):
+            if len(members):
+                pool.add(number, batch, score, members)
+        self.lowest = min((row.score for row in self.sure.rows), default=self.lowest)
+
+    def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
+        """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""
+
+        def contenders(memory: Any, high: Any, least: Any) -> Any:
+            sure, tight = self._split(memory, high, limit, capacity)
+            lowest = score(least, memory)
+            might = lowest < self.lowest if self.sure.rows else self.tight.contenders(lowest, memory, least)
+            return (sure & self.sure.contenders(lowest, memory, least)) | (tight & might)
+
+        return contenders
+
+    def _split(self, memory: Any, high: Any, limit: float, capacity: float) -> tuple[Any, Any]:
+        room = memory <= limit
+        return room & (high <= capacity), room & (high > capacity)
+
+    @property
+    def pool(self) -> _Pool:
+        """The layouts to answer with: those that fit, or the tight ones where none does."""
+        return self.sure if self.sure.rows else self.tight
+
+
+def _row(number: int, batch: Batch, score: Any, index: int) -> Row:
+    return Row(
+        float(score[index]), float(batch.step[index]), float(batch.memory[index]), number, batch.structure, batch.grid,
+        int(batch.places[index]),
+    )  # fmt: skip
 
 
 def search(
@@ -253,31 +297,36 @@ def search(
     best = _Best(numpy, max(KEPT, top, compared))
     evaluated = 0
     for number, case in enumerate(cases):
-        limit = case.cluster.gpu.capacity - margin
+        capacity = case.cluster.gpu.capacity
+        limit = capacity - margin
         evaluated += case.space.size
-        wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit)
+        wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit, capacity)
         if wanted is not None and sampler is not None:
-            wanted = sampler.widen(wanted, case.cluster.gpu.capacity)
+            wanted = sampler.widen(wanted, capacity)
         for batch in case.batches(progress, wanted):
             if sampler is not None:
-                sampler.take(batch, case.cluster.gpu.capacity)
-            best.add(number, batch, _scores(objective, case, batch), limit)
-    best.trim()
+                sampler.take(batch, capacity)
+            best.add(number, batch, _scores(objective, case, batch), limit, capacity)
     if best.least is None:
         raise LayoutError(no_layout(cases))
-    if not best.rows:
+    for pool in (best.sure, best.tight):
+        pool.trim()
+    rows = best.pool.rows
+    if not rows:
         raise nothing_fits(cases, best.least.layout, best.least.case, margin)
     if objective == "network":
-        slowest = NETWORK_SLACK * min(row.step for row in best.rows)
-        best.rows = [row for row in best.rows if row.step <= slowest]
+        slowest = NETWORK_SLACK * min(row.step for row in rows)
+        rows = [row for row in rows if row.step <= slowest]
     estimates = Memo()
-    ranked = _exact(cases, objective, estimates, best.rows)
+    ranked = _exact(cases, objective, estimates, rows)
     moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
-    front = _exact(cases, objective, estimates, best.front)
+    front = _exact(cases, objective, estimates, best.pool.front)
+    tighter = _tighter(cases, objective, estimates, best, ranked[0][1])
     return SearchResult(
         cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(exact for _, exact in ranked[:top]),
         pareto=tuple(sorted((exact for _, exact in front), key=seconds)), evaluated=evaluated,
         valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved, bounded=best.bounded,
+        tighter=tighter,
     )  # fmt: skip
 
 
@@ -342,15 +391,29 @@ def seconds(estimate: Estimate) -> float:
 def _exact(
     cases: Sequence[Case], objective: Objective, estimates: Memo, rows: Iterable[Row]
 ) -> list[tuple[int, Estimate]]:
-    """Exact estimates of rows, best first, each with its place among the rows. estimates: those made already."""
+    """Exact estimates of rows, those that fit first and the best first, each with its place. estimates: those made already."""
     ranked = []
     for place, row in enumerate(rows):
         case, layout = cases[row.case], row.layout
         exact = estimates.once((row.case, layout), case.estimate, layout)
         second = seconds(exact) if objective == "network" else exact.memory.total
-        ranked.append(((score(objective, case, exact), second, _simplicity(layout)), place, exact))
+        word = ORDER.index(exact.memory.verdict)
+        ranked.append(((word, score(objective, case, exact), second, _simplicity(layout)), place, exact))
     ranked.sort(key=lambda entry: entry[:2])
     return [(place, exact) for _, place, exact in ranked]
+
+
+def _tighter(
+    cases: Sequence[Case], objective: Objective, estimates: Memo, found: _Best, best: Estimate
+) -> Estimate | None:
+    """The best of the tight layouts, where it is better than the best, which fits."""
+    if not found.sure.rows or not found.tight.rows:
+        return None
+    number = next(number for number, case in enumerate(cases) if case.space.gpus == best.layout.gpus)
+    own = score(objective, cases[number], best)
+    row = min(found.tight.rows, key=lambda row: row[:3])
+    _, exact = _exact(cases, objective, estimates, [row])[0]
+    return exact if score(objective, cases[row.case], exact) < own else None
 
 
 def _simplicity(layout: Layout) -> tuple[int, ...]:

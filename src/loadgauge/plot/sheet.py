@@ -122,9 +122,12 @@ def _headline(figure: Any, result: Estimate) -> None:
         fontsize=10, color=MUTE, va="center",
     )  # fmt: skip
     has = "" if memory.capacity is None else f" of {in_gib(memory.capacity, 1)}"
-    verdict = {"fits": "It fits", "tight": "It may fit", "does not fit": "It does not fit"}.get(
-        memory.verdict, "Memory"
-    )
+    verdict = {
+        "fits": "It fits",
+        "depends": "It depends",
+        "tight": "It may fit",
+        "does not fit": "It does not fit",
+    }.get(memory.verdict, "Memory")
     texts = [(f"{verdict}: {in_gib(memory.total, 1)}{has} GiB", EXPOSED if memory.fits is False else "#1f7045")]
     if time is not None:
         texts += [(f"Step {seconds(time.step)}", INK), (f"MFU {time.mfu:.1%}", INK)]

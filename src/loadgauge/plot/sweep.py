@@ -14,8 +14,8 @@ from loadgauge.plot.sheet import new_figure, write
 from loadgauge.units import GIB, in_gib
 
 Row = Mapping[str, Any]
-GOOD, TIGHT, BAD, NONE = "#d8efe0", "#fbeecb", "#f6d5d2", "#eeeeee"
-OUTCOMES = {"fits": GOOD, "tight": TIGHT, "does not fit": BAD, "unknown": "#e4ecf5"}
+GOOD, DEPENDS, TIGHT, BAD, NONE = "#d8efe0", "#e3dcf5", "#fbeecb", "#f6d5d2", "#eeeeee"
+OUTCOMES = {"fits": GOOD, "depends": DEPENDS, "tight": TIGHT, "does not fit": BAD, "unknown": "#e4ecf5"}
 """Colour of a cell of the grid, by its verdict."""
 
 

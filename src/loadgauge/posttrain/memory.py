@@ -16,7 +16,7 @@ from loadgauge.estimate.memory.around import evaluated
 from loadgauge.estimate.memory.counters import Reading
 from loadgauge.estimate.memory.liveness import forward_peak
 from loadgauge.estimate.memory.overhead import Assumed
-from loadgauge.estimate.memory.peak import Memory, Verdict
+from loadgauge.estimate.memory.peak import Memory
 from loadgauge.estimate.memory.phases import Phase, StageAtWork
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.memory.recompute import applied
@@ -29,6 +29,7 @@ from loadgauge.posttrain.segments import Segments, segments, unshared
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.tasks import Pass
 from loadgauge.units import MIB
+from loadgauge.verdict import Verdict, judge
 
 BUCKET = 2048 * MIB
 """Bytes of weights that are handed over at a time (source: verl, `rollout.yaml`, `update_weights_bucket_megabytes`)."""
@@ -92,12 +93,23 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether every phase surely fits, one may, or one does not."""
-        if self.capacity is None:
-            return "unknown"
-        if max(phase.low for phase in self.phases) > self.capacity:
-            return "does not fit"
-        return "tight" if self.decisive.high > self.capacity else "fits"
+        """Whether the GPU holds every phase (see `loadgauge.verdict`)."""
+        return judge(self.low, self.high, self.capacity)
+
+    @property
+    def total(self) -> float:
+        """What the fullest phase needs [bytes]."""
+        return self.worst.total
+
+    @property
+    def low(self) -> float:
+        """The lower end of that: each phase is needed [bytes]."""
+        return max(phase.low for phase in self.phases)
+
+    @property
+    def high(self) -> float:
+        """The upper end of that [bytes]."""
+        return self.decisive.high
 
 
 class _Trained(msgspec.Struct, frozen=True, kw_only=True):

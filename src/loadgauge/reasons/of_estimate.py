@@ -410,16 +410,17 @@ def _money(time: Time, budget: Budget) -> Reason:
 def _verdict(result: Estimate) -> Reason:
     memory = result.memory
     lines = [summed("bytes of the worst rank at its peak", memory.parts, memory.total, "byte")]
-    own = memory.range_of()
-    legend: dict[str, tuple[str, Size]] = {"C": ("memory of the card", memory.capacity or 0), "L": ("lower end", own.low),
-                                           "U": ("upper end", own.high)}  # fmt: skip
+    legend: dict[str, tuple[str, Size]] = {"C": ("memory of the card", memory.capacity or 0), "L": ("lower end", memory.low),
+                                           "U": ("upper end", memory.high)}  # fmt: skip
     if memory.capacity is not None:
         lines += [
-            line("room above the upper end (FITS where positive)", "C - U", memory.capacity - own.high, "byte", legend),
+            line(
+                "room above the upper end (FITS where positive)", "C - U", memory.capacity - memory.high, "byte", legend
+            ),
             line(
                 "room above the lower end (DOES NOT FIT where negative)",
                 "C - L",
-                memory.capacity - own.low,
+                memory.capacity - memory.low,
                 "byte",
                 legend,
             ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from loadgauge.estimate.result import Estimate
 from loadgauge.report.setup import length_words
 from loadgauge.report.table import console, draw_lines, terminal_width
-from loadgauge.report.verdict import WORDS, effort, outcome_words, verdict_words
+from loadgauge.report.verdict import WORDS, effort, question_words, range_words, verdict_words
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.memory_range import Counter
 from loadgauge.units import gib, in_gib, seconds
@@ -37,9 +37,12 @@ def brief(given: Setup, result: Estimate, counter: Counter | None = None, target
     first = Text(verdict_words(result))
     first.stylize(style, 0, len(word))
     lines = [first, Text(_run(given, result), "dim"), *(Text(line) for line in _parts(result))]
-    unsaid = outcome_words(result.memory)[:1] if result.memory.verdict == "tight" else []
+    memory = result.memory
+    wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
     lines += [
-        Text(line) for line in (_counter(result, counter), _step(result), *unsaid, _remedy(given, result)) if line
+        Text(line)
+        for line in (_counter(result, counter), _step(result), question_words(memory), *wide, _remedy(given, result))
+        if line
     ]
     draw_lines(target, lines)
 

@@ -13,7 +13,7 @@ from loadgauge.report.padding import padding
 from loadgauge.report.setup import layout_words, length_words, print_assumed
 from loadgauge.report.step_time import headline, timing
 from loadgauge.report.table import Column, bar, console, draw, heading, points
-from loadgauge.report.verdict import ENDINGS, STYLES, WORDS, effort, outcome_words, verdict_words, why_tight
+from loadgauge.report.verdict import ENDINGS, STYLES, WORDS, effort, question_words, range_words, verdict_words
 from loadgauge.resolve.reproduce import show_command
 from loadgauge.resolve.setup import Setup, worst_routing
 from loadgauge.spec.memory_range import COUNTERS, Counter
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TITLES = {
     "fits": "Changes that make it fit (each one estimated)",
     "tight": "No change tried makes it fit for certain; the closest",
+    "depends": "No change tried makes it fit whatever is unsaid; the closest",
     "does not fit": "No change tried makes it fit; the closest",
 }
 """Head of the table of changes, by the verdict of the best."""
@@ -92,10 +93,8 @@ def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter |
     if result.time is not None:
         lines.append(headline(result.time))
     points(target, lines, "")
-    if memory.outcomes:
-        points(target, outcome_words(memory), "", style="yellow")
-    if memory.verdict == "tight":
-        points(target, [why_tight(memory)], "", style="yellow")
+    asked = question_words(memory)
+    points(target, [*([asked] if asked else []), *range_words(memory)], "", style=STYLES.get(memory.verdict, ""))
     points(target, [_counters(memory, counter)], "")
     if memory.host:
         locked = f", of it {gib(memory.pinned)} page-locked" if memory.pinned else ""

@@ -14,7 +14,7 @@ from loadgauge.units import in_gib, seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHORT = {"fits": "", "unknown": "", "tight": " tight", "does not fit": " NO"}
+SHORT = {"fits": "", "unknown": "", "depends": " depends", "tight": " tight", "does not fit": " NO"}
 """What stands behind the memory of a cell in a grid."""
 
 
@@ -48,7 +48,7 @@ def summary(rows: Sequence[Row]) -> str:
     counts = {word: sum(row["outcome"] == word for row in rows) for word in (*WORDS, CANNOT_TELL)}
     said = [
         f"{counts['fits']} {'fits' if counts['fits'] == 1 else 'fit'}" if counts["unknown"] < len(rows) else "",
-        f"{counts['tight']} tight" if counts["tight"] else "",
+        *(f"{counts[word]} {word}" for word in ("depends", "tight") if counts[word]),
         f"{counts['does not fit']} {'does' if counts['does not fit'] == 1 else 'do'} not"
         if counts["does not fit"]
         else "",

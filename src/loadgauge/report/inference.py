@@ -10,6 +10,7 @@ from loadgauge.inference.result import Answer, known_range
 from loadgauge.inference.time import Pass
 from loadgauge.report.setup import print_assumed
 from loadgauge.report.table import Column, console, draw, heading, points
+from loadgauge.report.verdict import WORDS
 from loadgauge.spec.serving import serving
 from loadgauge.units import count, flops, gib, in_gib, seconds
 
@@ -17,12 +18,12 @@ from loadgauge.units import count, flops, gib, in_gib, seconds
 def report(answer: Answer, assumed: Mapping[str, str]) -> None:
     """Print memory, the largest batch, the work and time of the prompts and of a token, traffic and what is not counted."""
     target, asked, memory = console(), answer.asked, answer.memory
-    word = {True: "FITS", False: "DOES NOT FIT", None: "NEEDS"}[memory.fits]
+    word, style = WORDS[memory.verdict]
     room = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
     target.print(
         f"{word}  {gib(memory.total, 1)}{room}, {in_gib(memory.low, 1)}-{gib(memory.high, 1)} with what lies outside PyTorch,"
         f" on the fullest rank (stage {memory.stage} of {asked.pp})",
-        style="bold", soft_wrap=True,
+        style=style, soft_wrap=True,
     )  # fmt: skip
     what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
     if asked.task == "generate":

@@ -18,6 +18,7 @@ from loadgauge.report.plan import assumptions, table
 from loadgauge.report.progress import clear, say
 from loadgauge.report.setup import layout_words
 from loadgauge.report.table import Column, console, document, draw, heading, points
+from loadgauge.report.verdict import question_words
 from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
 from loadgauge.resolve.resolve import asks_for_files
 from loadgauge.resolve.setup import Setup
@@ -62,7 +63,8 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
         return 0
     target = console()
     for answer in answers:
-        points(target, [answer.text[:1].upper() + answer.text[1:] + "."], "")
+        asked = question_words(answer.best.memory)
+        points(target, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
     several = len(answers) > 1
     table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
     target.print()
@@ -89,7 +91,7 @@ def _document(setup: Setup, answer: Answer) -> dict[str, Any]:
     complete = completer(_job(setup, answer.best))
     fields = {"text": answer.text, "value": answer.value, "layout": documented(answer.best, complete)}
     if answer.curve:
-        fields |= {"roomy": answer.roomy, "dividing": answer.dividing}
+        fields |= {"tight": answer.tight, "dividing": answer.dividing}
         fields["curve"] = [_point(best) | {"command": complete(best).command()} for best in answer.curve]
     return fields
 

@@ -21,6 +21,7 @@ from loadgauge.report.progress import clear, progress, say
 from loadgauge.report.setup import print_assumed
 from loadgauge.report.step_time import LANES
 from loadgauge.report.table import Column, console, document, draw, heading, points
+from loadgauge.report.verdict import WORDS, question_words
 from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import DEGREES, MODEL_PARALLEL
@@ -89,7 +90,8 @@ def show(target: Console, plan: Plan, changes: Sequence[Replanned] = (), refused
     """Print a plan: the best layouts, why others are slower, the Pareto front, and the assumptions."""
     request, result, price = plan.request, plan.result, plan.case.price
     shown = result.layouts[: request.top]
-    for line in headline(result):
+    asked = question_words(result.layouts[0].memory)
+    for line in (*headline(result), *([asked] if asked else [])):
         points(target, [line], "")
     show_command(target, plan.best.command())
     own = file_estimate(request)
@@ -128,7 +130,7 @@ def assumptions(target: Console, setup: Setup) -> None:
 
 
 def headline(result: SearchResult) -> list[str]:
-    """Return two lines: the best layout as flags, and its step time, throughput and memory."""
+    """Return the best layout as flags, its step time, throughput and memory, and a better one that is TIGHT."""
     best = result.layouts[0]
     assert best.time is not None
     memory, time = best.memory, best.time
@@ -141,8 +143,21 @@ def headline(result: SearchResult) -> list[str]:
         f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {best.layout.global_batch:,} sequences takes"
         f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {time.tokens_per_second_per_gpu:,.0f}"
         f" tokens/s/GPU, MFU {time.mfu:.1%}; {in_gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
-        f"{longest} ({memory.verdict}).",
+        f"{longest}, {WORDS[memory.verdict][0]}.",
+        *tighter(result),
     ]
+
+
+def tighter(result: SearchResult) -> list[str]:
+    """Return a line about a TIGHT layout that is better than the best, which fits; none where there is no such layout."""
+    best, other = result.layouts[0], result.tighter
+    if other is None or best.time is None or other.time is None or other.memory.capacity is None:
+        return []
+    gain = best.time.step / best.time.tokens / (other.time.step / other.time.tokens) - 1
+    words = f"{gain:.1%} faster" if gain > CLOSE else f"Better by {result.objective}"
+    gpus = f" --gpus {other.layout.gpus}" if other.layout.gpus != best.layout.gpus else ""
+    room = f"{in_gib(other.memory.total, 1)} of {gib(other.memory.capacity, 1)}"
+    return [f"{words}, {room}, {WORDS[other.memory.verdict][0]}: {layout_flags(other)}{gpus}"]
 
 
 def _of_file(own: Estimate, best: Estimate) -> str:
@@ -171,6 +186,8 @@ def table(
     cells["tok/s/GPU"] = [f"{time.tokens_per_second_per_gpu:,.0f}" for time in times]
     cells["MFU"] = [f"{time.mfu:.1%}" for time in times]
     cells["GiB"] = [in_gib(result.memory.total, 1) for result in results]
+    if len({result.memory.verdict for result in results}) > 1:
+        cells["verdict"] = [WORDS[result.memory.verdict][0] for result in results]
     if price is not None:
         cells["cost/1B"] = [f"{cost_per_billion_tokens(price, result):,.2f}" for result in results]
     for name in ("dp", *DEGREES, "zero"):
@@ -182,7 +199,8 @@ def table(
         cells["schedule"] = [layout.schedule if layout.pp > 1 else "" for layout in every]
     rank = {name: len(LEAST) - place for place, name in enumerate(LEAST)}
     columns = [
-        Column(name, "left" if name in ("recompute", "schedule") else "right", rank=rank.get(name, 0)) for name in cells
+        Column(name, "left" if name in ("verdict", "recompute", "schedule") else "right", rank=rank.get(name, 0))
+        for name in cells
     ]
     draw(target, columns, list(zip(*cells.values(), strict=True)), title)
 

@@ -8,6 +8,7 @@ from loadgauge.units import gib, in_gib
 WORDS = {
     "fits": ("FITS", "bold green"),
     "tight": ("TIGHT", "bold yellow"),
+    "depends": ("DEPENDS", "bold magenta"),
     "does not fit": ("DOES NOT FIT", "bold red"),
     "unknown": ("NEEDS", "bold"),
 }
@@ -15,11 +16,21 @@ WORDS = {
 ENDINGS = {
     "fits": ", which fits too.",
     "tight": ", which is TIGHT.",
+    "depends": ", which DEPENDS.",
     "does not fit": ", which DOES NOT FIT.",
     "unknown": ".",
 }
 """How a line about a worst case ends, by its verdict."""
-STYLES = {"tight": "yellow", "does not fit": "red"}
+WIDE = 0.2
+"""Half the width of a range, as a share of the memory, from which on the answer says what makes it wide."""
+CAUSES = {
+    "spread": "how far measured runs of other people lie from predictions",
+    "idle": "what PyTorch's allocator may leave idle",
+    "outside": "the CUDA context and buffers outside PyTorch, which weigh much in a small job",
+    "--lengths": "micro-batches of long sequences alone; --lengths with a shorter longest one narrows it",
+}
+"""What makes a range wide, where no flag says it."""
+STYLES = {"tight": "yellow", "depends": "magenta", "does not fit": "red"}
 """Colours of such a line."""
 
 
@@ -32,30 +43,41 @@ def verdict_words(result: Estimate) -> str:
     """
     memory = result.memory
     capacity = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
-    own = memory.range_of()
-    return f"{WORDS[memory.verdict][0]}  {gib(memory.total, 1)}{capacity}, 80 % range {in_gib(own.low, 1)}-{gib(own.high, 1)}"
+    return (
+        f"{WORDS[memory.verdict][0]}  {gib(memory.total, 1)}{capacity},"
+        f" 80 % range {in_gib(memory.low, 1)}-{gib(memory.high, 1)}"
+    )
 
 
-def outcome_words(memory: Memory) -> list[str]:
-    """Return a line for each way in which the run may train as well, for all that is said, far from the assumed one."""
-    lines = []
-    for outcome in memory.outcomes:
-        shown = memory.range_of(outcome)
-        needs = f"{gib(shown.value, 1)}, 80 % range {in_gib(shown.low, 1)}-{gib(shown.high, 1)}"
-        lines.append(f"Not said, and not assumed: {outcome.flag}, {needs}{ENDINGS[memory.verdict_of(shown)]}")
-    return lines
-
-
-def why_tight(memory: Memory) -> str:
-    """Return what a tight verdict means for this run; empty for any other."""
-    if memory.verdict != "tight" or memory.capacity is None:
+def question_words(memory: Memory) -> str:
+    """Return the unsaid thing that decides and what each answer comes to; empty where none decides."""
+    question = memory.question
+    if question is None:
         return ""
-    own = memory.verdict_of(memory.range_of())
-    if own != "tight" and memory.outcomes:
-        as_assumed = "fits" if own == "fits" else "does not fit"
-        return f"As assumed it {as_assumed}; what is not said decides. --allow-tight takes that for a yes."
-    over = memory.range_of().high - memory.capacity
-    return f"It may fit: the range reaches {gib(over, 1)} beyond the card's memory. --allow-tight takes that for a yes."
+    answers = [
+        f"{choice.value}{' (assumed)' if choice.assumed and not question.key else ''}"
+        f" {gib(choice.total, 1)}, {WORDS[choice.verdict][0]}"
+        for choice in question.choices
+    ]
+    asked = f"{question.flag} of the file, not read, decides" if question.key else f"{question.flag} decides"
+    return f"{asked}: {'; '.join(answers)}."
+
+
+def range_words(memory: Memory) -> list[str]:
+    """Return what a tight verdict means, and what makes a range wide."""
+    lines = []
+    if memory.verdict == "tight" and memory.capacity is not None:
+        over = gib(memory.high - memory.capacity, 1)
+        lines.append(
+            f"It may fit: the range reaches {over} beyond the card's memory; --allow-tight takes that for a yes."
+        )
+    half = (memory.high - memory.low) / 2 / memory.total
+    if half > WIDE:
+        cause, _ = max(memory.widths.items(), key=lambda item: item[1])
+        lines.append(
+            f"The range is wide, {half:.0%} either way, mostly for {CAUSES.get(cause, f'{cause}, which is not said')}."
+        )
+    return lines
 
 
 def effort(other: Estimate, result: Estimate) -> float:

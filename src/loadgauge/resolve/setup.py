@@ -6,9 +6,10 @@ import msgspec
 
 from loadgauge.estimate.cost import Budget, Failures
 from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.memory.question import Alternative, Unsaid
 from loadgauge.estimate.padding import Forecast, forecast
 from loadgauge.estimate.result import Estimate
-from loadgauge.estimate.unsaid import with_unsaid
+from loadgauge.estimate.unsaid import open_to, with_unsaid
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.lengths import Lengths
 from loadgauge.spec.hardware import Cluster, Gpu
@@ -52,7 +53,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
             more = max(0.0, worst.memory.total - result.memory.total)
-            result = result.replace(memory=result.memory.widened(0.0, more))
+            result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
         result.__dict__["setup"] = self
         return result
 
@@ -136,9 +137,14 @@ def widened(given: Setup, result: Estimate) -> Estimate:
             given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
         )
         change = estimate(given.model, result.layout, kind, given.gpu).memory.total - memory.total
-        items.append(Uncounted("", "", low=max(0.0, -change), high=max(0.0, change)))
-    extra = sum(item.parameter for item in items) * result.params / result.layout.gpus
-    low, high = sum(item.low for item in items), sum(item.high for item in items) + extra
-    memory = memory.widened(low, high)
+        named = ", ".join(item.key for item in items if item.kernels)
+        items.append(Uncounted("", named, low=max(0.0, -change), high=max(0.0, change)))
     notes = tuple(item.note for item in items if item.note)
-    return result.replace(memory=memory, unmodelled=notes)
+    return open_to(result.replace(unmodelled=notes), (_unread(item, result) for item in items))
+
+
+def _unread(item: Uncounted, result: Estimate) -> Unsaid:
+    """A setting of a job file that is not counted, as a thing that is not said: it may do nothing, or the most or least."""
+    high = item.high + item.parameter * result.params / result.layout.gpus
+    ends = (Alternative("at most", high), Alternative("at least", -item.low))
+    return Unsaid(item.key, "without it", tuple(end for end in ends if end.change), key=True)

@@ -10,7 +10,7 @@ from loadgauge.plan.axis_values import out_of_reach
 from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, RANKING, PlanRequest, cases
 from loadgauge.plan.sample import Sampler
 from loadgauge.plan.search import search, seconds
-from loadgauge.report.plan import why
+from loadgauge.report.plan import tighter, why
 from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.layout import Layout
 from loadgauge.web.flags import State, files_of, job_of, model_of, noted, request_of, written
@@ -76,7 +76,7 @@ def planned(
         "points": points,
         "pareto": [places[_key(estimate.layout)] for estimate in result.pareto],
         "best": [places[_key(estimate.layout)] for estimate in result.layouts],
-        "why": why(result),
+        "why": [*tighter(result), *why(result)],
         "evaluated": result.evaluated,
         "valid": result.valid,
         "fitting": result.fitting,

@@ -113,6 +113,11 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         value = allocated + self.outside.value
         return Reading(min(found.low, value), value, max(found.high, value))
 
+    @property
+    def growth(self) -> float:
+        """By which factor the upper end of what a card must have grows with what PyTorch has handed out."""
+        return (1 + self.fragmentation.needed.high) * self.spread.high
+
     def _range(self, allocated: float, idle: Share, outside: Assumed) -> Reading:
         return Reading(
             max(0.0, allocated - self.fewer) * (1 + idle.low) * self.spread.low + outside.low,

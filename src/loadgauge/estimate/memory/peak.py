@@ -14,14 +14,15 @@ from loadgauge.estimate.memory.host import off_card
 from loadgauge.estimate.memory.overhead import non_pytorch_memory
 from loadgauge.estimate.memory.phases import Moment, Phase, StageAtWork
 from loadgauge.estimate.memory.pools import pools
+from loadgauge.estimate.memory.question import Question, Unsaid, ask
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.schedule.stages import Stage
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.memory_range import Counter
+from loadgauge.verdict import Verdict, judge
 
 When = Literal["peak", "largest", "forward", "loss", "backward", "step", "evaluation", "saving"]
 """A moment of the step: of the rank's peak, at which a part is largest, or at which it is largest in a phase."""
-Verdict = Literal["fits", "tight", "does not fit", "unknown"]
 STRETCHES: dict[Phase, When] = {
     Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step", Phase.EVALUATION: "evaluation",
     Phase.GENERATION: "evaluation", Phase.SAVING: "saving",
@@ -33,13 +34,6 @@ class Rank(msgspec.Struct, frozen=True):
     """The rank that needs the most memory: any rank of this pipeline stage."""
 
     stage: int
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What the run may do as well, since nothing says it: the flag that would say so, and the bytes that the peak is higher."""
-
-    flag: str
-    change: float
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +63,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     saving: float = 0.0
     """Bytes of host memory that the first rank needs while a full checkpoint is saved."""
     margins: Margins
-    outcomes: tuple[Outcome, ...] = ()
-    """Ways in which the run may train as well, far from the one that is assumed; the range holds them all."""
+    unsaid: tuple[Unsaid, ...] = ()
+    """What the job leaves open, each far from what is assumed; the range is that of the run as assumed."""
+    nearby: dict[str, float] = {}
+    """How wide each small thing that is not said makes the range [bytes], by its flag, or its key in a job file."""
     workspaces: float = 0.0
     """Of the part outside: what the allocator hands out to the libraries of matrix products."""
 
@@ -109,46 +105,49 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a counter would show at the peak [bytes]."""
         return self.margins.reading(counter, self.allocated)
 
-    def widened(self, fewer: float, more: float) -> Memory:
-        """Return the memory of a run of whose peak more is not known: it may need `fewer` or `more` bytes."""
+    def widened(self, fewer: float, more: float, flag: str) -> Memory:
+        """Return the memory of a run that may need `fewer` or `more` bytes. flag: of what, or the key of a job file"""
         margins = self.margins.widened(fewer, more)
         needed = margins.needed(self.allocated)
-        return msgspec.structs.replace(self, margins=margins, low=needed.low, high=needed.high)
+        nearby = {**self.nearby, flag: fewer + more}
+        return msgspec.structs.replace(self, margins=margins, low=needed.low, high=needed.high, nearby=nearby)
 
-    def range_of(self, outcome: Outcome | None = None) -> Reading:
-        """Return what a card must have with one outcome, or as it is assumed; the range does not hold the others."""
-        fewer = sum(max(0.0, -one.change) for one in self.outcomes)
-        more = sum(max(0.0, one.change) for one in self.outcomes)
-        own = self.margins.widened(-fewer, -more)
-        return own.needed(self.allocated + (0.0 if outcome is None else outcome.change))
+    @property
+    def widths(self) -> dict[str, float]:
+        """What makes the range wide: by flag or key, or the cause outside the job, how far its ends lie apart [bytes]."""
+        margins, nbytes = self.margins, self.allocated
+        idle, outside = margins.fragmentation.needed, margins.outside
+        return {
+            **self.nearby,
+            "spread": nbytes * (margins.spread.high - margins.spread.low),
+            "idle": nbytes * (idle.high - idle.low),
+            "outside": outside.high - outside.low,
+        }
 
-    def verdict_of(self, found: Reading) -> Verdict:
-        """Return whether the GPU holds a range."""
-        if self.capacity is None:
-            return "unknown"
-        if found.low > self.capacity:
-            return "does not fit"
-        return "tight" if found.high > self.capacity else "fits"
+    def range_with(self, change: float) -> Reading:
+        """Return what a card must have where the peak is higher by `change` [bytes]."""
+        return self.margins.needed(self.allocated + change)
+
+    @property
+    def widest(self) -> Reading:
+        """What a card must have, whatever is unsaid: each open thing at its least and at its most [bytes]."""
+        fewer, more = (sum(getattr(each, end) for each in self.unsaid) for end in ("fewer", "more"))
+        return self.margins.widened(fewer, more).needed(self.allocated)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the GPU holds the whole range, lies inside it (`tight`), or does not even hold its lower end.
-
-        The range is that of the run as it is assumed; it is `tight` too where an outcome that was not, as predicted, decides
-        otherwise.
-        """
-        own = self.range_of()
-        if self.capacity is not None:
-            for outcome in self.outcomes:
-                inside = self.range_of(outcome).value <= self.capacity
-                if (own.high <= self.capacity and not inside) or (own.low > self.capacity and inside):
-                    return "tight"
-        return self.verdict_of(own)
+        """Whether the GPU holds the run (see `loadgauge.verdict`)."""
+        return judge(self.low, self.high, self.capacity, self.widest.high)
 
     @property
     def fits(self) -> bool | None:
-        """Whether it surely fits; None without a GPU. See `verdict` for runs that may fit."""
+        """Whether it surely fits, whatever is unsaid; None without a GPU."""
         return None if self.capacity is None else self.verdict == "fits"
+
+    @property
+    def question(self) -> Question | None:
+        """The unsaid thing that decides the verdict, with each of its answers; None where none does."""
+        return ask(self.unsaid, self.verdict, self.range_with, self.capacity)
 
 
 def _nothing(rank: StageAtWork) -> tuple[Moment, ...]:

@@ -16,8 +16,9 @@ import msgspec
 from loadgauge.algebra import Size
 from loadgauge.errors import NotModelled
 from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.memory.counters import Margins
 from loadgauge.estimate.memory.in_flight import works
-from loadgauge.estimate.memory.overhead import non_pytorch_memory, workspaces
+from loadgauge.estimate.memory.overhead import Assumed, non_pytorch_memory, workspaces
 from loadgauge.estimate.schedule.stages import Stage, stages
 from loadgauge.estimate.time.collectives import Fabric, Group
 from loadgauge.estimate.time.roofline import Machine
@@ -146,14 +147,15 @@ class GridEvaluator:
             layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
             memory = self.memory(structure, layout)
             nbytes = self.peak_bytes(structure, memory, places) + places.read_once(self.fixed(layout, memory))
-            steps.append(Step(self.times(structure, memory, places), structure, memory, places, nbytes))
+            ends = nbytes, self.upper(layout, places, nbytes)
+            steps.append(Step(self.times(structure, memory, places), structure, memory, places, ends))
         for step in steps:
             if wanted is None:
                 step.times.needed[:] = True
             else:
                 step.narrow(wanted)
         play_all([step.times for step in steps])
-        return [Batch(step.structure, self.grid, step.places.flat, step.nbytes, step.seconds()) for step in steps]
+        return [Batch(step.structure, self.grid, step.places.flat, *step.nbytes, step.seconds()) for step in steps]
 
     # -- facts ----------------------------------------------------------------------------------------------------------
 
@@ -255,8 +257,19 @@ class GridEvaluator:
 
     def fixed(self, layout: Layout, memory: ArrayMemory) -> Any:
         """Memory outside PyTorch's allocator plus permanent workspaces, as an open array [bytes]."""
+        scratch = workspaces(self.whole.cluster.gpu, self.training, grouped=memory.has_experts)
+        return self.of_pp.once("fixed", lambda: self.outside(layout)[0] + scratch)
 
-        def make() -> Any:
+    def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
+        """The upper end of the range of what each place needs [bytes], without small things that are not said."""
+        margins = Margins.of(Assumed(0.0, 0.0, 0.0), self.training.framework, ragged=layout.tokens is not None)
+        value, high = map(places.read_once, self.outside(layout))
+        return self.numpy.maximum(nbytes, (nbytes - value) * margins.growth + high)
+
+    def outside(self, layout: Layout) -> tuple[Any, Any]:
+        """What lies outside PyTorch's allocator, and the most that may, as open arrays [bytes]."""
+
+        def make() -> tuple[Any, Any]:
             numpy, code, axes = self.numpy, 0, [name for name in RANK_AXES if name != "pp"]
             alone = Layout(pp=layout.pp, seq_len=1)
             for bit, axis in enumerate(axes):
@@ -265,14 +278,13 @@ class GridEvaluator:
                 non_pytorch_memory(
                     msgspec.structs.replace(alone, **{axis: 1 + (number >> bit & 1) for bit, axis in enumerate(axes)}),
                     self.whole.cluster.gpu,
-                ).value
+                )
                 for number in range(2 ** len(axes))
             ]
-            return numpy.array(values)[code] + workspaces(
-                self.whole.cluster.gpu, self.training, grouped=memory.has_experts
-            )
+            return numpy.array([one.value for one in values])[code], numpy.array([one.high for one in values])[code]
 
-        return self.of_pp.once("outside", make)
+        both: tuple[Any, Any] = self.of_pp.once("outside", make)
+        return both
 
     # -- time -----------------------------------------------------------------------------------------------------------
 

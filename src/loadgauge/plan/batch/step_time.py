@@ -188,10 +188,10 @@ class PipelineTimes:
 
 
 class Step:
-    """The time of the layouts of one structure, as `StepModel.step` adds it up."""
+    """The time of the layouts of one structure, as `StepModel.step` adds it up. nbytes: the memory of each and its upper end"""
 
     def __init__(
-        self, times: PipelineTimes, structure: Structure, memory: ArrayMemory, places: Places, nbytes: Any
+        self, times: PipelineTimes, structure: Structure, memory: ArrayMemory, places: Places, nbytes: tuple[Any, Any]
     ) -> None:
         self.times, self.structure, self.places, self.nbytes = times, structure, places, nbytes
         self.memory, self.numpy, self.back = memory, times.numpy, times.back(places)
@@ -203,7 +203,7 @@ class Step:
 
     def narrow(self, wanted: Wanted) -> None:
         """Mark the points to simulate: those of layouts for which `wanted` is true."""
-        chosen = wanted(self.nbytes, self.spread(self.times.least) + self.ends)
+        chosen = wanted(*self.nbytes, self.spread(self.times.least) + self.ends)
         if self.back is None:
             self.times.needed |= chosen
         else:

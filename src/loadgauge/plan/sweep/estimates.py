@@ -139,16 +139,15 @@ def _found(job: Job) -> Row:
     given = resolve_job(job)
     result = given.estimate()
     memory, time = result.memory, result.time
-    own = memory.range_of()
     row: Row = {
-        "outcome": memory.verdict, "memory_total": float(memory.total), "memory_low": float(own.low),
-        "memory_high": float(own.high), "memory_capacity": memory.capacity, "moment": memory.moment,
+        "outcome": memory.verdict, "memory_total": float(memory.total), "memory_low": float(memory.low),
+        "memory_high": float(memory.high), "memory_capacity": memory.capacity, "moment": memory.moment,
         **{part: float(nbytes) for part, nbytes in memory.parts.items()},
         "largest_activations": float(memory.largest("activations").parts["activations"]),
         "flops_model": float(result.flops.model), "flops_hardware": float(result.flops.hardware),
     }  # fmt: skip
     if memory.capacity is not None:
-        row["missing"] = max(0.0, float(own.high - memory.capacity))
+        row["missing"] = max(0.0, float(memory.high - memory.capacity))
     if time is not None:
         row |= {name: getattr(time, name) for name in TIMES[:4]}
         budget = given.budget(result)
