@@ -11,13 +11,51 @@ A verdict compares the memory of a card with the 80 % range of what a run needs 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from loadgauge.errors import NO, YES
 
 Verdict = Literal["fits", "tight", "depends", "does not fit", "unknown"]
 ORDER: tuple[Verdict, ...] = ("fits", "unknown", "depends", "tight", "does not fit")
 """From the best to the worst, as answers are ranked."""
+
+
+class Needs(Protocol):
+    """What a run needs of a card [bytes], whatever its task."""
+
+    @property
+    def total(self) -> float:
+        """As predicted."""
+
+    @property
+    def low(self) -> float:
+        """The lower end of the 80 % range."""
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+
+    @property
+    def capacity(self) -> float | None:
+        """What the card has; None without one."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it holds the run."""
+
+
+def needs(memory: Needs) -> dict[str, Any]:
+    """Return what every document says of memory, whatever the task: bytes, and the verdict.
+
+    >>> from loadgauge import estimate
+    >>> needs(estimate("gpt2", gpu="rtx4090", seq_len=1024).memory)["verdict"]
+    'fits'
+    """
+    verdict = memory.verdict
+    return {
+        "total": memory.total, "low": memory.low, "high": memory.high, "capacity": memory.capacity,
+        "fits": None if verdict == "unknown" else verdict == "fits", "verdict": verdict,
+    }  # fmt: skip
 
 
 def judge(low: float, high: float, capacity: float | None, widest: float | None = None) -> Verdict:

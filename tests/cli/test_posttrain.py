@@ -24,14 +24,14 @@ def test_the_answer_in_words() -> None:
 
 def test_the_document_adds_up() -> None:
     found = document(GRPO)
-    assert [phase["phase"] for phase in found["memory"]] == [
+    assert [phase["phase"] for phase in found["memory"]["phases"]] == [
         "generate", "old log-probs", "reference", "update", "weight sync",
     ]  # fmt: skip
-    for phase in found["memory"]:
+    for phase in found["memory"]["phases"]:
         assert phase["total"] == pytest.approx(sum(part["bytes"] for part in phase["parts"]))
         assert phase["low"] <= phase["total"] <= phase["high"]
     assert found["verdict"] == "fits"
-    assert found["worst"] == max(found["memory"], key=lambda phase: phase["total"])["phase"]
+    assert found["worst"] == max(found["memory"]["phases"], key=lambda phase: phase["total"])["phase"]
 
 
 def test_what_does_not_fit_has_a_next_step_that_fits() -> None:
@@ -80,7 +80,6 @@ def test_explanations(part: str) -> None:
         ("--context 4096", "--task generate"),
         ("--sweep micro-batch=1,2", "--task train"),
         ("--explain gradients", "explains kv"),
-        ("--brief", "--task train"),
         ("--at loss", "--task train"),
         ("--mfu 40%", "--task train"),
         ("--eval-batch 2", "--task train"),

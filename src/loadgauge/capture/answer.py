@@ -14,7 +14,7 @@ from loadgauge.estimate.memory.overhead import context, workspaces
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.training import training
 from loadgauge.trace.device.untraced import NOT_COUNTED
-from loadgauge.verdict import Verdict, judge
+from loadgauge.verdict import Verdict, judge, needs
 
 
 class Formula(msgspec.Struct, frozen=True):
@@ -33,6 +33,11 @@ class Needed(msgspec.Struct, frozen=True):
     high: float
     capacity: float
     verdict: Verdict
+
+    @property
+    def total(self) -> float:
+        """The same as `value`, under the name that other answers have."""
+        return self.value
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -69,9 +74,17 @@ class Answer(msgspec.Struct, frozen=True):
     branches: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of `loadgauge capture --json`, as plain values."""
+        """The document of `loadgauge capture --json`, as plain values. Without a GPU the memory is that of the tensors alone."""
         document: dict[str, Any] = msgspec.to_builtins(self)
-        return document
+        alone = {
+            "total": self.allocated,
+            "low": None,
+            "high": None,
+            "capacity": None,
+            "fits": None,
+            "verdict": "unknown",
+        }
+        return document | {"memory": alone if self.needed is None else needs(self.needed)}
 
 
 def answer(

@@ -179,7 +179,7 @@ def command(
     if as_json:
         from loadgauge.report.table import document
 
-        document(result)
+        document(result.to_dict())
     else:
         from loadgauge.report.capture import print_answer
 

@@ -116,15 +116,15 @@ def command(
         assert task is not None
         others = {
             "--sweep": sweeps, "--table": table, "--explain": part, "--plot": file, "--counter": counter, "--csv": as_csv,
-            "--brief": brief, "--at": at, "--figure": figure != "all", "--output": output,
+            "--at": at, "--figure": figure != "all", "--output": output,
         }  # fmt: skip
         if task in AFTER:
             _not_of(of_inference, "generate or forward")
             del others["--explain"]
             job = Job(model=model, task=task, **flags)
-            return after.answer(job, others, part, as_json=as_json, allow_tight=allow_tight)
+            return after.answer(job, others, part, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
         asked = Job(model=model, **flags)
-        return _infer(asked, task, of_inference, others, as_json=as_json, allow_tight=allow_tight)
+        return _infer(asked, task, of_inference, others, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
     if part in after.TOPICS:
         raise ConfigError(f"{part} is of a run with a rollout: --task grpo", key="explain")
     _not_of(of_inference, "generate or forward")
@@ -176,11 +176,18 @@ def command(
         from loadgauge.report import brief as short
         from loadgauge.report.estimate import report
 
-        if short.narrow() if brief is None else brief:
+        if shortly(brief):
             short.brief(given, result, counter)
         else:
             report(given, result, counter=counter)
     return exit_code(result.memory.verdict, allow_tight=allow_tight)
+
+
+def shortly(brief: bool | None) -> bool:
+    """Whether the short answer is printed: where it is asked for, and by default in a narrow terminal."""
+    from loadgauge.report.brief import narrow
+
+    return narrow() if brief is None else brief
 
 
 def _not_of(given: dict[str, Any], tasks: str) -> None:
@@ -191,7 +198,7 @@ def _not_of(given: dict[str, Any], tasks: str) -> None:
 
 
 def _infer(
-    job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool, allow_tight: bool
+    job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool, allow_tight: bool, brief: bool
 ) -> int:  # fmt: skip
     """Estimates a forward pass or generation and prints it. others: answers that only training has, by their flags"""
     from loadgauge.resolve.inference import resolve_inference
@@ -204,6 +211,10 @@ def _infer(
         from loadgauge.report.table import document
 
         document(answer.to_dict() | {"assumed": assumed})
+    elif brief:
+        from loadgauge.report.inference import brief as print_brief
+
+        print_brief(answer)
     else:
         from loadgauge.report.inference import report as report_inference
 

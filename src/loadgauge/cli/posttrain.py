@@ -23,7 +23,9 @@ def task_of_file(job: Job) -> str | None:
     return from_job_file(job)[0].task
 
 
-def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool, allow_tight: bool) -> int:
+def answer(
+    job: Job, others: dict[str, Any], part: str | None, *, as_json: bool, allow_tight: bool, brief: bool
+) -> int:  # fmt: skip
     """Estimate a run of a task and print it. others: answers that only training has, by their flags. Raises `ConfigError`"""
     from loadgauge.report.posttrain_answer import answered
 
@@ -43,6 +45,11 @@ def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool,
         from loadgauge.report.table import document as print_document
 
         print_document(whole.document())
+    elif brief:
+        from loadgauge.report.posttrain import brief as print_brief
+        from loadgauge.report.posttrain_time import headline
+
+        print_brief(run, found, whole.remedies, headline(time, whole.untimed))
     else:
         from loadgauge.report.posttrain import report
         from loadgauge.report.posttrain_time import headline

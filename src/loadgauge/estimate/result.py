@@ -24,6 +24,7 @@ from loadgauge.spec.layout import Layout
 from loadgauge.spec.memory_range import COUNTERS
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
+from loadgauge.verdict import needs
 
 __all__ = ["STRETCHES", "Basis", "Estimate", "Memory", "Rank", "Time", "When"]
 
@@ -158,12 +159,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             },
             "gpu": self.gpu,
             "memory": {
-                "total": memory.total,
-                "low": memory.low,
-                "high": memory.high,
-                "capacity": memory.capacity,
-                "fits": memory.fits,
-                "verdict": memory.verdict,
+                **needs(memory),
                 "widest": {"low": widest.low, "high": widest.high},
                 "question": msgspec.to_builtins(memory.question),
                 "counters": {

@@ -39,9 +39,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     capacity: float | None = None
 
     @property
+    def parts(self) -> dict[str, float]:
+        """What it is made of [bytes]."""
+        return {name: getattr(self, name) for name in ("weights", "cache", "activations", "logits", "outside")}
+
+    @property
     def total(self) -> float:
         """The sum of all parts [bytes]."""
-        return self.weights + self.cache + self.activations + self.logits + self.outside
+        return sum(self.parts.values())
 
     @property
     def verdict(self) -> Verdict:

@@ -17,6 +17,7 @@ from loadgauge.spec.inference import Inference
 from loadgauge.spec.model import Attention, LatentAttention, ModelSpec
 from loadgauge.spec.serving import serving
 from loadgauge.spec.software import bounds, factor
+from loadgauge.verdict import needs
 
 NOT_COUNTED = (
     "a server: queues, prompts that come while others generate, paged blocks, prefix caches, speculative decoding, sampling",
@@ -108,8 +109,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, Any] = {
             "model": {"name": self.model.name, "params": self.params, "active_params": self.active_params},
             "task": msgspec.to_builtins(asked) | {"gpus": self.gpus},
-            "memory": msgspec.structs.asdict(self.memory)
-            | {name: getattr(self.memory, name) for name in ("total", "fits", "verdict")},
+            "memory": msgspec.structs.asdict(self.memory) | needs(self.memory) | {"parts": self.memory.parts},
             "largest_batch": self.largest,
             "not_counted": list(self.not_counted),
         }

@@ -68,6 +68,15 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
         """The sum of all residents [bytes]."""
         return sum(one.nbytes for one in self.residents)
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """What it is made of, by role and part [bytes]."""
+        found: dict[str, float] = {}
+        for one in self.residents:
+            name = f"{one.role} {one.part}"
+            found[name] = found.get(name, 0.0) + one.nbytes
+        return found
+
     def of(self, role: str) -> float:
         """Bytes of a role."""
         return sum(one.nbytes for one in self.residents if one.role == role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from loadgauge.estimate.result import Estimate
@@ -11,6 +12,7 @@ from loadgauge.report.verdict import WORDS, effort, question_words, range_words,
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.memory_range import Counter
 from loadgauge.units import gib, in_gib, seconds
+from loadgauge.verdict import Needs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,21 +32,25 @@ def narrow() -> bool:
 
 def brief(given: Setup, result: Estimate, counter: Counter | None = None, target: Console | None = None) -> None:
     """Print the short answer to `target`, by default the terminal."""
-    from rich.text import Text
-
-    target = target or console()
-    word, style = WORDS[result.memory.verdict]
-    first = Text(verdict_words(result))
-    first.stylize(style, 0, len(word))
-    lines = [first, Text(_run(given, result), "dim"), *(Text(line) for line in _parts(result))]
     memory = result.memory
     wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
-    lines += [
-        Text(line)
-        for line in (_counter(result, counter), _step(result), question_words(memory), *wide, _remedy(given, result))
-        if line
-    ]
-    draw_lines(target, lines)
+    lines = (_counter(result, counter), _step(result), question_words(memory), *wide, _remedy(given, result))
+    short(memory, memory.parts, _run(given, result), lines, target)
+
+
+def short(
+    memory: Needs, parts: Mapping[str, float], run: str, lines: Iterable[str], target: Console | None = None
+) -> None:  # fmt: skip
+    """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty."""
+    from rich.text import Text
+
+    word, style = WORDS[memory.verdict]
+    first = Text(verdict_words(memory))
+    first.stylize(style, 0, len(word))
+    draw_lines(
+        target or console(),
+        [first, Text(run, "dim"), *map(Text, largest_parts(parts)), *map(Text, filter(None, lines))],
+    )
 
 
 def _run(given: Setup, result: Estimate) -> str:
@@ -55,16 +61,21 @@ def _run(given: Setup, result: Estimate) -> str:
     return f"{result.model.name},{how}{where} {layout.micro_batch} x {length_words(result.model, layout.seq_len)}"
 
 
-def _parts(result: Estimate) -> list[str]:
-    """The largest parts at the peak, with bars; the rest together."""
-    ranked = sorted(result.memory.parts.items(), key=lambda item: -item[1])
+def largest_parts(parts: Mapping[str, float]) -> list[str]:
+    """Return a line for each of the largest parts [bytes], with bars; the rest together.
+
+    >>> [line.split()[:2] for line in largest_parts({"weights": 2**31, "optimizer": 2**30, "nothing": 0})]
+    [['weights', '2.0'], ['optimizer', '1.0']]
+    """
+    ranked = sorted(parts.items(), key=lambda item: -item[1])
     ranked = [(part, nbytes) for part, nbytes in ranked if nbytes > 0]
     if len(ranked) > SHOWN:
         rest = ranked[SHOWN - 1 :]
         ranked = [*ranked[: SHOWN - 1], (f"{len(rest)} others", sum(nbytes for _, nbytes in rest))]
     most = max(nbytes for _, nbytes in ranked)
+    width = max(12, *(len(part) + 2 for part, _ in ranked))
     return [
-        f"  {part:<12}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
+        f"  {part:<{width}}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
         for part, nbytes in ranked
     ]
 

@@ -24,12 +24,9 @@ def print_answer(answer: Answer) -> None:
     if needed is None:
         target.print(f"PEAK  {shown(answer.allocated)} in tensors at {at}")
     else:
-        from loadgauge.report.verdict import WORDS  # brings much with it
+        from loadgauge.report.verdict import verdict_words  # brings much with it
 
-        target.print(
-            f"{WORDS[needed.verdict][0]}  {gib(needed.value, 1)} of {gib(needed.capacity, 1)} ({needed.gpu}), "
-            f"80 % range {in_gib(needed.low, 1)}-{gib(needed.high, 1)}; {shown(answer.allocated)} in tensors at {at}"
-        )
+        target.print(f"{verdict_words(needed)} ({needed.gpu}); {shown(answer.allocated)} in tensors at {at}")
     target.print(f"{answer.parameters:,} parameters; {answer.operations:,} operations in a step")
     if answer.pictures:
         total = sum(tokens for _, tokens in answer.pictures)

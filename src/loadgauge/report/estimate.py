@@ -71,7 +71,7 @@ def verdict(result: Estimate) -> str:
     """
     memory = result.memory
     where = f" on the worst rank (stage {memory.rank.stage} of {result.layout.pp})"
-    head, _, spread = verdict_words(result).partition(", 80 % range ")
+    head, _, spread = verdict_words(memory).partition(", 80 % range ")
     return f"{head}{where}, 80 % range {spread}"
 
 

@@ -8,9 +8,10 @@ from loadgauge.inference.decode import Steady
 from loadgauge.inference.passes import AXES_OF
 from loadgauge.inference.result import Answer, known_range
 from loadgauge.inference.time import Pass
+from loadgauge.report.brief import short
 from loadgauge.report.setup import print_assumed
 from loadgauge.report.table import Column, console, draw, heading, points
-from loadgauge.report.verdict import WORDS
+from loadgauge.report.verdict import WORDS, verdict_words
 from loadgauge.spec.serving import serving
 from loadgauge.units import count, flops, gib, in_gib, seconds
 
@@ -18,28 +19,11 @@ from loadgauge.units import count, flops, gib, in_gib, seconds
 def report(answer: Answer, assumed: Mapping[str, str]) -> None:
     """Print memory, the largest batch, the work and time of the prompts and of a token, traffic and what is not counted."""
     target, asked, memory = console(), answer.asked, answer.memory
-    word, style = WORDS[memory.verdict]
-    room = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
     target.print(
-        f"{word}  {gib(memory.total, 1)}{room}, {in_gib(memory.low, 1)}-{gib(memory.high, 1)} with what lies outside PyTorch,"
-        f" on the fullest rank (stage {memory.stage} of {asked.pp})",
-        style=style, soft_wrap=True,
+        f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})",
+        style=WORDS[memory.verdict][1], soft_wrap=True,
     )  # fmt: skip
-    what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
-    if asked.task == "generate":
-        what += f", of which {asked.answer:,} {'are' if asked.answer > 1 else 'is'} generated"
-    degrees = ", ".join(f"{name} {getattr(asked, name)}" for name in AXES_OF if getattr(asked, name) > 1)
-    card = "GPU" if answer.gpu is None else answer.gpu.name
-    points(
-        target,
-        [
-            f"{answer.model.name}, {count(answer.params)} parameters, {asked.task}: {what}"
-            f" on {answer.gpus:,} x {card}{': ' + degrees if degrees else ''}.",
-            *_largest(answer),
-            *_headline(answer),
-        ],
-        "",
-    )
+    points(target, [_run(answer), *_largest(answer), *_headline(answer)], "")
     rows = [
         [name, in_gib(value), note]
         for name, value, note in (
@@ -68,6 +52,25 @@ def report(answer: Answer, assumed: Mapping[str, str]) -> None:
     points(target, answer.not_counted)
     if answer.first is not None:
         points(target, [f"Range of times: {_source(answer)}."])
+
+
+def brief(answer: Answer) -> None:
+    """Print the answer in ten lines: the verdict, what is run, the parts of the memory, the largest batch and the times."""
+    short(answer.memory, answer.memory.parts, _run(answer), (*_largest(answer), *_headline(answer)))
+
+
+def _run(answer: Answer) -> str:
+    """What is run, and on what."""
+    asked = answer.asked
+    what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
+    if asked.task == "generate":
+        what += f", of which {asked.answer:,} {'are' if asked.answer > 1 else 'is'} generated"
+    degrees = ", ".join(f"{name} {getattr(asked, name)}" for name in AXES_OF if getattr(asked, name) > 1)
+    card = "GPU" if answer.gpu is None else answer.gpu.name
+    return (
+        f"{answer.model.name}, {count(answer.params)} parameters, {asked.task}: {what}"
+        f" on {answer.gpus:,} x {card}{': ' + degrees if degrees else ''}."
+    )
 
 
 def _source(answer: Answer) -> str:

@@ -10,10 +10,12 @@ import msgspec
 from loadgauge.posttrain.explain import Explained
 from loadgauge.posttrain.memory import PhaseMemory, PostMemory
 from loadgauge.posttrain.roles import Run
+from loadgauge.report.brief import short
 from loadgauge.report.setup import print_assumed
 from loadgauge.report.table import Column, console, draw, heading, points
-from loadgauge.report.verdict import WORDS
+from loadgauge.report.verdict import WORDS, verdict_words
 from loadgauge.units import gib, in_gib
+from loadgauge.verdict import needs
 
 NOT_COUNTED = (
     "rewards by rule and environments, on the host",
@@ -25,13 +27,8 @@ def report(
     run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]] = (), took: Sequence[str] = ()
 ) -> None:  # fmt: skip
     """Print the answer. remedies: flags that were tried, with the memory of the run under them; took: lines about its time"""
-    target, worst = console(), memory.decisive if memory.verdict != "does not fit" else memory.worst
-    word, style = WORDS[memory.verdict]
-    room = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
-    target.print(
-        f"{word}  {gib(worst.total, 1)}{room}, {in_gib(worst.low, 1)}-{gib(worst.high, 1)}: the phase is {worst.name}",
-        style=style, soft_wrap=True,
-    )  # fmt: skip
+    target, worst = console(), memory.worst
+    target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
     points(target, [*_lines(run, memory), *took, *_next(memory, remedies)], "")
     roles = list(dict.fromkeys(one.role for phase in memory.phases for one in phase.residents))
     rows = [
@@ -52,6 +49,12 @@ def report(
     print_assumed(target, run.assumed)
     heading(target, "Not counted")
     points(target, NOT_COUNTED)
+
+
+def brief(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]], took: Sequence[str]) -> None:
+    """Print the answer in ten lines: the verdict, the run, the largest parts of the fullest phase, the step, the remedy."""
+    first, *_ = _lines(run, memory)
+    short(memory, memory.worst.parts, f"{first} Fullest in {memory.worst.name}.", (*took, *_next(memory, remedies)[:1]))
 
 
 def _lines(run: Run, memory: PostMemory) -> list[str]:
@@ -110,11 +113,14 @@ def document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMem
                    "shares": member.shares, "offloaded": member.offloaded}
             for name, member in run.members.items()
         },
-        "memory": [
-            {"phase": phase.name, "side": phase.side, "total": phase.total, "low": phase.low, "high": phase.high,
-             "parts": [{"role": one.role, "part": one.part, "bytes": one.nbytes} for one in phase.residents]}
-            for phase in memory.phases
-        ],
+        "memory": {
+            **needs(memory), "moment": memory.worst.name, "parts": memory.worst.parts,
+            "phases": [
+                {"phase": phase.name, "side": phase.side, "total": phase.total, "low": phase.low, "high": phase.high,
+                 "parts": [{"role": one.role, "part": one.part, "bytes": one.nbytes} for one in phase.residents]}
+                for phase in memory.phases
+            ],
+        },
         "host": memory.host, "assumed": run.assumed,
         "remedies": [{"flags": flags, "verdict": one.verdict, "total": one.decisive.total} for flags, one in remedies],
         "not_counted": list(NOT_COUNTED),

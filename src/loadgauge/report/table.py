@@ -292,8 +292,14 @@ def bar(target: Console, share: float, width: int = 10) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
+SCHEMA = 1
+"""Version of the documents' shape (`loadgauge schema`): another number where a key changes its meaning or goes."""
+
+
 def document(value: Any) -> None:
-    """Print one JSON document on stdout. Characters that a terminal would not show, or act on, are escaped."""
+    """Print one JSON document on stdout, with the version of its shape. Characters that a terminal would not show, or act on, are escaped."""
+    plain = value if isinstance(value, dict) else msgspec.to_builtins(value)
+    value = {"schema": SCHEMA, **plain}
     try:
         text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     except UnicodeEncodeError:  # A path that is not Unicode.

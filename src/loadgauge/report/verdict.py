@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadgauge.estimate.result import Estimate, Memory
 from loadgauge.units import gib, in_gib
+from loadgauge.verdict import Needs
 
 WORDS = {
     "fits": ("FITS", "bold green"),
@@ -34,19 +35,16 @@ STYLES = {"tight": "yellow", "depends": "magenta", "does not fit": "red"}
 """Colours of such a line."""
 
 
-def verdict_words(result: Estimate) -> str:
-    """Return the verdict with what it needs of the capacity and the range of that.
+def verdict_words(memory: Needs) -> str:
+    """Return the verdict with what it needs of the capacity and the range of that, as every answer begins.
 
-    >>> from loadgauge import Layout, estimate, model
-    >>> verdict_words(estimate(model("gpt2"), Layout(seq_len=1024))).split()[0]
+    >>> from loadgauge import estimate
+    >>> verdict_words(estimate("gpt2", seq_len=1024).memory).split()[0]
     'NEEDS'
     """
-    memory = result.memory
     capacity = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
-    return (
-        f"{WORDS[memory.verdict][0]}  {gib(memory.total, 1)}{capacity},"
-        f" 80 % range {in_gib(memory.low, 1)}-{gib(memory.high, 1)}"
-    )
+    ends = f"{in_gib(memory.low, 1)}-{gib(memory.high, 1)}"
+    return f"{WORDS[memory.verdict][0]}  {gib(memory.total, 1)}{capacity}, 80 % range {ends}"
 
 
 def question_words(memory: Memory) -> str:

@@ -47,12 +47,12 @@ export const posttrain = new Panel({
   sub: () => (found && !problem ? t("post.sub", { task: found.task.toUpperCase(), model: found.model, gpus: fixed(found.gpus.all) }) : ""),
   table: () => ({
     columns: [{ text: t("post.phase"), words: true }, ...roles().map((one) => ({ text: `${term(one)} [GiB]` })), { text: t("post.together") }, { text: t("post.range") }, { text: t("post.seconds") }],
-    rows: (found?.memory ?? []).map((phase) => [term(phase.phase), ...roles().map((role) => gib(held(phase, role), 2)), gib(phase.total, 2), `${gib(phase.low)} – ${gib(phase.high)}`,
+    rows: (found?.memory.phases ?? []).map((phase) => [term(phase.phase), ...roles().map((role) => gib(held(phase, role), 2)), gib(phase.total, 2), `${gib(phase.low)} – ${gib(phase.high)}`,
       seconds(found.time?.phases.find((one) => one.name === phase.phase)?.seconds ?? 0)]),
   }),
 });
 
-const roles = () => [...new Set((found?.memory ?? []).flatMap((phase) => phase.parts.map((part) => part.role)))];
+const roles = () => [...new Set((found?.memory.phases ?? []).flatMap((phase) => phase.parts.map((part) => part.role)))];
 const held = (phase, role) => phase.parts.reduce((sum, part) => sum + (part.role === role ? part.bytes : 0), 0);
 
 const request = latest("posttrain", (answer) => { [found, problem] = [answer, null]; posttrain.show({}); },
@@ -106,7 +106,7 @@ function build() {
 const grid = (...inside) => h("div", { style: { display: "grid", gap: "10px", "margin-top": "10px" } }, ...inside);
 
 function verdict() {
-  const worst = found.memory.find((phase) => phase.phase === found.worst);
+  const worst = found.memory.phases.find((phase) => phase.phase === found.worst);
   const [word, kind] = verdictOf(found);
   const { time, rollout } = found;
   return h("div", { role: "status", style: { display: "grid", gap: "4px" } },
@@ -121,17 +121,17 @@ function verdict() {
 
 /** A column for each phase, a colour for each role, the capacity as a line. */
 function band() {
-  const top = 1.06 * Math.max(found.capacity ?? 0, ...found.memory.map((phase) => phase.high));
+  const top = 1.06 * Math.max(found.capacity ?? 0, ...found.memory.phases.map((phase) => phase.high));
   const share = (bytes) => `${(100 * bytes) / top}%`;
   const worst = (phase) => phase.phase === found.worst;
-  return h("div", { role: "img", "aria-label": t("post.band-label", { phases: found.memory.map((phase) => `${term(phase.phase)} ${gib(phase.total)} GiB`).join(", ") }) },
+  return h("div", { role: "img", "aria-label": t("post.band-label", { phases: found.memory.phases.map((phase) => `${term(phase.phase)} ${gib(phase.total)} GiB`).join(", ") }) },
     h("div", { style: { position: "relative", display: "flex", height: "230px", "border-bottom": "1px solid var(--edge)" } },
-      found.memory.map((phase) => h("div", { style: { flex: "1", position: "relative", display: "flex", "flex-direction": "column-reverse", "border-right": "1px solid var(--surface)", background: worst(phase) ? "var(--accent-pale)" : "none" } },
+      found.memory.phases.map((phase) => h("div", { style: { flex: "1", position: "relative", display: "flex", "flex-direction": "column-reverse", "border-right": "1px solid var(--surface)", background: worst(phase) ? "var(--accent-pale)" : "none" } },
         roles().map((role) => [role, held(phase, role)]).filter(([, bytes]) => bytes).map(([role, bytes]) => h("i", { title: `${term(phase.phase)} · ${term(role)}: ${gib(bytes, 2)} GiB`, style: { height: share(bytes), background: `var(--${COLOURS[role] ?? "transient"})` } })),
         h("i", { title: t("post.range"), style: { position: "absolute", left: "50%", bottom: share(phase.low), height: share(phase.high - phase.low), "border-left": "2px solid var(--ink)" } }))),
       found.capacity === null ? null : h("div", { style: { position: "absolute", left: 0, right: 0, bottom: share(found.capacity), "border-top": "2px dashed var(--exposed)", "pointer-events": "none" } },
         h("span", { style: { position: "absolute", right: "4px", bottom: "2px", padding: "0 4px", "font-size": "12px", color: "var(--bad)", background: "var(--surface)" } }, t("post.capacity", { capacity: gib(found.capacity) })))),
-    h("div", { style: { display: "flex", "font-size": "12px", "text-align": "center" } }, found.memory.map((phase) => h("div", { style: { flex: "1", "font-weight": worst(phase) ? "650" : "400" } }, `${worst(phase) ? "▲ " : ""}${term(phase.phase)}`, h("br"), `${gib(phase.total)} GiB`, worst(phase) ? h("div", {}, t("post.worst")) : null))),
+    h("div", { style: { display: "flex", "font-size": "12px", "text-align": "center" } }, found.memory.phases.map((phase) => h("div", { style: { flex: "1", "font-weight": worst(phase) ? "650" : "400" } }, `${worst(phase) ? "▲ " : ""}${term(phase.phase)}`, h("br"), `${gib(phase.total)} GiB`, worst(phase) ? h("div", {}, t("post.worst")) : null))),
     h("p", { class: "legend foot" }, roles().map((role) => h("span", {}, h("i", { style: { background: `var(--${COLOURS[role] ?? "transient"})` } }), term(role)))));
 }
 
