@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadgauge.report.table import Column, bar, console, draw, heading, points
-from loadgauge.units import GIB, KIB, MIB, flops, gib, in_gib
+from loadgauge.units import GIB, KIB, MIB, flops
 
 if TYPE_CHECKING:
     from loadgauge.capture.answer import Answer

@@ -13,7 +13,7 @@ from loadgauge.report.setup import print_assumed
 from loadgauge.report.table import Column, console, draw, heading, points
 from loadgauge.report.verdict import WORDS, verdict_words
 from loadgauge.spec.serving import serving
-from loadgauge.units import count, flops, gib, in_gib, seconds
+from loadgauge.units import count, flops, in_gib, seconds
 
 
 def report(answer: Answer, assumed: Mapping[str, str]) -> None:
