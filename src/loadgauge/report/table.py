@@ -297,7 +297,10 @@ SCHEMA = 1
 
 
 def document(value: Any) -> None:
-    """Print one JSON document on stdout, with the version of its shape. Characters that a terminal would not show, or act on, are escaped."""
+    """Print one JSON document on stdout, with the version of its shape.
+
+    Characters that a terminal would not show, or act on, are escaped.
+    """
     plain = value if isinstance(value, dict) else msgspec.to_builtins(value)
     value = {"schema": SCHEMA, **plain}
     try:
