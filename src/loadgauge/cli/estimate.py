@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import click
+import msgspec
 
 from loadgauge.cli import posttrain as after
+from loadgauge.cli import project
 from loadgauge.cli.options import AFTER, complete_model, run_options, task_options, whole_run_options
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import NO, YES, ConfigError, Error
@@ -148,7 +150,9 @@ def command(
         return _sweep(
             Job(model=model, **flags), sweeps, output, file, as_csv=as_csv, as_json=as_json, allow_tight=allow_tight
         )
-    given = resolve_job(Job(model=model, **flags))
+    job, answers = project.answered(Job(model=model, **flags))
+    given = resolve_job(job)
+    given = msgspec.structs.replace(given, assumed=given.assumed | answers)
     result = given.estimate()
     if file is not None:
         from pathlib import Path
@@ -180,6 +184,10 @@ def command(
             short.brief(given, result, counter)
         else:
             report(given, result, counter=counter)
+        if fields := project.ask(result.memory.question):
+            given = resolve_job(job.replace(**fields))
+            result = given.estimate()
+            short.brief(given, result, counter)
     return exit_code(result.memory.verdict, allow_tight=allow_tight)
 
 

@@ -114,6 +114,7 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
         if flags.pop(name) is not None:
             raise ConfigError("goes with --task", key=name)
     request = PlanRequest.of(model_or_usage(model, flags), flags)
+    request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
     if request.find in FINDS:
         from loadgauge.report import fleet
 

@@ -32,7 +32,7 @@ def with_unsaid(result: Estimate, others: Sequence[Training]) -> Estimate:
     """
     changes: dict[tuple[str, str], list[Alternative]] = {}
     for other in others:
-        flag, assumed, value = _spelled(result.training, other)
+        flag, assumed, value = spelled(result.training, other)
         change = _change(result, _recipe_of(other, result))
         if change:
             changes.setdefault((flag, assumed), []).append(Alternative(value, change))
@@ -52,8 +52,8 @@ def open_to(result: Estimate, things: Iterable[Unsaid]) -> Estimate:
     return result.replace(memory=msgspec.structs.replace(memory, unsaid=(*memory.unsaid, *far)))
 
 
-def _spelled(own: Training, other: Training) -> tuple[str, str, str]:
-    """The flag by which two ways to train differ, and its value in each."""
+def spelled(own: Training, other: Training) -> tuple[str, str, str]:
+    """Return the flag by which two ways to train differ, and its value in each."""
     if other.weights and other.weights != own.weights:
         return "--weights", own.weights, other.weights
     if own.lora is not None and other.lora is not None and own.lora.upcast != other.lora.upcast:
