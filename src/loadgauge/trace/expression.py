@@ -23,7 +23,7 @@ from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.errors import ConfigError, first_line
-from loadgauge.files import is_script
+from loadgauge.files import is_script, no_function
 from loadgauge.trace.call import Call, fake_like, trace_call, where
 from loadgauge.trace.device.patches import removing
 from loadgauge.trace.device.simulated import fake_tensors
@@ -201,6 +201,8 @@ def _program(text: str) -> _Program:
             return function(*(tensors[name] for name in NAMES[:count]))
 
         return _Program(text, set(NAMES[:count]), call, lambda tensors, _: call(tensors))
+    if text.endswith(".py") and Path(text).is_file():
+        raise no_function(text)
     known = {"torch": torch, "nn": nn, "F": nn.functional}
     tree = _parsed(text)
     plain = compile(tree, "<expression>", "eval")
