@@ -265,3 +265,13 @@ def test_the_document_has_what_is_printed(tmp_path: Path) -> None:
     assert document == json.loads(json.dumps(answer(text).document()))
     for part in (document["headline"], document["place"]["frame"], *document["remedies"], *document["notes"]):
         assert " ".join(part.split()) in said
+
+
+def test_each_change_is_estimated_once(tmp_path: Path) -> None:
+    text = TRACE.format(file="verl/utils/torch_functional.py", function="entropy_from_logits")
+    changes = json.loads(why(text, tmp_path, "--model", "qwen3-8b", "--gpu", "h100", "--lora-rank", "8", "--json"))[
+        "changes"
+    ]
+    assert len({one["flags"] for one in changes}) == len(changes)
+    assert changes[0]["flags"] == "--loss chunked"
+    assert "--micro-batch 1" not in {one["flags"] for one in changes}  # as it was

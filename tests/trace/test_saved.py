@@ -296,11 +296,15 @@ def test_a_storage_is_not_named_after_what_lay_there_before(text: str, device: s
     assert any(one.made_by.startswith("inside ") for one in kept) or len(named) > 1
     for one in named:
         value = eval(one.made_by, {**scope, "e": torch.exp(-x)}).flatten()
-        assert any((one.node, one.field) == (node, field) and torch.equal(value, held) for node, field, held in ours), one
+        assert any((one.node, one.field) == (node, field) and torch.equal(value, held) for node, field, held in ours), (
+            one
+        )
 
 
 def test_the_reciprocal_of_a_sigmoid_by_hand_has_its_own_name() -> None:
-    (name,) = (one.made_by for one in saved_by_expression("1 / (1 + torch.exp(-x))", SMALL).tensors if "Recip" in one.node)
+    (name,) = (
+        one.made_by for one in saved_by_expression("1 / (1 + torch.exp(-x))", SMALL).tensors if "Recip" in one.node
+    )
     assert name == "inside 1 / (1 + torch.exp(-x))"
 
 

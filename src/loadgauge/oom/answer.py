@@ -85,11 +85,16 @@ def answer(text: str) -> Answer:
 
 
 def changes(setup: Setup, where: Place | None) -> list[Tried]:
-    """Return the changes that shrink what the traceback names and make the run fit, then those that the estimate alone advises."""
-    named = [] if where is None else [try_change(setup, fields, where.remedy) for fields in where.changes]
+    """Return the changes that shrink what the traceback names and make the run fit, then those that the estimate alone advises,
+    each once."""
+    listed = (
+        []
+        if where is None
+        else [fields for fields in where.changes if fields.get("micro_batch") != setup.layout.micro_batch]
+    )
+    named = [try_change(setup, fields, ROOM_FOR_IT) for fields in listed]
     fitting = [trial for trial in named if trial is not None and trial.result.memory.fits]
-    flags = {trial.flags for trial in fitting}
-    return [*fitting, *(trial for trial in advice(setup) if trial.flags not in flags)]
+    return list({trial.flags: trial for trial in (*advice(setup)[::-1], *fitting[::-1])}.values())[::-1]
 
 
 def estimated(setup: Setup) -> str:
@@ -105,6 +110,7 @@ def estimated(setup: Setup) -> str:
     )
 
 
+ROOM_FOR_IT = "leaves more room where it failed"
 MOST_PARTS = 4
 LEAST = 0.01
 """Share of the whole from which a part is named."""

@@ -49,7 +49,9 @@ def print_error(answer: Answer) -> None:
 
 def print_next(file: str) -> None:
     """Print what to type to have changes estimated."""
-    points(console(), [f"`loadgauge why {file} --model MODEL --gpu GPU --micro-batch N` estimates what would make it fit"])
+    points(
+        console(), [f"`loadgauge why {file} --model MODEL --gpu GPU --micro-batch N` estimates what would make it fit"]
+    )
 
 
 def print_size(tried: int, words: str) -> None:
