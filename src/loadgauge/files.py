@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+LARGEST_PROGRAM = 10**6
+"""Bytes of a program that is parsed."""
+SHOWN = 8
+"""Functions of a program that an error names."""
+
+
 def read_start(path: str | Path, largest: int) -> bytes:
     """The first `largest` + 1 bytes of a regular file, so that a longer one can be told from the length.
 
@@ -61,3 +67,30 @@ def is_script(target: str) -> bool:
     (True, False)
     """
     return ".py:" in target
+
+
+def no_function(path: str | Path) -> ConfigError:
+    """Return the error for a program that is named without one of its functions: what to type, and which it has.
+
+    The text is parsed, never run. Functions that can be called without arguments come first.
+    """
+    import ast
+
+    file = str(path)
+    try:
+        waiting: list[ast.AST] = [ast.parse(read_text(path, LARGEST_PROGRAM), file)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return error if isinstance(error, ConfigError) else ConfigError(f"is not Python: {error}", file=file)
+    functions: list[ast.FunctionDef] = []
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.FunctionDef):
+            functions.append(node)
+        elif not isinstance(node, ast.ClassDef | ast.AsyncFunctionDef | ast.expr):
+            waiting += ast.iter_child_nodes(node)
+    functions.sort(key=lambda node: len(node.args.args) > len(node.args.defaults))
+    names = list(dict.fromkeys(node.name for node in functions))
+    if not names:
+        return ConfigError(f"has no function: put its code into `def main():`, and type {file}:main", file=file)
+    listed = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return ConfigError(f"name one of its functions, as in {file}:{names[0]} (it has {listed})", file=file)

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from command_line import typed
-from loadgauge.errors import ConfigError
 from loadgauge.oom.message import OutOfMemory, parse
 from loadgauge.units import GIB, MIB
 
-NEEDS = "the program needs more than there is"
+NEEDS = "the program's own tensors"
 POSTED = {
     # PyTorch 1.0: github.com/pytorch/pytorch/pull/13751
     "1.0": (
@@ -25,7 +24,7 @@ POSTED = {
         "RuntimeError: CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 6.00 GiB total capacity; 4.88 GiB already"
         " allocated; 0 bytes free; 4.96 GiB reserved in total by PyTorch)",
         {"tried": 2 * MIB, "free": 0, "allocated": round(4.88 * GIB), "idle": round(4.96 * GIB) - round(4.88 * GIB)},
-        "fragmentation",
+        NEEDS,
     ),
     # PyTorch 2.0: github.com/Gaoyiminggithub/Graphonomy/issues/34
     "2.0": (
@@ -43,7 +42,7 @@ POSTED = {
         " GiB is allocated by PyTorch, and 330.42 MiB is reserved by PyTorch but unallocated. If reserved but unallocated"
         " memory is large try setting max_split_size_mb to avoid fragmentation.",
         {"capacity": round(14.75 * GIB), "process": round(14.52 * GIB), "others": 0, "own": 20398},
-        "fragmentation",
+        NEEDS,
     ),
     # PyTorch 2.1, not in a container: github.com/kerrj/lerf/issues/73
     "2.1 itself": (
@@ -93,7 +92,7 @@ POSTED = {
         "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.98 GiB of"
         " which 1.20 GiB is free. Of the allocated memory 22.00 GiB is allocated by PyTorch, and 0.30 GiB is reserved by"
         " PyTorch but unallocated.",
-        {"capacity": round(23.98 * GIB), "allocated": 22 * GIB, "host": False},
+        {"capacity": round(23.98 * GIB), "allocated": 22 * GIB, "stated": ""},
         NEEDS,
     ),
     # The wordings of aten/src/ATen/mps/MPSAllocator.mm, PyTorch 1.13 and 2.13.
@@ -114,7 +113,7 @@ POSTED = {
     "the host": (
         "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
         " allocate 26843545600 bytes. Error code 12 (Cannot allocate memory)",
-        {"tried": 25 * GIB, "capacity": None, "host": True},
+        {"tried": 25 * GIB, "capacity": None, "free": None},
         "the host's memory",
     ),
 }
@@ -151,25 +150,7 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
     path.write_text(POSTED["2.1"][0])
     said = typed(["why", str(path)]).out
     assert "process 20398 is this one" in said
-    assert "only 2% of what PyTorch holds lies idle" in said
+    assert said.startswith("CAUSE  the program's own tensors: 14.06 GiB of 14.75 GiB, and 0.48 GiB more")
+    assert said.index("loadgauge trace") < said.index("expandable_segments")  # 2 % lie idle: not the first advice
     path.write_text(POSTED["1.0"][0])
     assert "16.00 GiB   tried to allocate" in typed(["why", str(path)]).out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("RuntimeError: CUDA error: out of memory", "beside PyTorch's allocator"),
-        ("RuntimeError: HIP error: out of memory", "beside PyTorch's allocator"),
-        ("cublasCreate: CUBLAS_STATUS_ALLOC_FAILED", "beside PyTorch's allocator"),
-        ("Error out of memory at line 380 in file /src/csrc/ops.cu", "bitsandbytes"),
-        (
-            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
-            "max-model-len",
-        ),
-        ("Free memory on device (10.1/79.2 GiB) on startup is less than desired GPU memory utilization (0.9)", "vLLM"),
-    ],
-)
-def test_errors_without_sizes(words: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        parse(words)

@@ -261,3 +261,56 @@ def test_files_that_cannot_be_used(target: str, said: str) -> None:
     found = typed(["saved", target] if target else ["saved"])
     assert found.code == 2
     assert said in found.err
+
+
+# -- names by address --------------------------------------------------------------------------------------------------
+
+FREED = [
+    "1 / (1 + torch.exp(-x))",
+    "3 / (2 + torch.exp(-(x * 2)))",
+    "torch.log(1 + torch.exp(-x)).sin() / (x + 2)",
+    "1 / torch.sqrt(1 + (-x).abs())",
+    "F.layer_norm(-(x + 1), (64,)) * (1 / (-x + 3)).sum()",
+    "(lambda e: 1 / (e + 1))(torch.exp(-x)) * F.gelu(-x - 1)",
+    "(-x).view(64, 64).t().reshape(-1).cos() / (1 + (x * 2).view(-1))",
+]
+"""Expressions whose parts are freed on the way, so that later storages lie where they lay."""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("text", FREED)
+def test_a_storage_is_not_named_after_what_lay_there_before(text: str, device: str) -> None:
+    """The value of each part that names a storage is what PyTorch's own graph keeps under that node's field."""
+    x = torch.rand(64, 64, requires_grad=True)
+    scope = {"x": x, "torch": torch, "F": nn.functional}
+    ours: list[tuple[str, str, torch.Tensor]] = []
+    waiting = [eval(text, dict(scope)).grad_fn]
+    while waiting:
+        node = waiting.pop()
+        for name in dir(node):
+            if name.startswith("_saved_") and isinstance(getattr(node, name), torch.Tensor):
+                ours.append((node.name(), name.removeprefix("_saved_"), getattr(node, name).flatten()))
+        waiting += [follower for follower, _ in node.next_functions if follower is not None]
+    kept = saved_by_expression(text, Inputs(shape=(64, 64), device=device)).tensors
+    named = [one for one in kept if one.made_by and not one.made_by.startswith("inside ")]
+    assert any(one.made_by.startswith("inside ") for one in kept) or len(named) > 1
+    for one in named:
+        value = eval(one.made_by, {**scope, "e": torch.exp(-x)}).flatten()
+        assert any((one.node, one.field) == (node, field) and torch.equal(value, held) for node, field, held in ours), (
+            one
+        )
+
+
+def test_the_reciprocal_of_a_sigmoid_by_hand_has_its_own_name() -> None:
+    (name,) = (
+        one.made_by for one in saved_by_expression("1 / (1 + torch.exp(-x))", SMALL).tensors if "Recip" in one.node
+    )
+    assert name == "inside 1 / (1 + torch.exp(-x))"
+
+
+def test_strides_and_the_kernel_of_attention_are_said() -> None:
+    (one,) = saved_by_expression("(x.t() + 1).cos()", Inputs(shape=(4, 8))).tensors
+    assert (one.shape, one.stride) == ((8, 4), (1, 8))
+    line = "saved 'F.scaled_dot_product_attention(x, y, z)' --device cuda --dtype bfloat16 --shape 1,2,64,"
+    assert "attention ran in FlashAttention" in typed(f"{line}64").out
+    assert "attention ran in the memory-efficient kernel" in typed(f"{line}512").out

@@ -143,3 +143,21 @@ def test_what_goes_wrong_is_one_line(line: str, says: str) -> None:
     assert not found.out
     assert says in found.err
     assert found.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["trace", "capture", "measure", "saved"])
+def test_a_script_without_a_function_is_told_what_to_type(command: str, tmp_path: Path) -> None:
+    """Its functions are read from its text; nothing of it is run."""
+    script, ran = tmp_path / "train.py", tmp_path / "ran"
+    script.write_text(
+        f"open({str(ran)!r}, 'w')\ndef step(model): ...\nclass Net:\n    def forward(self): ...\n"
+        "if True:\n    def main(lr=1): ...\nasync def later(): ...\n"
+    )
+    found = typed([command, str(script)])
+    assert (found.code, found.out) == (2, "")
+    assert found.err == f"loadgauge: {script}: name one of its functions, as in {script}:main (it has main, step)\n"
+    assert not ran.exists()
+    script.write_text("x = 1\n")
+    assert f"type {script}:main" in typed([command, str(script)]).err
+    script.write_text("x = (\n")
+    assert "is not Python: '(' was never closed" in typed([command, str(script)]).err

@@ -251,7 +251,38 @@ def test_an_error_s_text_is_read(served: Served) -> None:
         found = served.answer(path, name="log.txt", text=f"step 3\n{OOM}\nbye")
         assert (found["kind"], found["why"]["cause"]) == ("oom", "fragmentation")
         assert found["why"]["tried"] == 2 * 2**30
-        assert "expandable_segments" in found["message"]
+        assert "expandable_segments" in found["why"]["remedies"][0]
+
+
+TRACEBACK = (
+    "(WorkerDict pid=7) Traceback (most recent call last):\n"
+    '(WorkerDict pid=7)   File "/v/site-packages/transformers/models/qwen3.py", line 90, in forward\n'
+    "(WorkerDict pid=7)     logits = logits.float()\n"
+    "(WorkerDict pid=7) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.64"
+    " GiB of which 0.80 GiB is free. Of the allocated memory 22.00 GiB is allocated by PyTorch, and 0.30 GiB is reserved by PyTorch"
+    " but unallocated."
+)
+
+
+@pytest.mark.parametrize("text", [TRACEBACK, "Killed", "CUDA Error: out of memory at /w/cumem_allocator.cpp:62"])
+def test_an_error_has_the_command_s_whole_answer(served: Served, text: str) -> None:
+    """Cause, place and remedies; and the changes of the page's run are those that the command estimates."""
+    flags = {"model": "qwen3-8b", "gpu": "4090", "lora-rank": "16", "seq-len": "4096", "micro-batch": "2"}
+    found, printed = (
+        served.answer("/api/drop", name="error.txt", text=text),
+        json.loads(typed(["why", text, "--json"]).out),
+    )
+    assert found["why"] == printed
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    yours, run = (
+        served.answer("/api/fitting", flags=flags, text=text),
+        json.loads(typed(["why", text, *words, "--json"]).out),
+    )
+    assert yours["changes"] == run["changes"]
+    assert run["changes"]
+    assert yours["size"] == run.get("place", {}).get("same_size", "")
+    assert (yours["micro_batch"], yours["seq_len"]) == (2, 4096)
+    assert served.ask("/api/fitting", flags=flags, text="all is well").status_code == 422
 
 
 def test_a_snapshot_is_read(served: Served) -> None:

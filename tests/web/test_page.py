@@ -410,7 +410,16 @@ def test_an_error_text_and_an_export(opened: Any) -> None:
     )
     assert facts["tried to allocate"] == "2.00 GiB"
     assert facts["in tensors"] == "70.0 GiB"
-    assert "fragmentation" in page.locator("#panel-cause").inner_text()
+    said = page.locator("#panel-cause").inner_text()
+    for part in (
+        "fragmentation: 6.50 GiB",
+        "where: backward: gradients of this call",
+        "at: train.py:41 step: loss.backward()",
+    ):
+        assert part in said
+    assert "expandable_segments" in page.locator("#panel-cause .remedies li").first.inner_text()
+    page.wait_for_selector("#oom-yours li code")
+    assert "micro-batch" in page.locator("#oom-yours p").inner_text()
     page.keyboard.press("Escape")
     page.locator("#share").click()
     page.locator("[data-dialect=deepspeed]").click()
@@ -419,6 +428,7 @@ def test_an_error_text_and_an_export(opened: Any) -> None:
 
 
 OOM = (
+    'Traceback (most recent call last):\n  File "train.py", line 41, in step\n    loss.backward()\n'
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.19 GiB of"
     " which 1.06 GiB is free. Process 12345 has 78.12 GiB memory in use. Of the allocated memory 70.00 GiB is allocated by"
     " PyTorch, and 6.50 GiB is reserved by PyTorch but unallocated."

@@ -10,6 +10,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
+
 from loadgauge.spec.job import Job, fields
 from loadgauge.spec.tasks import TASKS, Objective, Phase
 
@@ -262,5 +264,19 @@ def in_chinese(text: str) -> str:
     return text
 
 
-def test_all_of_the_page_is_less_than_a_megabyte() -> None:
-    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < 1_000_000
+@pytest.mark.parametrize("other", ["en", "zh"])
+def test_the_page_in_one_language_is_less_than_a_megabyte(other: str) -> None:
+    """Of the messages, a visitor loads those of one language."""
+    loaded = (path for path in STATIC.rglob("*") if path.is_file() and not path.name.endswith(f"{other}.json"))
+    assert sum(path.stat().st_size for path in loaded) < 1_000_000
+
+
+def test_what_why_answers_is_translated() -> None:
+    """Causes, places and remedies of an error's text."""
+    from loadgauge.oom.causes import ADVICE, TOOLS
+    from loadgauge.oom.traceback import PHASES, TENSORS
+
+    said = {*ADVICE, *(line for lines in ADVICE.values() for line in lines), *(words for _, words in TOOLS)}
+    said |= {text for rule in TENSORS for text in (rule.phase, rule.tensor, rule.remedy) if text}
+    said |= {name for name, _ in PHASES}
+    assert {text for text in said if not CHINESE.search(in_chinese(text))} == set()

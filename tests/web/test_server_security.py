@@ -19,7 +19,7 @@ from serving import SMALL, TOKEN, Served, alive, serving
 
 PATHS = (
     "/api/catalogue", "/api/estimate", "/api/explain", "/api/changes", "/api/plan", "/api/what_if", "/api/drop",
-    "/api/snapshot", "/api/export", "/api/why", "/api/validation",
+    "/api/snapshot", "/api/export", "/api/why", "/api/fitting", "/api/validation",
 )  # fmt: skip
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import click
 import msgspec
 
-from loadgauge.advise.advice import advice
-from loadgauge.advise.try_ import Tried, try_change
 from loadgauge.cli.options import run_options
 from loadgauge.cli.param_types import Whole
+from loadgauge.oom.answer import Answer, answer, estimated
+from loadgauge.oom.answer import changes as list_changes
+from loadgauge.oom.causes import NEEDS
 from loadgauge.oom.files import LARGEST_TEXT, content_of, is_pickle, read_stdin
-from loadgauge.oom.sizes import by_size
-from loadgauge.oom.traceback import Place, place
+from loadgauge.oom.message import tells_of_memory
 from loadgauge.optional_deps import needs_torch
 from loadgauge.report import why as report
 from loadgauge.report.table import document as print_document
@@ -34,8 +34,9 @@ from loadgauge.spec.job import Job
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, in bytes.")
 def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags: Any) -> None:
-    """What held the memory, and what would free it? FILE is the text of a CUDA out-of-memory error ("-": from standard
-    input, up to 256 MB), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge trace --json` says.
+    """What held the memory, and what would free it? FILE is the text of an out-of-memory error ("-": from standard input, up to
+    256 MB; or the error itself, in quotes), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge
+    trace --json` says.
 
     The traceback before the error says in which phase memory ran out, and for which tensor. A snapshot is a pickle; it is
     read without running anything in it. With --model and the flags of `estimate` that describe the run, every change that
@@ -49,21 +50,20 @@ def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags
     document, print_text, found = _read(file, gpu_index)
     if not as_json:
         print_text()
-    changes = [] if setup is None else _changes(setup, found)
-    if setup is not None and found is not None:
-        result = setup.estimate()
-        size = found.same_size(document["tried"], result) or by_size(
-            document["tried"], result, found.phase == "backward"
-        )
-        document["place"]["same_size"] = size
+    changes = [] if setup is None else list_changes(setup, None if found is None else found.place)
+    if setup is not None and found is not None and found.place is not None:
+        document["place"]["same_size"] = size = found.same_size(setup)
         if size and not as_json:
-            report.print_size(document["tried"], size)
+            report.print_size(found.error.tried or 0, size)
     if as_json:
         if setup is not None:
+            document["estimated"] = estimated(setup)
             document["changes"] = [report.describe_change(change) for change in changes]
         print_document(document)
     elif setup is not None:
-        report.print_changes(setup, changes)
+        report.print_changes(estimated(setup), changes)
+    elif found is not None and found.error.cause == NEEDS:
+        report.print_next(file if file != "-" and Path(file).exists() else "FILE")
 
 
 def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
@@ -78,18 +78,11 @@ def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
     return resolve_job(Job(model=model, **flags))
 
 
-def _changes(setup: Setup, found: Place | None) -> list[Tried]:
-    """The changes that shrink what the traceback names and make the run fit, then those that the estimate alone advises."""
-    named = [] if found is None else [try_change(setup, fields, found.remedy) for fields in found.changes]
-    fitting = [trial for trial in named if trial is not None and trial.result.memory.fits]
-    flags = {trial.flags for trial in fitting}
-    return [*fitting, *(trial for trial in advice(setup) if trial.flags not in flags)]
-
-
-def _read(file: str, gpu_index: int) -> tuple[dict[str, Any], Callable[[], None], Place | None]:
-    """What a file says: as a document, and a function that prints it as text; with the place that a traceback names."""
+def _read(file: str, gpu_index: int) -> tuple[dict[str, Any], Callable[[], None], Answer | None]:
+    """What a file says: as a document, and a function that prints it as text; with the answer to an error's text."""
     path = Path(file)
-    if file != "-" and is_pickle(path):
+    said = not path.exists() and tells_of_memory(file)  # the error itself, typed
+    if not said and file != "-" and is_pickle(path):
         from loadgauge.oom.diagnose import of_file
 
         snapshot, findings = of_file(path, gpu_index)
@@ -98,8 +91,14 @@ def _read(file: str, gpu_index: int) -> tuple[dict[str, Any], Callable[[], None]
             partial(report.print_snapshot, snapshot, findings),
             None,
         )
-    text = read_stdin() if file == "-" else content_of(path, LARGEST_TEXT).decode("utf-8", errors="replace")
-    if file != "-" and text.startswith("{") and '"at_peak"' in text:
+    text = (
+        file
+        if said
+        else read_stdin()
+        if file == "-"
+        else content_of(path, LARGEST_TEXT).decode("utf-8", errors="replace")
+    )
+    if file != "-" and not said and text.startswith("{") and '"at_peak"' in text:
         needs_torch("why")
         from loadgauge.oom.diagnose import of_trace, read_trace
         from loadgauge.oom.remedies import retrace
@@ -112,12 +111,5 @@ def _read(file: str, gpu_index: int) -> tuple[dict[str, Any], Callable[[], None]
             "retraced": msgspec.to_builtins(retraced),
         }
         return document, partial(report.print_trace_causes, trace, findings, retraced), None
-    from loadgauge.oom.message import REMEDIES, parse
-
-    error, found = parse(text), place(text)
-    named = {} if found is None else {"place": msgspec.to_builtins(found)}
-    return (
-        {**msgspec.structs.asdict(error), "cause": error.cause, **named},
-        partial(report.print_error, error, REMEDIES[error.cause], found),
-        found,
-    )
+    found = answer(text)
+    return found.document(), partial(report.print_error, found), found

@@ -18,7 +18,7 @@ from loadgauge.families.reader import shown
 from loadgauge.families.shapes import how as describe_shape
 from loadgauge.families.shapes import is_shape
 from loadgauge.families.shapes import read as read_shape
-from loadgauge.files import read_start
+from loadgauge.files import no_function, read_start
 from loadgauge.package_data import list_data, read_data
 from loadgauge.spec.model import ModelSpec
 
@@ -196,7 +196,10 @@ def keys(text: str) -> dict[str, Any]:
                 raise _unknown(text)
             return config(alike.base) | dict(alike.changes)
         file = str(cached_file)
-    found = decode(read_start(file, LARGEST_FILE), file)
+    content = read_start(file, LARGEST_FILE)
+    if file.endswith(".py"):
+        raise no_function(file)
+    found = decode(content, file)
     if not isinstance(found, dict):
         raise ConfigError("is no JSON object", file=file)
     return found

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.oom.causes import PIECES
+from loadgauge.oom.message import OutOfMemory
 from loadgauge.oom.remedies import Replay
 from loadgauge.oom.snapshot import Block, Snapshot, check_device, line_of, load, reading, replay, summary
 from loadgauge.trace.record.allocations import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, any_layer
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
 CHUNKS = 8
 """In how many pieces a loss in chunks makes the logits, as `Kernels.loss_chunks`."""
-IDLE = 0.2
-"""Idle share of what is held from which fragmentation is named first, whatever else is large."""
 
 GATHER = re.compile(r"all_gather|allgather|unshard|full_tensor|summon_full|foreach_reduce|/fsdp/|_fsdp_")
 STEP = re.compile(r"torch/optim/|/optimizers?/|bitsandbytes/optim|_foreach_(sqrt|div|add)|_multi_tensor_|_fused_adam")
@@ -140,10 +140,10 @@ def causes(parts: Parts) -> tuple[Cause, ...]:
 def _structural(parts: Parts) -> Iterable[Cause]:
     """What is wrong with the program rather than large."""
     live = sum(parts.table().values())
-    if parts.failed and parts.idle + parts.free >= parts.failed:
-        # Little that lies idle stops one request, but the next would not have been served either.
+    held = max(0, live - parts.failed)
+    if OutOfMemory(tried=parts.failed, allocated=held, idle=parts.idle, free=parts.free).cause == PIECES:
         yield Cause(
-            "fragmentation", parts.idle, max(parts.idle, live) if parts.idle > IDLE * live else parts.idle,
+            "fragmentation", parts.idle, max(parts.idle, live),
             f"{gib(parts.failed)} did not fit, while {gib(parts.idle)} lay idle in pieces",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )  # fmt: skip

@@ -6,15 +6,21 @@ which wrote MB for 2^20 bytes at first; the host: c10/core/impl/alloc_cpu.cpp.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.oom.causes import BESIDE, ENGINE, HOST, LARGER, LIMIT, NEEDS, PIECES, POOLS, ROOM, WAKING, bare, tool
+from loadgauge.oom.causes import OTHERS as OTHERS_HOLD
+from loadgauge.oom.log import REACH, around, plain
+from loadgauge.spec.memory_range import memory_range
 from loadgauge.units import GIB, KIB, MIB, TIB, gib
 
-SIZES = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KIB, "MB": MIB, "GB": GIB}
+SIZES = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KIB, "MB": MIB, "GB": GIB,
+         "TB": TIB, "B": 1}  # fmt: skip
 SIZE = r"([0-9.]+) (bytes|[KMGT]iB|[KMG]B)"
 PATTERNS = {
     "tried": (rf"[Tt]ried to allocate {SIZE}",),
@@ -36,28 +42,7 @@ PATTERNS = {
     "reserved": (rf"{SIZE} reserved in total by PyTorch",),
 }
 OTHERS = rf"Process (\d+) has {SIZE} memory in use"
-BESIDE = (
-    "the driver refused memory beside PyTorch's allocator (a context, cuBLAS, NCCL); `nvidia-smi` says who holds it"
-)
-ENGINE = (
-    "vLLM asks for its share of the card before it begins: raise --gpu-memory-utilization where the card is its own, lower it"
-    " where others hold memory, or shorten --max-model-len"
-)
-WITHOUT_SIZES = {
-    "CUDA error: out of memory": BESIDE,
-    "HIP error: out of memory": BESIDE,
-    "CUBLAS_STATUS_ALLOC_FAILED": BESIDE,
-    "CUDNN_STATUS_ALLOC_FAILED": BESIDE,
-    "HIPBLAS_STATUS_ALLOC_FAILED": BESIDE,
-    "Error out of memory at line": (
-        "bitsandbytes' own call of the driver failed (csrc/ops.cu): PyTorch had the rest of the card; fewer tokens, or a cap on"
-        " PyTorch's share (torch.cuda.set_per_process_memory_fraction), leave room for it"
-    ),
-    "No available memory for the cache blocks": ENGINE,
-    "is less than desired GPU memory utilization": ENGINE,
-}
-"""Errors that name no size, and what they say."""
-HOST = "DefaultCPUAllocator"
+CPU = "DefaultCPUAllocator"
 MPS = "MPS backend out of memory"
 LARGEST = 1 << 60
 """Bytes from which a figure is not believed."""
@@ -66,72 +51,138 @@ ROUNDING = 32 * MIB
 MUCH = 0.1
 """Share of the GPU from which what lies elsewhere is the cause."""
 
-REMEDIES = {
-    "the host's memory": (
-        "not the GPU's: what is offloaded lies there, and weights on their way; fewer ranks a node, NVMe instead of the host, or"
-        " weights loaded shard by shard; `loadgauge estimate` says what the host must hold"
-    ),
-    "one tensor is larger than the GPU": (
-        "no other change helps: the last line of the traceback that is your own asks for it; such sizes are attention"
-        " scores (fused attention), logits (a loss in chunks), or a batch that was never cut"
-    ),
-    "the limit that the program has set itself": "there is room: raise torch.cuda.set_per_process_memory_fraction",
-    "private pools of CUDA graphs": "CUDA graphs keep pools of their own: capture fewer, or share a pool between them",
-    "fragmentation": "PyTorch holds enough memory, but in pieces: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "other processes": "other processes hold memory on this GPU: end them, or use another GPU",
-    "memory beside the allocator": "much lies beside PyTorch's allocator: NCCL buffers, another library, a second context",
-    "the program needs more than there is": (
-        "the tensors themselves do not fit: `loadgauge trace` shows which ones, and what would shrink them; a snapshot"
-        " (torch.cuda.memory._record_memory_history, _dump_snapshot) names the lines that hold them"
-    ),
-}
-"""What to do about each cause."""
+START = re.compile(r"[Tt]ried to allocate")
+BUFFER = re.compile(
+    r"Buffer \d+:\s+Size: (?P<size>[0-9.]+) ?(?P<unit>[KMGT]?i?B)(?:\s+Operator: op_name=\"(?P<operator>[^\"\n]*)\"[^\n]*)?"
+    r"(?:\s+(?:XLA Label: [^\n]*|Entry Parameter Subshape: (?P<parameter>[^\n]*)|Shape: (?P<shape>[^\n]*)))*"
+)
+"""Of the listing that XLA prints behind its error."""
+MOST_BUFFERS = 5
 
 
-class OutOfMemory(msgspec.Struct, frozen=True):
+class Buffer(msgspec.Struct, frozen=True):
+    """A buffer that XLA lists: its size [bytes], the end of its operator's path or `parameter`, and its shape."""
+
+    nbytes: int
+    name: str
+    shape: str
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of an out-of-memory error [bytes]; None where it has none. `idle` is reserved by PyTorch, not allocated; `others`
     is what other processes use, `beside` what this one uses beside PyTorch's allocator (context, NCCL); `pools` are
     allocated in private pools (CUDA graphs); `allowed` is the share that `set_per_process_memory_fraction` leaves.
 
     `own`: the number under which the error lists this very process. In a container a process does not know it, and so
     PyTorch lists it like any other. `contradictions`: figures that cannot be true beside the others, and are left out.
-    `host`: the memory of the host ran out, not that of a GPU.
+    `stated`: the cause, where the text itself says it; `engine`: what leaves the job's own engine less memory, where it has
+    one; `buffers`: the largest that XLA lists.
     """
 
-    tried: int
-    capacity: int | None
-    free: int | None
-    allocated: int | None
-    idle: int | None
-    process: int | None
-    others: int
-    beside: int | None
+    tried: int | None = None
+    capacity: int | None = None
+    free: int | None = None
+    allocated: int | None = None
+    idle: int | None = None
+    process: int | None = None
+    others: int = 0
+    beside: int | None = None
     pools: int | None = None
     allowed: int | None = None
     own: int | None = None
     contradictions: tuple[str, ...] = ()
-    host: bool = False
+    stated: str = ""
+    engine: str = ""
+    buffers: tuple[Buffer, ...] = ()
 
     @property
     def cause(self) -> str:
-        """The most likely cause: a single tensor, a limit, fragmentation, other processes, memory beside the allocator, CUDA
-        graphs, or plain need."""
-        capacity = self.capacity or 0
-        if self.host:
-            return "the host's memory"
-        if capacity and self.tried > capacity:
-            return "one tensor is larger than the GPU"
-        if self.allowed is not None and (self.free or 0) >= self.tried:
-            return "the limit that the program has set itself"
-        if self.idle is not None and self.idle + (self.free or 0) >= self.tried:
-            return "fragmentation"
-        if capacity and self.others > MUCH * capacity:
-            return "other processes"
-        if capacity and self.beside is not None and self.beside > MUCH * capacity:
-            return "memory beside the allocator"
-        if capacity and self.pools is not None and self.pools > MUCH * capacity:
-            return "private pools of CUDA graphs"
-        return "the program needs more than there is"
+        """The most likely cause: a single tensor, a limit, fragmentation, the job's own engine, other processes, memory beside
+        the allocator, CUDA graphs, or plain need."""
+        capacity, tried = self.capacity or 0, self.tried or 0
+        if self.stated:
+            return self.stated
+        if capacity and tried > capacity:
+            return LARGER
+        if self.free is not None and self.free >= tried:
+            return ROOM if self.allowed is None else LIMIT
+        if self.fragmented:
+            return PIECES
+        for name, nbytes in ((OTHERS_HOLD, self.others), (BESIDE, self.beside), (POOLS, self.pools)):
+            if capacity and (nbytes or 0) > MUCH * capacity:
+                return ENGINE if self.engine else name
+        return NEEDS
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether the request failed because idle memory lies in pieces: it would have fitted into what is free and what
+        lies idle beyond `ordinary_idle` of the allocated bytes.
+
+        So much an ordinary training leaves idle even on the smallest card that serves it (sizes are rounded up, blocks split), and
+        no setting of the allocator is asked for on its account; a job that would have to use it up has no headroom, and is one
+        whose tensors do not fit.
+        """
+        if self.idle is None or self.allocated is None or self.tried is None:
+            return False
+        beyond = self.idle - ordinary_idle() * self.allocated
+        return beyond > 0 and beyond + (self.free or 0) >= self.tried
+
+    @property
+    def held(self) -> int | None:
+        """What the cause holds [bytes]; None where the text has no figure of it."""
+        if self.cause == ENGINE:
+            return max(self.others, self.beside or 0, self.pools or 0)
+        of = {
+            NEEDS: self.allocated,
+            PIECES: self.idle,
+            OTHERS_HOLD: self.others,
+            BESIDE: self.beside,
+            POOLS: self.pools,
+        }
+        return of.get(self.cause)
+
+    @property
+    def headline(self) -> str:
+        """The cause with what it holds, of what the GPU has.
+
+        >>> OutOfMemory(tried=2**30, allocated=30 * 2**30, capacity=32 * 2**30).headline
+        "the program's own tensors: 30.00 GiB of 32.00 GiB, and 1.00 GiB more asked for"
+        """
+        if self.held is None:
+            return self.cause
+        of = f" of {gib(self.capacity)}" if self.capacity else ""
+        more = f", and {gib(self.tried)} more asked for" if self.cause == NEEDS and self.tried else ""
+        idle = " reserved by PyTorch lie idle in pieces" if self.cause == PIECES else ""
+        return f"{self.cause}: {gib(self.held)}{'' if idle else of}{idle}{more}"
+
+    @property
+    def elsewhere(self) -> int | None:
+        """What neither PyTorch holds nor is free, where the text does not say whose it is [bytes]."""
+        if self.process is not None or self.others or None in (self.capacity, self.free, self.allocated, self.idle):
+            return None
+        rest = self.capacity - self.free - self.allocated - self.idle  # type: ignore[operator]
+        return max(0, rest)
+
+
+@functools.cache
+def ordinary_idle() -> float:
+    """Return the share of the allocated bytes that lies idle in ordinary trainings, by `data/memory_range.toml`: of each kind of
+    run the usual share on the smallest card that serves it, the largest of these.
+
+    >>> 0.05 < ordinary_idle() < 0.1
+    True
+    """
+    shares = memory_range()
+    return max(kind.needed.usual for kind in (shares.static, shares.fixed, shares.dynamic, shares.sharded))
+
+
+def tells_of_memory(text: str) -> bool:
+    """Whether a text has an error of memory that ran out, with figures or without.
+
+    >>> tells_of_memory("CUDA error: out of memory"), tells_of_memory("loss 2.3")
+    (True, False)
+    """
+    return bool(START.search(text)) or bare(text) is not None
 
 
 def parse(text: str) -> OutOfMemory:
@@ -144,15 +195,16 @@ def parse(text: str) -> OutOfMemory:
     >>> error.tried / 2**30, error.beside / 2**30, error.cause
     (2.0, 0.5, 'fragmentation')
     """
-    begun = re.search(r"[Tt]ried to allocate", text)
+    begun = START.search(text)
     if begun is None:
-        for words, why in WITHOUT_SIZES.items():
-            if words in text:
-                raise ConfigError(f'"{words}" has no sizes: {why}')
-        raise ConfigError('there is no CUDA out-of-memory error in it ("Tried to allocate ...")')
+        return _stated(text)
+    error = around(text, begun.start())
+    window = error[0][-300:] + error[1]
+    start = next(START.finditer(window, len(error[0][-300:])), None) or START.search(window)
+    at = start.start() if start else 0
     # MPS names what is held before what was asked for.
-    before = text.rfind(MPS, max(0, begun.start() - 300), begun.start())
-    passage = " ".join(text[begun.start() if before < 0 else before : begun.start() + 2000].split())
+    before = window.rfind(MPS, 0, at)
+    passage = " ".join(window[at if before < 0 else before :].split())
     # A second error, of another rank, would mix its figures in.
     first, *rest = re.split(r"(?=[Tt]ried to allocate)", passage)
     passage = "".join((first, *rest[: 1 if before >= 0 else 0])) if first else rest[0]
@@ -198,7 +250,35 @@ def parse(text: str) -> OutOfMemory:
         allowed=figures["allowed"],
         own=own,
         contradictions=tuple(wrong),
-        host=HOST in text[max(0, begun.start() - 300) : begun.start()],
+        stated=HOST if CPU in window[:at] else "",
+        engine=tool(text[max(0, begun.start() - REACH) : begun.start()]),
+    )
+
+
+def _stated(text: str) -> OutOfMemory:
+    """The error of a text that has no figures of PyTorch's allocator. Raises ConfigError where there is none."""
+    named = bare(text)
+    if named is None:
+        raise ConfigError('no error of memory that ran out is in it (such as "Tried to allocate ...")')
+    error, at = named
+    asked = re.search(r"allocat(?:e|ing) ([0-9.]+) ?(bytes|[KMGT]i?B)", text[at : at + 500])
+    tried = _bytes(asked[1], asked[2]) if asked else None
+    buffers = sorted(
+        (
+            Buffer(
+                _bytes(match["size"], match["unit"]),
+                "/".join((match["operator"] or "").split("/")[-2:]) or ("parameter" if match["parameter"] else "no name"),
+                (match["shape"] or match["parameter"] or "").strip(),
+            )
+            for match in BUFFER.finditer(plain(text[at : at + REACH]))
+        ),
+        key=lambda buffer: -buffer.nbytes,
+    )  # fmt: skip
+    return OutOfMemory(
+        tried=None if (tried or 0) > LARGEST else tried,
+        stated=error.cause,
+        engine=tool(text[max(0, at - REACH) : at]) if error.cause == WAKING else "",
+        buffers=tuple(buffers[:MOST_BUFFERS]),
     )
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from loadgauge.estimate.result import Estimate
+from loadgauge.oom.causes import bare
+from loadgauge.oom.log import REACH, around, plain
 
 FRAME = re.compile(
     r'File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}), in (?P<function>[^\n]{1,200})\n(?:[ \t]*(?P<code>[^\n]{0,300}))?'
 )
-BORDER = re.compile(r"^(?:\[[^\]\n]{1,60}\][: ]*|[│|] ?)", re.MULTILINE)
-"""What launchers and rich write before each line of a traceback."""
 MOST_FRAMES = 2000
 
 
@@ -182,6 +182,20 @@ TENSORS: tuple[Rule, ...] = (
     ),
     Rule(
         "loss",
+        "log-probabilities or entropies over the whole vocabulary: tokens x vocabulary",
+        "fewer tokens at once (verl: a smaller ppo_max_token_len_per_gpu or ppo_micro_batch_size_per_gpu), or in chunks (verl:"
+        " entropy_from_logits_with_chunking=True, and entropy_checkpointing=True)",
+        function=r"entropy_from_logits|logprobs?_from_logits|log_probs_from_logits|selective_log_softmax|compute_entropy",
+        changes=({"loss": "chunked"}, *SHRINK_BATCH),
+    ),
+    Rule(
+        "waking the engine",
+        "the engine's weights and cache",
+        "a smaller share for the engine (gpu_memory_utilization)",
+        r"device_allocator/cumem|torch_memory_saver",
+    ),
+    Rule(
+        "loss",
         "the logits: tokens x vocabulary",
         CHUNKED,
         code=r"lm_head\(|embed_out\(|output_layer\(",
@@ -281,8 +295,8 @@ def frames(text: str) -> list[Frame]:
     >>> frames('Traceback (most recent call last):\\n  File "a.py", line 3, in step\\n    loss.backward()\\n')[0].code
     'loss.backward()'
     """
-    end = re.search(r"[Tt]ried to allocate", text)
-    text = BORDER.sub("", text[: end.start()] if end else text)
+    end = re.search(r"[Tt]ried to allocate|cumem_allocator\.cpp", text)
+    text = around(text, end.start())[0] if end else plain(text[-REACH:])
     begun = text.rfind("Traceback (most recent call last)")
     found = FRAME.finditer(text, max(begun, 0))
     # Carets under the code, and the next frame where a frame has no code.
@@ -307,7 +321,8 @@ def place(text: str) -> Place | None:
     >>> found.phase, found.tensor
     ('optimizer step', 'the square roots of all second moments, a list as large as the moments')
     """
-    calls = frames(text)
+    stated = None if re.search(r"[Tt]ried to allocate", text) else bare(text)
+    calls = frames(text) if stated is None or stated[0].placed else []
     if not calls:
         return None
     inward = calls[::-1]
@@ -339,7 +354,9 @@ def _made(inward: Sequence[Frame]) -> tuple[Frame, Rule | None]:
 
 
 def _wrapper(frame: Frame) -> bool:
-    return bool(re.search(r"torch/(nn/modules/module|_tensor|autograd|utils/_contextlib|_ops)", frame.file))
+    return bool(
+        re.search(r"torch/(nn/modules/module|nn/functional|_tensor|autograd|utils/_contextlib|_ops)", frame.file)
+    )
 
 
 def _of_library(frame: Frame) -> bool:

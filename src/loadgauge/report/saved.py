@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from loadgauge.trace.saved import Saved
 
 
+ATTENTION = {
+    "ScaledDotProductFlash": "FlashAttention",
+    "ScaledDotProductEfficient": "the memory-efficient kernel (FlashAttention takes 16 bits and heads of up to 256)",
+    "ScaledDotProductCudnn": "cuDNN's attention",
+}
+"""The kernel that `scaled_dot_product_attention` has taken, by the beginning of its node's name."""
+
+
 def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit: int = 0, why: str = "") -> None:
     """Print the tensors that are kept, their storages and bytes. `torch_version`: the PyTorch that kept them.
 
@@ -29,7 +37,8 @@ def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit
     rows = [
         [
             f"{tensor.node}.{tensor.field}",
-            "x".join(str(size) for size in tensor.shape) or "scalar",
+            ("x".join(map(str, tensor.shape)) or "scalar")
+            + (f", strides {'x'.join(map(str, tensor.stride))}" if tensor.stride else ""),
             tensor.dtype,
             f"{tensor.nbytes:,}",
             f"{tensor.storage}: {tensor.owner or tensor.made_by}"
@@ -46,6 +55,8 @@ def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit
         draw(target, columns, rows)
     target.print()
     notes = [f"no peak: {why}"] if why else []
+    taken = {words for node, words in ATTENTION.items() for tensor in saved.tensors if tensor.node.startswith(node)}
+    notes += [f"attention ran in {words}" for words in sorted(taken)]
     if any(storage.owner == "result" for storage in beside):
         notes.append(f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes")
     if saved.of_parameters:

@@ -10,53 +10,48 @@ from loadgauge.units import gib, in_gib
 
 if TYPE_CHECKING:
     from loadgauge.advise.try_ import Tried
+    from loadgauge.oom.answer import Answer
     from loadgauge.oom.diagnose import Findings
-    from loadgauge.oom.message import OutOfMemory
     from loadgauge.oom.remedies import Retraced
     from loadgauge.oom.snapshot import Snapshot
-    from loadgauge.oom.traceback import Place
-    from loadgauge.resolve.setup import Setup
     from loadgauge.trace.trace import Trace
 
 FITS = {True: "yes", False: "no", None: ""}
 MOST_CAUSES, MOST_HOLDERS = 6, 12
 LEAST = 0.001
 """Share of what was held from which a purpose has a line."""
-SCARCE = 0.1
-"""Idle share of what PyTorch holds below which little memory is lost to fragmentation."""
 
 
-def print_error(error: OutOfMemory, remedy: str, found: Place | None = None) -> None:
-    """Print what the text of an out-of-memory error says, where its traceback says it was, and the remedy."""
-    target = console()
-    target.print(f"CAUSE  {error.cause}")
-    if found is not None:
-        points(target, [f"WHERE  {found.phase}: {found.tensor}", f"AT     {found.frame}"], "")
-        if found.own and found.own != found.frame:
-            points(target, [f"FROM   {found.own}"], "")
+def print_error(answer: Answer) -> None:
+    """Print what the text of an out-of-memory error says, where its traceback says it was, and the remedies."""
+    target, error, place = console(), answer.error, answer.place
+    points(target, [f"CAUSE  {error.headline}"], "")
+    if place is not None:
+        points(target, [f"WHERE  {place.phase}: {place.tensor}", f"AT     {place.frame}"], "")
+        if place.own and place.own != place.frame:
+            points(target, [f"FROM   {place.own}"], "")
     rows = [
         [gib(value), label] for label, value in (
             ("tried to allocate", error.tried), ("the GPU has", error.capacity), ("free", error.free),
             ("allowed to this process", error.allowed), ("allocated by PyTorch", error.allocated),
             ("of that in private pools", error.pools), ("reserved by PyTorch, not allocated", error.idle),
             ("by this process beside PyTorch", error.beside), ("by other processes", error.others or None),
+            ("elsewhere: the context, other processes", error.elsewhere),
+            *((f"{buffer.name} {buffer.shape}", buffer.nbytes) for buffer in error.buffers),
         ) if value is not None
     ]  # fmt: skip
     target.print()
-    draw(target, [Column("", "right"), Column("what the error says")], rows)
-    target.print()
-    notes = [remedy] if found is None else [found.remedy, remedy]
-    if error.cause == "fragmentation" and error.allocated and error.idle is not None:
-        share = error.idle / (error.allocated + error.idle)
-        if share < SCARCE:
-            notes.append(f"only {share:.0%} of what PyTorch holds lies idle: a little more, and the tensors do not fit")
-    if error.own is not None:
-        notes.append(
-            f"process {error.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
-            " process does not know its own number)"
-        )
-    notes += [f"contradiction in the error: {contradiction}" for contradiction in error.contradictions]
-    points(target, notes)
+    if rows:
+        draw(target, [Column("", "right"), Column("what the error says")], rows)
+        target.print()
+    points(target, (*answer.remedies, *answer.notes))
+
+
+def print_next(file: str) -> None:
+    """Print what to type to have changes estimated."""
+    points(
+        console(), [f"`loadgauge why {file} --model MODEL --gpu GPU --micro-batch N` estimates what would make it fit"]
+    )
 
 
 def print_size(tried: int, words: str) -> None:
@@ -97,17 +92,15 @@ def print_snapshot(snapshot: Snapshot, findings: Findings) -> None:
         f" pieces of up to {gib(snapshot.largest_idle)}"
     ]
     if snapshot.failed:
-        pieces = "in pieces that are too small: fragmentation" if snapshot.idle >= snapshot.failed else "which is less"
+        pieces = "in pieces that are too small" if snapshot.idle >= snapshot.failed else "which is less"
         notes.append(f"{gib(snapshot.failed)} did not fit; idle were {gib(snapshot.idle)}, {pieces}")
     points(target, notes)
 
 
-def print_changes(setup: Setup, changes: Sequence[Tried]) -> None:
-    """Print the estimate of the run, and that of each change which lowers its memory."""
+def print_changes(estimated: str, changes: Sequence[Tried]) -> None:
+    """Print the estimate of the run in words, and that of each change which lowers its memory."""
     target = console()
-    memory = setup.estimate().memory
-    card = setup.job.gpu or f"a card of {setup.job.memory}"
-    heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {card}")
+    heading(target, f"Estimated: {estimated}")
     points(
         target,
         (

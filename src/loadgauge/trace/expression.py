@@ -5,26 +5,29 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import itertools
 import math
 import runpy
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.errors import ConfigError, first_line
-from loadgauge.files import is_script
+from loadgauge.files import is_script, no_function
 from loadgauge.trace.call import Call, fake_like, trace_call, where
 from loadgauge.trace.device.patches import removing
 from loadgauge.trace.device.simulated import fake_tensors
-from loadgauge.trace.saved import Saved, key, record_saved, saved_by
+from loadgauge.trace.saved import Packed, Saved, key, record_saved, saved_by
 
 NAMES = ("x", "y", "z")
 LARGEST = 2**28
@@ -105,7 +108,7 @@ def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
             tensors = given.made(program.names)
         owned = stack.enter_context(_owned())
         packed = stack.enter_context(record_saved())
-        result = program.run(tensors)
+        result = program.run(tensors, packed)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if not outputs:
             raise ConfigError(f"{text} gives {type(result).__name__}, not a tensor")
@@ -131,7 +134,7 @@ def held_by_expression(text: str, inputs: Inputs | None = None) -> Call:
     tensors = given.without_data(program.names)
 
     def call(*values: Any) -> Any:
-        return program.run(dict(zip(names, values, strict=True)), noted=False)
+        return program.run(dict(zip(names, values, strict=True)))
 
     with _default_dtype(given):
         return trace_call(call, *(tensors[name] for name in names), device=given.device)
@@ -153,12 +156,13 @@ class _Program:
 
     def __init__(self, text: str, names: set[str], plain: Callable[..., Any], noting: Callable[..., Any]) -> None:
         self.text, self.names, self._plain, self._noting = text, names, plain, noting
-        self._made: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
+        self._made: dict[int, tuple[str, StorageWeakRef]] = {}
+        self._seen = 0
 
-    def run(self, tensors: dict[str, torch.Tensor], *, noted: bool = True) -> Any:
-        """Runs it. noted: takes down which part of it made each tensor"""
+    def run(self, tensors: dict[str, torch.Tensor], packed: Sequence[weakref.ref[Packed]] | None = None) -> Any:
+        """Runs it. packed: what has been saved for backward so far; where it is there, what made each tensor is taken down"""
         try:
-            result = self._noting(tensors, self.note) if noted else self._plain(tensors)
+            result = self._plain(tensors) if packed is None else self._noting(tensors, partial(self.note, packed))
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:
@@ -167,13 +171,21 @@ class _Program:
             raise ConfigError(f"{self.text} is a module: call it, as in {self.text}(x)")
         return result
 
-    def note(self, value: Any, source: str) -> Any:
-        """Takes down the part of an expression that made a storage; what views it keeps that name."""
+    def note(self, packed: Sequence[weakref.ref[Packed]], value: Any, source: str) -> Any:
+        """Takes down the part of an expression that made a storage, what views it keeps that name, and that of those which it
+        has saved on the way."""
         if isinstance(value, torch.Tensor):
-            known = self._made.get(key(value))
-            if known is None or known[1]() is None:
-                self._made[key(value)] = (source, weakref.ref(value))
+            self._name(value, source)
+        inner = (reference() for reference in itertools.islice(packed, self._seen, None))
+        self._seen = len(packed)
+        for placeholder in inner:
+            if placeholder is not None:
+                self._name(placeholder.tensor, f"inside {source}")
         return value
+
+    def _name(self, tensor: torch.Tensor, source: str) -> None:
+        # While a weak reference to a storage is held, no other storage gets its address.
+        self._made.setdefault(key(tensor), (source, StorageWeakRef(tensor.untyped_storage())))
 
     def sources(self) -> dict[int, str]:
         """The part that made each storage."""
@@ -189,6 +201,8 @@ def _program(text: str) -> _Program:
             return function(*(tensors[name] for name in NAMES[:count]))
 
         return _Program(text, set(NAMES[:count]), call, lambda tensors, _: call(tensors))
+    if text.endswith(".py") and Path(text).is_file():
+        raise no_function(text)
     known = {"torch": torch, "nn": nn, "F": nn.functional}
     tree = _parsed(text)
     plain = compile(tree, "<expression>", "eval")

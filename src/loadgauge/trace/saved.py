@@ -21,7 +21,7 @@ class SavedTensor(msgspec.Struct, frozen=True):
     """A tensor kept for backward. `nbytes` are the bytes of `shape` [elements]; `storage_nbytes` what it holds in
     memory: a view holds the whole of its storage. `owner` says what else holds the storage: an input, a parameter, the
     result, or that it is a plain `number` of the program, on the host; nothing else holds it where it is "". `made_by`: the part
-    of an expression that made it.
+    of an expression whose value it is, or `inside` which it was made. `stride` [elements] is empty where it is contiguous.
     """
 
     node: str
@@ -34,6 +34,7 @@ class SavedTensor(msgspec.Struct, frozen=True):
     owner: str = ""
     module: str = ""
     made_by: str = ""
+    stride: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -43,7 +44,7 @@ class SavedTensor(msgspec.Struct, frozen=True):
         return cls(
             node=node, field=field, shape=tuple(map(whole, tensor.shape)), dtype=dtype_name(tensor.dtype),
             nbytes=nbytes_of(tensor), storage=storage, storage_nbytes=whole(tensor.untyped_storage().nbytes()),
-            owner=owner, module=module,
+            owner=owner, module=module, stride=() if tensor.is_contiguous() else tuple(map(whole, tensor.stride())),
         )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ class Saved(msgspec.Struct, frozen=True):
         return sum(storage.nbytes for storage in self.storages if storage.owner.startswith(("parameter ", "buffer ")))
 
 
-class _Packed:
+class Packed:
     """Stands for a saved tensor while its graph is looked at. Detached: an output would hold itself in a cycle."""
 
     __slots__ = ("__weakref__", "tensor")
@@ -95,7 +96,7 @@ class _Packed:
 
 
 torch.utils._pytree.register_pytree_node(
-    _Packed, lambda packed: ([packed.tensor], None), lambda leaves, _: _Packed(next(iter(leaves)))
+    Packed, lambda packed: ([packed.tensor], None), lambda leaves, _: Packed(next(iter(leaves)))
 )
 
 
@@ -121,12 +122,12 @@ def saved(function: Callable[..., Any], *inputs: Any, names: Mapping[str, Any] |
 
 
 @contextlib.contextmanager
-def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
+def record_saved() -> Iterator[list[weakref.ref[Packed]]]:
     """A context that yields a list, to which a weak reference to each tensor saved for backward in its body is added."""
-    packed: list[weakref.ref[_Packed]] = []
+    packed: list[weakref.ref[Packed]] = []
 
-    def pack(tensor: torch.Tensor) -> _Packed:
-        placeholder = _Packed(tensor)
+    def pack(tensor: torch.Tensor) -> Packed:
+        placeholder = Packed(tensor)
         packed.append(weakref.ref(placeholder))
         return placeholder
 
@@ -137,7 +138,7 @@ def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
 def saved_by(
     result: Any,
     owners: Mapping[int, str] | None = None,
-    packed: Sequence[weakref.ref[_Packed]] = (),
+    packed: Sequence[weakref.ref[Packed]] = (),
     made: Mapping[int, str] | None = None,
 ) -> Saved:
     """What an existing result keeps for backward. `owners` names storages by `key`; `made`: the parts of an expression that
@@ -205,7 +206,7 @@ def find_owners(
 
 
 def key(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage: equal for all its views while any of them lives."""
+    """The identity of a tensor's storage: equal for all its views while any of them, or a weak reference to the storage, lives."""
     return int(tensor.untyped_storage()._cdata)
 
 

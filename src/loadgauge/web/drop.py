@@ -21,6 +21,7 @@ from loadgauge.families.hf import LARGEST_FILE as LARGEST_CONFIG
 from loadgauge.families.hf import decode, from_dict
 from loadgauge.formats.exchange import LARGEST_FILE, JobFile, combine, named_documents, read
 from loadgauge.formats.facts import FIELDS
+from loadgauge.oom.message import tells_of_memory
 from loadgauge.optional_deps import needs_capture
 from loadgauge.resolve.job_file import CONFIG_KEYS, fill_in, find_alike, flags_given, note
 from loadgauge.spec.model import ModelSpec
@@ -59,7 +60,7 @@ def text(name: str, text: str = "", base64_text: str = "", others: dict[str, str
     start = text.lstrip()
     if not start:
         raise ConfigError("is empty", file=name)
-    if not start.startswith("{") and "ried to allocate" in text:
+    if not start.startswith("{") and tells_of_memory(text):
         return _oom(text)
     if start.startswith("{"):
         content = decode(text.encode("utf-8", "replace"), name)
@@ -141,11 +142,10 @@ def _pickled(raw: bytes) -> dict[str, Any]:
 
 
 def _oom(text: str) -> dict[str, Any]:
-    from loadgauge.oom.message import REMEDIES, parse
+    from loadgauge.oom.answer import answer
 
-    error = parse(text)
-    why = {**msgspec.structs.asdict(error), "cause": error.cause}
-    return _answer("oom", f"{error.cause}: {REMEDIES[error.cause]}", why=why)
+    found = answer(text)
+    return _answer("oom", found.error.cause, why=found.document())
 
 
 def _trace(text: str, name: str) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from loadgauge.figures import PANELS
 from loadgauge.figures.network import what_if as adapter
 from loadgauge.figures.trace_points import Found, dots
 from loadgauge.formats.dialects import FILES, dialect
+from loadgauge.oom.answer import answer
+from loadgauge.oom.answer import changes as fitting_changes
 from loadgauge.report.document import estimate_document
+from loadgauge.report.why import describe_change
 from loadgauge.resolve.export import FLAGS
 from loadgauge.resolve.export import export as as_job_file
 from loadgauge.resolve.setup import Setup
@@ -46,6 +49,13 @@ class OfBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     flags: State
     id: str
+
+
+class OfError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An error of memory that ran out, and the run that it may be of."""
+
+    flags: State
+    text: str
 
 
 class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,6 +120,20 @@ def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
 def changes(question: Question, uploads: Uploads) -> dict[str, Any]:
     """List single changes of the flags, each estimated, the most helpful first."""
     return {"rows": changed(job_of(question.flags, uploads))}
+
+
+def fitting(question: OfError, uploads: Uploads) -> dict[str, Any]:
+    """Estimate the run of an error, and the changes with which it fits, those for the tensor of its traceback first [bytes].
+
+    size: the tensors of the run that have the size which was asked for. Raises `ConfigError` for a text without such an error.
+    """
+    given, found = job_of(question.flags, uploads), answer(question.text)
+    memory = given.estimate().memory
+    return {
+        "total": memory.total, "moment": memory.moment, "verdict": memory.verdict, "micro_batch": given.layout.micro_batch,
+        "seq_len": given.layout.seq_len, "size": found.same_size(given),
+        "changes": [describe_change(change) for change in fitting_changes(given, found.place)],
+    }  # fmt: skip
 
 
 def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Task(msgspec.Struct, frozen=True):
 TASKS = {
     "explain": Task("loadgauge.web.handlers:explain", "loadgauge.web.handlers:OfBlock"),
     "changes": Task("loadgauge.web.handlers:changes", "loadgauge.web.handlers:Question"),
+    "fitting": Task("loadgauge.web.handlers:fitting", "loadgauge.web.handlers:OfError"),
     "cards": Task("loadgauge.web.cards:cards", "loadgauge.web.cards:Cards"),
     "versus": Task("loadgauge.web.versus:versus", "loadgauge.web.versus:Versus"),
     "what_if": Task("loadgauge.web.handlers:what_if", "loadgauge.web.handlers:WhatIf"),

@@ -61,7 +61,7 @@ function took(found, name, text) {
   for (const key of [next.model, next.lengths]) {
     if (key?.startsWith("upload:") && text) keep(key, { name, text });
   }
-  if (found.why) tellers.forEach((teller) => teller(found));
+  if (found.why) tellers.forEach((teller) => teller({ ...found, text }));
   if (found.dots) {
     if (!keepDots({ ...found.dots, name })) toast(t("drop.unkept"));
     look({ tab: null }, { push: true });

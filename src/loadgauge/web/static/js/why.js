@@ -1,9 +1,11 @@
 /** Why did it run out of memory? An error's text or a snapshot, read; what held the memory, and what would free it. */
+import { ask as question } from "./api.js";
 import { h } from "./dom.js";
 import { give, onWhy } from "./drop.js";
 import { t, term } from "./i18n.js";
 import { bytes, fixed } from "./numbers.js";
 import { Panel, table } from "./panel.js";
+import { flags } from "./state.js";
 import { find } from "./dom.js";
 
 let found = null;
@@ -29,7 +31,38 @@ function ask(place) {
 
 function tell(place) {
   if (problem) return place.replaceChildren(h("p", { class: "waiting bad" }, problem));
-  return place.replaceChildren(filled(found.why), ...parts(found.why));
+  if (found.kind !== "oom") return place.replaceChildren(filled(found.why), ...parts(found.why));
+  const yours = h("section", { id: "oom-yours", "aria-live": "polite" });
+  place.replaceChildren(...answered(found.why), filled(found.why), ...parts(found.why), yours);
+  if (found.text) estimate(found, yours);
+}
+
+const ANSWERED = ["cause", "headline", "held", "place", "remedies", "contradictions"];
+
+/** The answer to an error's text, as the command line has it: the cause, where it was, and what to do, the first step first. */
+function answered(why) {
+  const held = why.held ? `: ${bytes(why.held)}${why.capacity ? ` / ${bytes(why.capacity)}` : ""}` : "";
+  const at = why.place ?? {};
+  const rows = [["phase", at.phase && `${term(at.phase)}: ${term(at.tensor)}`], ["at", at.frame], ["from", at.own === at.frame ? "" : at.own]];
+  return [
+    h("p", { class: "cause" }, h("strong", {}, `${t("why.cause")}: ${term(why.cause)}${held}`)),
+    ...rows.filter(([, text]) => text).map(([name, text]) => h("p", {}, h("strong", {}, `${t(`why.${name}`)}: `), text)),
+    h("h3", {}, t("why.remedies")), h("ul", { class: "remedies" }, why.remedies.map((one) => h("li", {}, term(one)))),
+  ];
+}
+
+/** The run of the page: what it needs by the estimate, and the changes with which it would have fitted. */
+async function estimate(of, place) {
+  let yours;
+  try {
+    yours = await question("fitting", { flags, text: of.text });
+  } catch {
+    return;
+  }
+  if (found !== of) return;
+  const needs = { total: bytes(yours.total), moment: term(yours.moment), verdict: term(yours.verdict), batch: yours.micro_batch, tokens: yours.seq_len };
+  place.replaceChildren(h("h3", {}, t("why.yours")), h("p", {}, t("why.needs", needs), yours.size ? ` ${t("why.size", { size: yours.size })}` : ""),
+    h("ul", {}, yours.changes.map((one) => h("li", {}, h("code", {}, one.flags), `: ${bytes(one.total)}, ${term(one.verdict)} (${term(one.note)})`))));
 }
 
 const HELD = [["allocated", "states"], ["idle", "outside"], ["beside", "temporary"], ["others", "activations"], ["free", "idle"]];
@@ -53,6 +86,7 @@ function parts(why) {
   const facts = [];
   const lists = [];
   for (const [name, value] of Object.entries(why)) {
+    if (why.remedies && ANSWERED.includes(name)) continue;
     if (value === null || value === "" || (Array.isArray(value) && !value.length)) continue;
     if (typeof value === "string") texts.push(h("p", {}, h("strong", {}, `${title(name)}: `), term(value)));
     else if (typeof value === "number" || typeof value === "boolean") facts.push(h("div", {}, h("dt", {}, title(name)), h("dd", { "data-value": value }, typeof value === "boolean" ? t(value ? "yes" : "no") : shown(name, value))));
