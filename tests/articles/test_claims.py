@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from article_claims import FIGURES, FORMS, LETTERS, NO_FIGURE, Form
+from article_claims import FIGURES, FORMS, LETTERS, NO_FIGURE, Form, tables
 from command_line import document, typed
 
 
@@ -27,7 +27,7 @@ def test_a_formula_is_the_article_s(form: Form) -> None:
 
 
 def test_every_claim_is_judged_by_arithmetic_or_has_none() -> None:
-    rows = [row for number in range(1, 6) for table in document(f"article {number}")["tables"] for row in table["rows"]]
+    rows = [row for number in range(1, 6) for table in tables(number) for row in table["rows"]]
     judged = {row["claim"] for row in rows} | {form.claim for form in FORMS} | set(FIGURES)
     claims = {f"{n}.{place}" for n, last in enumerate((23, 17, 45, 17, 17), 1) for place in range(1, last + 1)}
     assert claims == {claim for claim in judged | NO_FIGURE if not claim.startswith("N")}

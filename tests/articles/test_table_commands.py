@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from article_claims import tables
 from command_line import document, typed
 
 GIB, GB, DAY, YEAR = 2**30, 1e9, 86_400, 365 * 86_400
@@ -308,7 +309,7 @@ ANSWERED_ELSEWHERE = {
 @pytest.mark.parametrize("place", TABLES, ids=lambda place: f"{place[0]}: {place[1]}")
 def test_the_commands_under_a_table_give_its_figures(place: tuple[int, str]) -> None:
     number, title = place
-    (table,) = (one for one in document(f"article {number}")["tables"] if one["title"].startswith(title))
+    (table,) = (one for one in tables(number) if one["title"].startswith(title))
     ask = Asked(table["commands"])
     by_formula, prints = TABLES[place]
     figures = by_formula(ask)
@@ -330,18 +331,18 @@ def test_the_commands_under_a_table_give_its_figures(place: tuple[int, str]) -> 
 
 
 def test_every_table_with_commands_is_here() -> None:
-    tables = [(number, table) for number in range(1, 6) for table in document(f"article {number}")["tables"]]
+    every = [(number, table) for number in range(1, 6) for table in tables(number)]
     traced = {"loadgauge saved --cases"}
-    listed = [(number, table["title"]) for number, table in tables if set(table["commands"]) - traced]
+    listed = [(number, table["title"]) for number, table in every if set(table["commands"]) - traced]
     assert len(listed) == len(TABLES)
     assert all(any(number == n and title.startswith(start) for n, start in TABLES) for number, title in listed)
     # What stands under no table is given by no command: an article's own tensors.
-    assert [table["title"] for _, table in tables if not table["commands"]] == ["Its tensors"]
+    assert [table["title"] for _, table in every if not table["commands"]] == ["Its tensors"]
 
 
 def test_the_saving_of_article_4_is_that_of_the_command() -> None:
     """Of its two printed layers, to what their rounding allows."""
-    (table,) = (one for one in document("article 4")["tables"] if one["title"] == "Saving")
+    (table,) = (one for one in tables(4) if one["title"] == "Saving")
     out = typed(table["commands"][0].removeprefix("loadgauge ")).out
     flash, free = (
         float(re.search(rf"{name}\s+[\d,]+\s+([\d.]+)", out)[1])  # type: ignore[index]
@@ -354,9 +355,7 @@ def test_cases_of_article_5_are_those_of_the_command() -> None:
     pytest.importorskip("torch")
     out = typed("saved --cases").out
     pairs = dict(re.findall(r"(?m)^\s+(\d)\s+(\d/\d)\s", out))
-    kept, most = (
-        table for table in document("article 5")["tables"] if table["commands"] == ["loadgauge saved --cases"]
-    )
+    kept, most = (table for table in tables(5) if table["commands"] == ["loadgauge saved --cases"])
     for first, second in zip(kept["rows"], most["rows"], strict=True):
         case = first["what"].removeprefix("case ")[0]
         assert pairs[case] == f"{first['right']:.0f}/{second['right']:.0f}"

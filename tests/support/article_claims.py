@@ -5,11 +5,23 @@ Claims whose values are rows of `loadgauge article` are in tests/articles/test_r
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from command_line import document
 
 GIB = 2**30
+
+
+@functools.cache
+def tables(number: int) -> list[dict[str, Any]]:
+    """The tables of `loadgauge article NUMBER --json`."""
+    found: list[dict[str, Any]] = document(f"article {number}")["tables"]
+    return found
+
+
 LETTERS: dict[str, float] = {
     "b": 3, "s": 101, "h": 448, "a": 7, "l": 5, "v": 1009, "t": 8, "p": 4, "m": 24, "d": 6, "k": 2, "f": 1216, "n": 12, "N": 31,
     "T": 211, "T_p": 303, "gamma": 0.3, "X": 1e14, "r": 0.05, "B": 96, "A": 34.0, "A_in": 2.0, "P": 7e9, "M": 50,

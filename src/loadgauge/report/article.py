@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from loadgauge.articles.article import Article, Checked
@@ -51,7 +52,7 @@ def report(article: Article, checked: Sequence[Sequence[Checked]]) -> None:
 
 
 def shown(one: Checked) -> str:
-    """The right value, with more digits than are printed where it is not what is printed, or digits were cut off.
+    """The right value in three digits or more: more than are printed where it is not what is printed, or digits were cut off.
 
     >>> from loadgauge.articles.article import Row
     >>> shown(Checked(Row(what="", unit="", by="", claim="", printed="43"), 41.13, False))
@@ -65,6 +66,6 @@ def shown(one: Checked) -> str:
     digits = len(row.printed.partition(".")[2]) if row.printed else 2
     if one.agrees is False or row.cut or row.at_most or row.at_least or " to " in row.printed:
         digits = max(digits + 1, 2)
-    while digits < 6 and one.right and float(f"{one.right:.{digits}f}") == 0:
-        digits += 1
+    # Three digits in any case.
+    digits = max(digits, min(6, 2 - math.floor(math.log10(abs(one.right)))))
     return f"{one.right:,.{digits}f}"
