@@ -7,20 +7,23 @@ A test runs every command and looks for what its output must say (tests/articles
 
 from __future__ import annotations
 
+import functools
 import shlex
 from pathlib import Path
 from typing import NamedTuple
+
+from loadgauge.articles.article import verdicts
 
 HERE = Path(__file__).parent
 TITLES = {
     1: "Compute and memory of Megatron and LLaMA models", 2: "Where did the memory go", 3: "Sizing a cluster",
     4: "Padding-free layers", 5: "Memory of small autograd functions",
 }  # fmt: skip
-VERDICTS = {"works": "", "wrong": "the article is wrong", "missing": "not measured"}
 
 
 class Item(NamedTuple):
-    """A claim. command: without `loadgauge`, or `page NAME` of this folder; says: what the output must contain"""
+    """A claim. verdict: works, or missing where it could not be measured; command: without `loadgauge`, or `page NAME` of this
+    folder; says: what the output must contain"""
 
     number: str
     claim: str
@@ -37,6 +40,14 @@ class Item(NamedTuple):
     def page(self) -> str:
         """The page that answers, where no command does."""
         return self.command.removeprefix("page ") if self.command.startswith("page ") else ""
+
+    @property
+    def wrong(self) -> str:
+        """Whether the article is "wrong", or "wrong in part", by the rows of `loadgauge article` that are of this claim."""
+        return of_rows(int(self.number.partition(".")[0])).get(self.number, "")
+
+
+of_rows = functools.cache(verdicts)
 
 
 def items() -> list[Item]:
@@ -58,20 +69,22 @@ def items() -> list[Item]:
 def page() -> str:
     """The text of docs/articles.md."""
     listed = items()
-    wrong = sum(item.verdict == "wrong" for item in listed)
+    partly, wrong = (sum(item.wrong == word for item in listed) for word in ("wrong in part", "wrong"))
     missing = sum(item.verdict == "missing" for item in listed)
     text = f"""# The five articles, claim by claim
 
-Written by `python docs/articles.py`; a test runs every command. {len(listed)} claims: {len(listed) - wrong - missing} are answered,
-{wrong} are wrong in the article and told so, {missing} needs a machine that was not at hand. `loadgauge article NUMBER` prints the
-tables of an article as printed and as they are right, with what is wrong and why.
+Written by `python docs/articles.py`; a test runs every command. {len(listed)} claims: {len(listed) - missing} are
+answered here, {missing} needs a machine that was not at hand. {wrong} are wrong in the article and {partly} in part, as the rows of
+`loadgauge article NUMBER` have it: it prints the tables of an article as printed and as they are right, with what is wrong and
+why.
 """
     for number, title in TITLES.items():
         text += f"\n## Article {number}: {title}\n\n| claim | says | command |\n|---|---|---|\n"
         for item in listed:
             if not item.number.startswith(f"{number}."):
                 continue
-            note = f" **({VERDICTS[item.verdict]})**" if VERDICTS[item.verdict] else ""
+            told = f"the article is {item.wrong}" if item.wrong else "not measured" if item.verdict == "missing" else ""
+            note = f" **({told})**" if told else ""
             says = "; ".join(f"`{one}`" for one in item.says).replace("|", "\\|")
             there = f"[{item.page}]({item.page})" if item.page else f"`loadgauge {item.command}`"
             text += f"| {item.number} {item.claim}{note} | {says} | {there} |\n"

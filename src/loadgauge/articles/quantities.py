@@ -14,7 +14,7 @@ from loadgauge.algebra import Size, ceil_div, shard
 from loadgauge.articles.autograd import held
 from loadgauge.estimate.cost import DAY
 from loadgauge.estimate.flops import microbatch_flops
-from loadgauge.estimate.memory.recompute import applied, checkpointed
+from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.time.bandwidth_needs import bandwidth_needed
@@ -23,6 +23,8 @@ from loadgauge.families.reference import gpt_block, gpt_model, llama_ffn, llama_
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer
 from loadgauge.lengths import Lengths
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.job import Job
 from loadgauge.spec.kernels import PAPER, Dtypes, Kernels
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
@@ -61,6 +63,16 @@ def ffn_width(h: int) -> Size:
 def billions(family: str, l: int, h: int, V: int, tied: bool = True) -> Size:
     """Parameters of a model [10^9]."""
     return parameters(_model(family, l, h, V=V, tied=tied)).total / GB
+
+
+def short_form_billions(l: int, h: int, V: int) -> Size:
+    """Weights of a GPT's matrices and its table alone, 12 l h^2 + V h [10^9]."""
+    return (l * _matrices(_model("gpt", 1, h)) + V * h) / GB
+
+
+def _matrices(model: ModelSpec) -> Size:
+    """Elements of the matrices of a layer."""
+    return sum(weight.numel for weight in _layer(model, 1, 1).weights if weight.kind == "matrix")
 
 
 def matrix_elements(name: str, h: int) -> Size:
@@ -116,21 +128,16 @@ def activations_gb(l: int, h: int, a: int, s: int, b: int) -> Size:
     return _activations("gpt", l, h, a, s, b) / GB
 
 
-def activations_growth(l: int, h: int, a: int, s: int, to: int) -> Size:
-    """How much more a GPT keeps at a longer sequence."""
-    return _activations("gpt", l, h, a, to, 1) / _activations("gpt", l, h, a, s, 1)
-
-
 def float32_activations(l: int, h: int, a: int, s: int) -> Size:
     """Activations in float32 over those in 16 bits."""
     return _activations("gpt", l, h, a, s, 1, FLOAT32) / _activations("gpt", l, h, a, s, 1)
 
 
 def checkpoints_gb(l: int, h: int, a: int, s: int, b: int, every: int = 1) -> Size:
-    """Activations with a checkpoint at every so many layers, and what one such group needs while it runs again [GB]."""
+    """Activations with a checkpoint at every so many whole layers, and all that one such group keeps while it runs again [GB]."""
     layer = _layer(_model("gpt", l, h, a), s, b)
     inputs = layer.saved(applied(RecomputePolicy(mode="full"), layer))
-    return checkpointed(l, ceil_div(l, every), inputs, layer.saved()) / GB
+    return (ceil_div(l, every) * inputs + every * layer.saved()) / GB
 
 
 def memory_gb(P: float, zero: int, d: int, l: int, h: int, a: int, s: int, b: int, checkpointing: bool) -> Size:
@@ -151,8 +158,8 @@ def step_teraflops(l: int, h: int, V: int, s: int, again: int) -> Size:
 def flops_per_parameter(what: str) -> Size:
     """FLOPs a matrix parameter and token: forward, model (with backward), hardware (all run again)."""
     model = gpt_model(96, 12288, 96, 0)
-    params = 96 * sum(weight.numel for weight in _layer(model, 1, 1).weights if weight.kind == "matrix")
-    return float(getattr(microbatch_flops(model, ONE_TOKEN, RecomputePolicy(mode="full")), what)) / params
+    flops = getattr(microbatch_flops(model, ONE_TOKEN, RecomputePolicy(mode="full")), what)
+    return float(flops) / (96 * _matrices(model))
 
 
 def recomputed_percent(mode: str, h: int, s: int) -> Size:
@@ -223,10 +230,10 @@ def rank_memory_gb(
     return (states.total + kept) / GB
 
 
-def saving_factor(h: int, a: int, s: int, t: int, parallel: bool) -> Size:
-    """How much less a layer keeps with selective recomputation, and with sequence parallelism too or without."""
+def saving_factor(h: int, a: int, s: int, t: int) -> Size:
+    """How much less a layer keeps with selective recomputation and sequence parallelism."""
     model = _model("gpt", 1, h, a)
-    plain, both = _layer(model, s, 1, tp=t), _layer(model, s, 1, tp=t, sequence_parallel=parallel)
+    plain, both = _layer(model, s, 1, tp=t), _layer(model, s, 1, tp=t, sequence_parallel=True)
     return plain.saved() / both.saved(applied(RecomputePolicy(mode="selective"), both))
 
 
@@ -242,6 +249,11 @@ def tensor_gbps(P: float, l: int, h: int, s: int, t: int, p: int, d: int, B: int
     return bandwidth_needed(nbytes, run_seconds(P, B * s, t * p * d, X), SHARE) / GB
 
 
+def rate_for(gbps: float, **sizes: Any) -> Size:
+    """FLOP/s of a GPU at which tensor parallelism needs so many GB/s [TFLOP/s]."""
+    return gbps / tensor_gbps(**sizes, X=1e12)
+
+
 def data_gbits(P: float, s: int, t: int, p: int, d: int, B: int, X: float) -> Size:
     """Gbit/s that a GPU must send for the reduction of 16-bit gradients to take `SHARE` of compute's time."""
     # In chunks of equal size, whatever does not divide.
@@ -255,22 +267,16 @@ H, A, BATCH = 6144, 48, 8
 """Article 4's layer, and the only batch that its table fits."""
 
 
-def _block_layer(tokens: float, pairs: float, kernels: Kernels) -> Layer:
-    return block_layer(gpt_block(H, A), H, View(tokens=tokens, pairs=pairs, kernels=kernels))
-
-
 def ragged_gib(N: int, way: str) -> Size:
     """Expected bytes a layer keeps of lengths from U{1..N}: naive, flash (attention alone without padding) or free [GiB]."""
     lengths = Lengths.uniform(N)
-    padded, tokens = BATCH * lengths.expected_max(BATCH), lengths.expected_sum(BATCH)
-    if way == "naive":
-        return _block_layer(padded, BATCH * lengths.expected_max_square(BATCH), EAGER).saved() / GIB
-    real = _block_layer(tokens, lengths.expected_sum_square(BATCH), FLASH)
-    if way == "free":
-        return real.saved() / GIB
-    kernel = next(operation for operation in real if operation.kind == "attention")
-    made = sum(tensor.nbytes for tensor in kernel.keeps if tensor not in kernel.inputs)
-    return (_block_layer(padded, 0, EAGER).saved() + made) / GIB
+    (tokens, pairs), (real, real_pairs) = lengths.padded(BATCH), lengths.unpadded(BATCH)
+    views = {
+        "naive": View(tokens=tokens, pairs=pairs, kernels=EAGER),
+        "flash": View(tokens=tokens, pairs=real_pairs, kernel_tokens=real, kernels=FLASH),
+        "free": View(tokens=real, pairs=real_pairs, kernels=FLASH),
+    }
+    return block_layer(gpt_block(H, A), H, views[way]).saved() / GIB
 
 
 def ragged_saving(N: int) -> Size:
@@ -286,14 +292,34 @@ def tensor_elements(elements: int) -> Size:
     return elements / 1e6
 
 
+# -- whole jobs ----------------------------------------------------------------------------------------------------------
+
+
+def estimated_gib(**job: Any) -> Size:
+    """Return the most that `loadgauge estimate` has a job keep for backward [GiB]."""
+    return max(moment.parts["activations"] for moment in resolve_job(Job(**job)).estimate().memory.moments) / GIB
+
+
+def estimated_step(**job: Any) -> Size:
+    """Return what `loadgauge estimate` has a step of a job take [s]."""
+    time = resolve_job(Job(**job)).estimate().time
+    assert time is not None
+    return time.step
+
+
+def ratio(by: str, of: dict[str, Any], to: dict[str, Any], **both: Any) -> Size:
+    """Return one quantity over itself at other sizes. both: sizes that the two share"""
+    return QUANTITIES[by](**both, **of) / QUANTITIES[by](**both, **to)
+
+
 QUANTITIES: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        ffn_width, billions, matrix_elements, bytes_per_parameter, optimizer_states, model_states_gib, states_gb,
-        gpus_for_states, activations_gib, activations_gb, activations_growth, float32_activations, checkpoints_gb,
+        ffn_width, billions, short_form_billions, matrix_elements, bytes_per_parameter, optimizer_states, model_states_gib,
+        states_gb, gpus_for_states, activations_gib, activations_gb, float32_activations, checkpoints_gb,
         memory_gb, step_teraflops, flops_per_parameter, recomputed_percent, years, days, days_exactly, gpus, gpus_of,
-        amdahl, amdahl_efficiency, rank_memory_gb, saving_factor, sequence_parallel_traffic, tensor_gbps, data_gbits,
-        ragged_gib, ragged_saving, tensor_elements, bus_factor, held,
+        amdahl, amdahl_efficiency, rank_memory_gb, saving_factor, sequence_parallel_traffic, tensor_gbps, rate_for, data_gbits,
+        ragged_gib, ragged_saving, tensor_elements, bus_factor, held, estimated_gib, estimated_step, ratio,
     )
 }  # fmt: skip
 """Every quantity by the name that rows give."""

@@ -23,14 +23,14 @@ def command(number: int, as_json: bool, as_csv: bool) -> None:
 
     Every right value is computed by the functions behind the other commands, which are named under each table.
     """
-    from loadgauge.articles.article import article, check
+    from loadgauge.articles.article import article, check_all
     from loadgauge.errors import ConfigError
     from loadgauge.report.table import document
 
     if as_json and as_csv:
         raise ConfigError("--csv and --json exclude one another")
     found = article(number)
-    checked = [[check(row) for row in table.row] for table in found.table]
+    checked = check_all(number)
     if as_csv:
         from loadgauge.report.rows import print_csv
 

@@ -146,6 +146,11 @@ def _padded_flash() -> list[Part]:
         ("bytes a layer keeps where only the kernel runs without padding", sympy.expand(padded.saved()), "byte"),
         ("the same without padding throughout", sympy.expand(free.saved()), "byte"),
         ("what is saved by the second", sympy.expand(padded.saved() - free.saved()), "byte"),
+        (
+            "what is saved where all are equally long: there is no mask, and nothing is copied",
+            sympy.expand(_gpt(kernels=FLASH, tokens=whole, pairs=T).saved() - free.saved().subs(T, whole)),
+            "byte",
+        ),
     ]
 
 
@@ -178,6 +183,7 @@ def _longest() -> list[Part]:
         ("expected longest of n lengths, each of 1 to N equally likely", N - sympy.Sum((k / N) ** n, (k, 1, N - 1)), "tokens"),
         ("the same for a large N", N * n / (n + 1), "tokens"),
         ("expected longest of n lengths, exponential of mean M", M * sympy.harmonic(n), "tokens"),
+        ("expected square of the longest, each of 1 to N", N**2 - sympy.Sum((2 * k + 1) * (k / N) ** n, (k, 1, N - 1)), "tokens^2"),
     ]  # fmt: skip
 
 

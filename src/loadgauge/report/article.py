@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from loadgauge.articles.article import Article, Checked
 from loadgauge.report.table import Column, console, draw, heading, points
+
+AGREES = (
+    "A value agrees to half a unit of the last digit that is printed (a whole one where digits were cut off); a count that is"
+    " meant exactly, a bound and a range as they stand, or within the share beside them."
+)
 
 
 def report(article: Article, checked: Sequence[Sequence[Checked]]) -> None:
@@ -13,16 +19,17 @@ def report(article: Article, checked: Sequence[Sequence[Checked]]) -> None:
     target = console()
     target.print(f"Article {article.number}: {article.title}", style="bold", soft_wrap=True)
     points(target, [article.about + (f" In it, {article.unit}." if article.unit else "")], "")
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, int] = {}
     for table, rows in zip(article.table, checked, strict=True):
         lines = []
         for one in rows:
             mark = {None: "", True: "agrees", False: "WRONG"}[one.agrees]
             if one.agrees is False:
-                reasons.setdefault(one.row.wrong, []).append(one.row.what)
-                mark += f" [{list(reasons).index(one.row.wrong) + 1}]"
+                reasons.setdefault(one.wrong, len(reasons) + 1)
+                mark += f" [{reasons[one.wrong]}]"
             bound = "<= " if one.row.at_most else ">= " if one.row.at_least else ""
-            lines.append([one.row.what, f"{bound}{one.row.printed}", shown(one), one.row.unit, mark])
+            about = f" ±{100 * one.row.within:g} %" if one.row.within else ""
+            lines.append([one.row.what, f"{bound}{one.row.printed}{about}", shown(one), one.row.unit, mark])
         columns = [
             Column("quantity", wrap=True), Column("printed", "right"), Column("right", "right"), Column("unit"), Column(""),
         ]  # fmt: skip
@@ -32,32 +39,33 @@ def report(article: Article, checked: Sequence[Sequence[Checked]]) -> None:
             target.print(f"  {command}", style="dim", soft_wrap=True)
     if reasons:
         heading(target, "What is wrong in the article, and why")
-        points(target, [f"[{number}] {reason}." for number, reason in enumerate(reasons, 1)], "")
+        points(target, [f"[{number}] {reason}." for reason, number in reasons.items()], "")
     flat = [one for rows in checked for one in rows]
     agree, differ = (sum(one.agrees is word for one in flat) for word in (True, False))
     target.print()
     unprinted = f", {len(flat) - agree - differ} without a printed value" if len(flat) > agree + differ else ""
     points(target, [f"{len(flat)} values: {agree} as printed, {differ} wrong in the article{unprinted}."], "", "dim")
+    if agree + differ:
+        points(target, [AGREES], "", "dim")
     if any(one.right is None for one in flat):
         points(target, ["Values that are traced need PyTorch: pip install torch."], "", "dim")
 
 
 def shown(one: Checked) -> str:
-    """The right value, with more digits than are printed where it is not what is printed, or digits were cut off.
+    """The right value in three digits or more: more than are printed where it is not what is printed, or digits were cut off.
 
     >>> from loadgauge.articles.article import Row
-    >>> shown(Checked(Row(what="", unit="", by="", printed="43"), 45.53, False))
-    '45.53'
+    >>> shown(Checked(Row(what="", unit="", by="", claim="", printed="43"), 41.13, False))
+    '41.13'
     """
     if one.right is None:
         return "needs PyTorch"
     if float(one.right).is_integer():
         return f"{one.right:,.0f}"
-    digits = len(one.row.printed.partition(".")[2]) if one.row.printed else 2
-    if one.agrees is False:
+    row = one.row
+    digits = len(row.printed.partition(".")[2]) if row.printed else 2
+    if one.agrees is False or row.cut or row.at_most or row.at_least or " to " in row.printed:
         digits = max(digits + 1, 2)
-    elif one.row.cut or one.row.at_most or one.row.at_least:
-        digits += 1
-    while digits < 6 and one.right and float(f"{one.right:.{digits}f}") == 0:
-        digits += 1
+    # Three digits in any case.
+    digits = max(digits, min(6, 2 - math.floor(math.log10(abs(one.right)))))
     return f"{one.right:,.{digits}f}"

@@ -348,20 +348,20 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         str | None,
         _field(
             "bandwidth", "cluster", "Bandwidth between a GPU and its host, per direction (the card's PCIe link).", unit="GB/s",
-            metavar="GB/s", needs="gpu",
+            metavar="25GB/s", needs="gpu",
         ),
     ] = None  # fmt: skip
     host_bandwidth: Annotated[
         str | None,
         _field(
             "bandwidth", "cluster", "Bandwidth of a node's host memory, which bounds an optimizer step on the CPU.",
-            unit="GB/s", metavar="GB/s", needs="gpu",
+            unit="GB/s", metavar="25GB/s", needs="gpu",
         ),
     ] = None  # fmt: skip
     nvme_bandwidth: Annotated[
         str | None,
         _field(
-            "bandwidth", "cluster", "Bandwidth of a node's NVMe, for --offload-to nvme.", unit="GB/s", metavar="GB/s",
+            "bandwidth", "cluster", "Bandwidth of a node's NVMe, for --offload-to nvme.", unit="GB/s", metavar="25GB/s",
             needs="gpu",
         ),
     ] = None  # fmt: skip
@@ -402,14 +402,14 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     link_bandwidth: Annotated[
         str | None,
         _field(
-            "bandwidth", "cluster", "Bandwidth of the link inside a node, per GPU and direction.", unit="GB/s", metavar="GB/s",
+            "bandwidth", "cluster", "Bandwidth of the link inside a node, per GPU and direction.", unit="GB/s", metavar="25GB/s",
             needs="gpu",
         ),
     ] = None  # fmt: skip
     nic_bandwidth: Annotated[
         str | None,
         _field(
-            "bandwidth", "cluster", "Bandwidth of the network adapter, per GPU and direction.", unit="GB/s", metavar="GB/s",
+            "bandwidth", "cluster", "Bandwidth of the network adapter, per GPU and direction.", unit="GB/s", metavar="25GB/s",
             needs="gpu",
         ),
     ] = None  # fmt: skip
