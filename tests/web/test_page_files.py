@@ -26,6 +26,7 @@ DEEPSPEED = json.dumps({
     "bf16": {"enabled": True},
 })  # fmt: skip
 NOTEBOOK = json.dumps({"cells": [{"cell_type": "code", "source": ["print(1)"]}], "metadata": {}, "nbformat": 4})
+SIZED = "(size) => Object.defineProperty(File.prototype, 'size', {get: () => size, configurable: true})"
 BINARY = "PK\x03\x04\x00\x00 weights"
 
 
@@ -80,8 +81,10 @@ def test_what_is_refused_is_said_in_chinese(opened: Any) -> None:
     page = opened("~lang=zh")
     assert "示例" in page.locator("#origin").inner_text()
     assert "model.pt：既不是文本" in refuse(page, "model.pt", BINARY)
+    assert "ds.json 按 deepspeed" in (told := refuse(page, "ds.json", DEEPSPEED))
+    assert "它没有写明模型" in told
     page.locator("#language").click()
-    until(page, lambda: "Not read" in page.locator("#unanswered").inner_text())
+    until(page, lambda: "No answer yet" in page.locator("#unanswered").inner_text())
 
 
 def test_a_file_over_the_limit_is_not_sent(opened: Any) -> None:
@@ -89,12 +92,13 @@ def test_a_file_over_the_limit_is_not_sent(opened: Any) -> None:
     sent = []
     page.on("request", lambda request: sent.append(request.url))
     page.evaluate(
-        "(size) => Object.defineProperty(File.prototype, 'size', {get: () => size, configurable: true})", guard.FILE_LIMIT + 2**28
+        "(size) => Object.defineProperty(File.prototype, 'size', {get: () => size, configurable: true})",
+        guard.FILE_LIMIT + 2**28,
     )
     told = refuse(page, "snapshot.pickle", "x")
     assert "snapshot.pickle: is 1.3 GiB, and at most 1 GiB is read here" in told
     assert not [url for url in sent if "snapshot" in url or "drop" in url]
-    page.evaluate("(size) => Object.defineProperty(File.prototype, 'size', {get: () => size, configurable: true})", guard.FILE_LIMIT)
+    page.evaluate(SIZED, guard.FILE_LIMIT)
     assert "snapshot.txt: is 0.0 MB" in refuse(page, "snapshot.txt", "x")  # at the limit it is sent
 
 
@@ -151,7 +155,9 @@ def test_the_card_that_was_chosen_stays_and_that_is_said(opened: Any, tmp_path: 
 def test_a_job_without_a_model_waits_for_one(opened: Any, tmp_path: Path) -> None:
     page = opened("")
     told = refuse(page, "ds.json", DEEPSPEED)
+    assert "ds.json is read as deepspeed" in told
     assert "it names no model: choose one, or drop its config.json" in told
+    assert "none is chosen" not in told
     page.get_by_role("button", name="Choose a model").click()
     assert page.evaluate("document.activeElement.id") == "flag-model"
     drop(page, "config.json", CONFIG)

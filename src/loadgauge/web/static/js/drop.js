@@ -140,6 +140,6 @@ const show = () => find("#read")?.replaceChildren(summary());
 function summary() {
   if (read.problem) return h("div", { class: "read" }, h("strong", { class: "bad" }, read.name), h("div", {}, read.problem));
   const unread = read.unread ?? [];
-  return h("div", { class: "read" }, h("strong", {}, read.name), read.message ? h("div", {}, term(read.message)) : null,
+  return h("div", { class: "read" }, h("strong", {}, read.name), read.message ? h("div", {}, refusal(term(read.message))) : null,
     unread.length ? h("details", { class: "more" }, h("summary", {}, t("drop.unread", { count: unread.length })), h("ul", {}, unread.map((one) => h("li", {}, typeof one === "string" ? one : one.text ?? JSON.stringify(one))))) : null);
 }
