@@ -59,7 +59,7 @@ def fill(page: Any, flag: str, text: str) -> None:
 
 def test_a_config_is_dropped_and_judged_as_by_the_command(opened: Any, tmp_path: Path) -> None:
     config = json.loads((MODELS / "llama-3.1-8b.json").read_text(encoding="utf-8"))
-    config["num_hidden_layers"] = 20
+    config["num_hidden_layers"] = 8
     text = json.dumps(config)
     page = opened(RUN)
     before = verdict(page)

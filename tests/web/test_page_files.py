@@ -87,6 +87,15 @@ def test_what_is_refused_is_said_in_chinese(opened: Any) -> None:
     until(page, lambda: "No answer yet" in page.locator("#unanswered").inner_text())
 
 
+def test_a_file_that_is_read_ends_the_refusal_before_it(opened: Any) -> None:
+    page = opened("")
+    refuse(page, "model.pt", BINARY)
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
+    page.evaluate(DROP, ["error.txt", f"{text} of which 1.15 GiB is free."])
+    until(page, lambda: page.locator("#unanswered").is_hidden())
+    assert page.locator("#tab-why").get_attribute("aria-selected") == "true"
+
+
 def test_a_file_over_the_limit_is_not_sent(opened: Any) -> None:
     page = opened("")
     sent = []

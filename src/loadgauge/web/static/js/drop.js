@@ -4,7 +4,7 @@ import { find, h } from "./dom.js";
 import { keepDots } from "./dots.js";
 import { refusal, t, term } from "./i18n.js";
 import { fixed } from "./numbers.js";
-import { became, unread, words } from "./origin.js";
+import { became, readBeside, unread, words } from "./origin.js";
 import { flags, look, own, replace, view } from "./state.js";
 import { toast } from "./tip.js";
 
@@ -76,6 +76,7 @@ function took(found, name, { text, together }) {
   for (const key of [found.flags.model, found.flags.lengths]) {
     if (key?.startsWith("upload:") && text) keep(key, { name, text });
   }
+  if (found.why || found.dots) readBeside();
   if (found.why) tellers.forEach((teller) => teller(found));
   if (found.dots) {
     if (!keepDots({ ...found.dots, name })) toast(t("drop.unkept"));

@@ -27,6 +27,11 @@ export function unread(name, reason) {
   draw();
 }
 
+/** Another file was read, which is no run: what was refused before it is over. */
+export function readBeside() {
+  if (unanswered && !unanswered.became) goBack();
+}
+
 /** The run has no answer. Returns whether that is said here, because the run is that of a file. */
 export function unestimated(error) {
   if (!file?.waits) return false;
