@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -328,6 +329,25 @@ def test_a_job_file_becomes_flags(served: Served, dialect: str) -> None:
     if "model" in found["flags"]:
         answer = served.answer("/api/estimate", flags={"gpu": "h100-sxm5-80gb", **found["flags"]}, want=[])
         assert answer["estimate"]["layout"]["micro_batch"] == run.job.micro_batch
+
+
+@pytest.mark.parametrize("card", ["", "--gpus 8", "--gpu a100-sxm4-80gb --gpus 16"])
+def test_a_job_file_is_read_with_the_card_that_was_chosen(served: Served, card: str, tmp_path: Path) -> None:
+    """As by the command: the number of GPUs goes before what the file says, and without a GPU its nodes say nothing."""
+    model, file = "llama-3.1-8b", tmp_path / "job.yaml"
+    text = f"{JOBS['axolotl']}deepspeed: null\n".replace("NousResearch/Meta-Llama-3.1-8B", "NousResearch/Llama-3.1-8B")
+    file.write_text(text)
+    words = card.split()
+    chosen = dict(zip([word.removeprefix("--") for word in words[::2]], words[1::2], strict=True))
+    found = served.answer("/api/drop", name=file.name, text=text, flags=chosen)
+    answer = served.answer("/api/estimate", flags={**chosen, **found["flags"], "gpus-per-node": "8"}, want=[])[
+        "estimate"
+    ]
+    want = document(f"estimate {file} {card} {'--gpus-per-node 8' if '--gpu ' in card else ''}")
+    assert found["flags"]["model"] == model
+    assert answer["layout"] == want["layout"]
+    assert answer["memory"]["total"] == want["memory"]["total"]
+    assert answer["layout"]["global_batch"] == 2 * 4 * int(chosen.get("gpus", 1))
 
 
 @pytest.mark.parametrize("dialect", [*FILES, "flags"])

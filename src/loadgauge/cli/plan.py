@@ -8,6 +8,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from loadgauge.cli import project
 from loadgauge.cli.options import complete_model, option, options
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.sizes import model_or_usage, size_options

@@ -87,7 +87,12 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: str | Path) -> str:
     """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
-    return read_text(path, LARGEST_NOTEBOOK if str(path).lower().endswith(".ipynb") else LARGEST_FILE)
+    return read_text(path, largest(str(path)))
+
+
+def largest(file: str) -> int:
+    """Return how many bytes a job file may have, by its name. ``largest("train.yaml") == 100_000``"""
+    return LARGEST_NOTEBOOK if file.lower().endswith(".ipynb") else LARGEST_FILE
 
 
 def _syntax(text: str, file: str) -> str:
@@ -186,8 +191,8 @@ def read(
     chosen = recognise_text(text, syntax, file) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(
-            "is a program, which is not run, and none of Unsloth's calls are in it; give the flags or the file that it is"
-            " started with", file=file,
+            "is a program or a notebook, which is not run, and none of Unsloth's calls are in it; give the flags or the file"
+            " that it is started with", file=file,
         )  # fmt: skip
     if chosen is None:
         raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)

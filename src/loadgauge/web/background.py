@@ -43,11 +43,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A dropped file: its name, and its text or its bytes in base64."""
+    """A dropped file: its name, its text or its bytes in base64, and the flags of the page that go before it."""
 
     name: str = "file"
     text: str = ""
     base64: str = ""
+    flags: dict[str, str] = {}
 
 
 class Background:
@@ -119,8 +120,9 @@ class Background:
         """Read a file that was dropped, and return what it is; configs and sequence lengths are kept as uploads."""
         asked = decode(await request.body(), Drop)
         answer = await self.reader.ask(
-            "text", "", name=asked.name, text=asked.text, base64_text=asked.base64, others=dict(self.named)
-        )
+            "text", "", name=asked.name, text=asked.text, base64_text=asked.base64, others=dict(self.named),
+            flags=asked.flags,
+        )  # fmt: skip
         document = json.loads(bytes(answer))
         if document["kind"] in ("job", "deepspeed") and asked.text:
             self.named[plain_name(asked.name)] = asked.text

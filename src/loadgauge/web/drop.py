@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -19,11 +19,12 @@ from loadgauge.errors import ConfigError, Error, NotModelled
 from loadgauge.families.catalogue import model as catalogued
 from loadgauge.families.hf import LARGEST_FILE as LARGEST_CONFIG
 from loadgauge.families.hf import decode, from_dict
-from loadgauge.formats.exchange import LARGEST_FILE, JobFile, combine, named_documents, read
+from loadgauge.formats.exchange import JobFile, combine, largest, named_documents, read
 from loadgauge.formats.facts import FIELDS
 from loadgauge.oom.message import tells_of_memory
 from loadgauge.optional_deps import needs_capture
 from loadgauge.resolve.job_file import CONFIG_KEYS, fill_in, find_alike, flags_given, note
+from loadgauge.spec.job import Job
 from loadgauge.spec.model import ModelSpec
 from loadgauge.web.traces import read_measurement, read_trace
 from loadgauge.web.uploads import own_name, plain_name
@@ -37,12 +38,20 @@ LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Keys of a config that say how many tokens a sequence may have."""
 PICKLE = b"\x80"
 """First byte of a pickle."""
+BINARY = "is neither text (UTF-8) nor a snapshot of PyTorch's allocator; of a model, drop its config.json"
 
 
-def text(name: str, text: str = "", base64_text: str = "", others: dict[str, str] | None = None) -> dict[str, Any]:
+def text(
+    name: str,
+    text: str = "",
+    base64_text: str = "",
+    others: dict[str, str] | None = None,
+    flags: dict[str, str] | None = None,
+) -> dict[str, Any]:
     """Read a dropped file: flags, or why memory ran out. Raises `ConfigError`. base64_text: instead of `text`.
 
     others: texts of files dropped earlier, by name, because a job file may name one of them
+    flags: what was chosen on the page, such as `gpus`, which goes before what a job file says
 
     kind: config, job, deepspeed, oom, trace, measurement, lengths or snapshot; dots: what goes back with the page's next
     questions, to be drawn; model: the config that is to be kept, where there is one
@@ -55,11 +64,13 @@ def text(name: str, text: str = "", base64_text: str = "", others: dict[str, str
         try:
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise ConfigError("is neither text (UTF-8) nor a snapshot of PyTorch's allocator", file=name) from None
+            raise ConfigError(BINARY, file=name) from None
     text = text.removeprefix("\ufeff")
     start = text.lstrip()
     if not start:
         raise ConfigError("is empty", file=name)
+    if "\0" in text:
+        raise ConfigError(BINARY, file=name)
     if not start.startswith("{") and tells_of_memory(text):
         return _oom(text)
     if start.startswith("{"):
@@ -72,7 +83,7 @@ def text(name: str, text: str = "", base64_text: str = "", others: dict[str, str
             return _answer("measurement", dots=read_measurement(text, name))
     if _is_lengths(start, name):
         return _lengths(text, name)
-    return _job(text, name, others or {})
+    return _job(text, name, others or {}, flags or {})
 
 
 def snapshot(path: str, device: int = 0) -> dict[str, Any]:
@@ -83,9 +94,12 @@ def snapshot(path: str, device: int = 0) -> dict[str, Any]:
     from loadgauge.oom.diagnose import of_file
 
     with Path(path).open("rb") as file:
-        # A trace of a large model is larger than what is handed in as text.
-        if file.read(1) == b"{":
-            return _document(Path(path))
+        start = file.read(4096)
+    # A trace of a large model is larger than what is handed in as text.
+    if start.startswith(b"{"):
+        return _document(Path(path))
+    if not start.startswith(PICKLE):
+        _too_long(Path(path), b"\0" not in start)
     try:
         memory, findings = of_file(Path(path), device)
     except ConfigError as error:
@@ -111,19 +125,32 @@ def _is_config(content: Any) -> bool:
     return isinstance(content, dict) and any(key in content for key in CONFIG_KEYS)
 
 
+def _too_long(path: Path, is_text: bool) -> NoReturn:
+    """Refuse what is handed in as a snapshot for its size, and is none."""
+    if not is_text:
+        raise ConfigError(BINARY)
+    size = path.stat().st_size / 1e6
+    raise ConfigError(
+        f"is {size:.1f} MB of text; a job file has some kB, and of a log the lines of the error are enough"
+    )
+
+
 def _document(path: Path) -> dict[str, Any]:
     if path.stat().st_size > LARGEST_DOCUMENT:
         raise ConfigError(f"is larger than {LARGEST_DOCUMENT // 1_000_000} MB")
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ConfigError("is neither text (UTF-8) nor a snapshot of PyTorch's allocator") from None
-    is_measured = '"at_peak"' in content or '"backward_peak"' in content
-    if not is_measured and len(content) <= LARGEST_CONFIG and _is_config(decode(content.encode(), "the document")):
-        size = f"{len(content) / 1e6:.1f} MB"
-        raise ConfigError(f"is a config.json of {size}; one has some kB, and at most 3 MB here")
+        raise ConfigError(BINARY) from None
     if '"at_peak"' in content:
         return _trace(content, "the document")
+    if '"backward_peak"' not in content:
+        if len(content) <= LARGEST_CONFIG and _is_config(decode(content.encode(), "the document")):
+            size = f"{len(content) / 1e6:.1f} MB"
+            raise ConfigError(f"is a config.json of {size}; one has some kB, and at most 3 MB here")
+        if '"nbformat"' in content:
+            raise ConfigError(f"is a notebook of {len(content) / 1e6:.1f} MB; clear its outputs, and drop it again")
+        _too_long(path, True)
     return _answer("measurement", dots=read_measurement(content, "the document"))
 
 
@@ -170,7 +197,7 @@ def _config(text: str, config: dict[str, Any], name: str) -> dict[str, Any]:
     except NotModelled as error:
         return _to_capture(text, config, name, error)
     message = f"{spec.name}: {spec.model_type}, {spec.num_hidden_layers} layers"
-    return _answer("config", message, clears=[], model=text, name=name) | {"unread": list(spec.unused_keys)}
+    return _answer("config", message, model=text, name=name) | {"unread": list(spec.unused_keys)}
 
 
 def _to_capture(text: str, config: dict[str, Any], name: str, unread: NotModelled) -> dict[str, Any]:
@@ -189,7 +216,7 @@ def _to_capture(text: str, config: dict[str, Any], name: str, unread: NotModelle
     parts = [config, *(part for part in (config.get("text_config"),) if isinstance(part, dict))]
     stated = (part.get(key) for part in parts for key in LONGEST)
     longest = next((size for size in stated if isinstance(size, int) and size > 0), None)
-    return _answer("config", message, clears=[], model=text, name=name, longest=longest)
+    return _answer("config", message, model=text, name=name, longest=longest)
 
 
 # -- lengths of sequences ----------------------------------------------------------------------------------------------
@@ -222,22 +249,23 @@ def _lengths(text: str, name: str) -> dict[str, Any]:
 # -- job files ---------------------------------------------------------------------------------------------------------
 
 
-def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
+def _job(text: str, name: str, others: dict[str, str], flags: dict[str, str]) -> dict[str, Any]:
     """Read a job file of another tool. Files that it names are not read from disk: they must have been dropped too."""
-    if len(text.encode("utf-8", "replace")) > LARGEST_FILE:
-        raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=name)
-    jobs, missing = [read(text, file=name, alone=True)], []
+    if len(text.encode("utf-8", "replace")) > largest(name):
+        raise ConfigError(f"is larger than {largest(name) // 1000} kB; a job file has some kB", file=name)
+    given = {field: value for field, value in flags_given(Job.of("", flags)).items() if field in FIELDS}
+    jobs, missing = [read(text, file=name, alone=True, given=given)], []
     for other in named_documents(text, name):
         beside = plain_name(other)
         if beside in others:
-            jobs.append(read(others[beside], "deepspeed", file=beside, alone=True))
+            jobs.append(read(others[beside], "deepspeed", file=beside, alone=True, given=given))
         else:
             missing.append(
                 f"it names {beside}, which says more of the run: drop that file too, and then this one again"
             )
-    job, extra = combine(jobs)
+    job, extra = combine(jobs, given)
     spec, model, remark = _model(jobs[0])
-    flags = {
+    asked = {
         key.replace("_", "-"): "true" if value is True else str(value)
         for key, value in flags_given(fill_in(job, extra, spec)).items()
         if value is not False
@@ -246,8 +274,7 @@ def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "kind": "deepspeed" if jobs[0].dialect == "deepspeed" else "job",
         "dialect": jobs[0].dialect,
-        "flags": flags,
-        "clears": [field.replace("_", "-") for field in FIELDS if field != "model"],
+        "flags": asked,
         "unread": [key for file in jobs for key in file.unread],
         "message": "; ".join(lines),
         "name": name,
@@ -255,7 +282,7 @@ def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
     if extra.config is not None:
         answer.update(model=json.dumps(extra.config), name=f"{Path(name).stem}.json")
     elif model:
-        flags["model"] = model
+        asked["model"] = model
     return answer
 
 

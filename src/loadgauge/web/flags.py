@@ -13,6 +13,7 @@ from loadgauge.families.catalogue import Found, find, names_file
 from loadgauge.families.catalogue import keys as keys_of
 from loadgauge.families.catalogue import model as catalogued
 from loadgauge.files import is_script
+from loadgauge.resolve.job_file import WITH_GPU
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.resolve.setup import Setup
@@ -81,9 +82,12 @@ def files_of(state: State, uploads: Uploads) -> State:
 def request_of(state: State, uploads: Uploads) -> Job:
     """The job that a state asks for. Files are those that were handed in, and no others.
 
-    A switch that is off is not given, as the page has no third position. Raises `ConfigError`.
+    A switch that is off is not given, as the page has no third position; nor is what goes with a GPU (the file that was
+    dropped says it) before one is chosen. Raises `ConfigError`.
     """
     texts = {name: written(name, value) for name, value in files_of(state, uploads).items()}
+    if not texts.get("gpu"):
+        texts = {name: text for name, text in texts.items() if name.replace("-", "_") not in WITH_GPU}
     model = texts.pop("model", "")
     if not model:
         raise ConfigError("none is chosen", key="model")

@@ -5,6 +5,7 @@ import { refusal, t, term } from "./i18n.js";
 import { GIB, seconds, signed, significant } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { flags, set } from "./state.js";
+import { verdictOf } from "./verdicts.js";
 
 let rows = null;
 let problem = "";
@@ -47,13 +48,21 @@ function draw(place) {
   const cells = rows.map((row) => [
     h("span", {}, changed(row), row.note ? h("span", { class: "note" }, term(row.note)) : null),
     effect(row.memory_delta, (value) => `${significant(value / GIB)} GiB`), effect(row.step_delta, seconds),
-    row.fits === null || row.fits === undefined ? "" : h("span", { class: `tag ${row.fits ? (row.numerics ? "warn" : "good") : row.verdict === "tight" ? "warn" : "bad"}` }, t(row.fits ? (row.numerics ? "changes.numerics" : "fits.short") : row.verdict === "tight" ? "fit.tight" : "fits.not")),
+    tag(row),
     h("button", { class: "pill", type: "button", "aria-label": `${t("apply")}: ${plain(row)}`, onclick: () => set(row.flags, { push: true }) }, t("apply")),
   ]);
   const columns = [{ text: t("change"), words: true }, { text: t("memory") }, { text: t("step.title") }, { text: "" }, { text: "" }];
   const box = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("changes.title") }, table({ columns, rows: cells }));
   box.style.opacity = busy ? ".55" : "";
   place.replaceChildren(box);
+}
+
+/** What fits and computes something else says so. */
+function tag(row) {
+  const [word, kind] = verdictOf(row);
+  if (!kind) return "";
+  const numerics = word === "yes" && row.numerics;
+  return h("span", { class: `tag ${numerics ? "warn" : kind}` }, t(numerics ? "changes.numerics" : `fit.${word}`));
 }
 
 /** What a row changes; a measured run stays what it was, and is only described otherwise. */

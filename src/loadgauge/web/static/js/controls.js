@@ -39,7 +39,7 @@ function presets() {
   const known = catalogue.presets ?? [];
   if (!known.length) return "";
   const select = h("select", { class: "field preset", id: "preset", "aria-label": t("preset"), onchange: () => {
-    replace(known[select.value].flags);
+    replace(known[select.value].flags, { mine: [] });
     select.value = "";
   } }, h("option", { value: "" }, t("preset")), known.map((one, place) => h("option", { value: place }, one.name)));
   return select;

@@ -6,6 +6,7 @@ import { described, loaded } from "./layouts.js";
 import { counted, gib, money, seconds, significant } from "./numbers.js";
 import { Panel } from "./panel.js";
 import { flags, set } from "./state.js";
+import { verdictOf } from "./verdicts.js";
 
 const KEPT = "prices";
 const USUAL = ["h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "a100-sxm4-80gb", "mi300x", "l40s", "rtx4090"];
@@ -135,13 +136,12 @@ function said() {
 }
 
 const days = (value) => (value >= 1 ? t("unit.days", { value: significant(value) }) : `${significant(24 * value)} ${t("unit.hours")}`);
-const KINDS = { fits: "good", tight: "warn", "does not fit": "bad" };
-const WORDS = { fits: "fits.short", tight: "fit.tight", "does not fit": "fits.not" };
 
 function fillRow(row, most) {
   const put = (what, ...content) => cells.get(`${row.gpu} ${what}`)?.replaceChildren(...content);
   const none = row.verdict === "does not fit";
-  put("fits", row.memory === null ? "–" : h("span", {}, `${gib(row.memory)} GiB`, h("span", { class: "note" }, h("span", { class: KINDS[row.verdict] ?? "" }, WORDS[row.verdict] ? t(WORDS[row.verdict]) : ""))));
+  const [word, kind] = verdictOf(row);
+  put("fits", row.memory === null ? "–" : h("span", {}, `${gib(row.memory)} GiB`, h("span", { class: "note" }, h("span", { class: kind }, kind ? t(`fit.${word}`) : ""))));
   put("step", row.step === null ? "–" : seconds(row.step));
   put("days", row.days === null ? "–" : days(row.days));
   put("hours", row.gpu_hours === null ? "–" : counted(row.gpu_hours));

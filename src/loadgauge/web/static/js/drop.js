@@ -3,7 +3,9 @@ import { ask, send } from "./api.js";
 import { find, h } from "./dom.js";
 import { keepDots } from "./dots.js";
 import { refusal, t, term } from "./i18n.js";
-import { flags, look, set } from "./state.js";
+import { fixed } from "./numbers.js";
+import { became, readBeside, unread, words } from "./origin.js";
+import { flags, look, own, replace, view } from "./state.js";
 import { toast } from "./tip.js";
 
 let read = null;
@@ -32,35 +34,49 @@ export function listenToDrops() {
 const PICKLE = 0x80;
 const LARGE = 3e6;
 const SMALL = 5e5;
+const MOST = 2 ** 30;
+/** What stays when a file becomes the run, where the user has chosen it. */
+const CARD = ["gpu", "gpus"];
 
+/** Files that are dropped together are one run. */
 async function take(files) {
-  for (const file of files) {
-    const first = new Uint8Array(await file.slice(0, 1).arrayBuffer());
-    if (first[0] === PICKLE || file.size > LARGE) await given(file.name, () => send("snapshot?device=0", file));
-    else await give({ name: file.name, text: await file.text() });
+  for (const [at, file] of files.entries()) {
+    const first = file.size > MOST ? [] : new Uint8Array(await file.slice(0, 1).arrayBuffer());
+    const with_ = { together: at > 0 };
+    if (file.size > MOST) refused(file.name, () => t("drop.large", { size: fixed(file.size / MOST, 1), most: 1 }));
+    else if (first[0] === PICKLE || file.size > LARGE) await given(file.name, () => send("snapshot?device=0", file), with_);
+    else await give({ name: file.name, text: await file.text() }, with_);
   }
 }
 
 /** Hands in a text under a name. */
-export const give = (body) => given(body.name, () => ask("drop", body), body.text);
+export const give = (body, { together = false } = {}) => given(body.name, () => ask("drop", { ...body, flags: chosen(CARD) }), { text: body.text, together });
 
-async function given(name, question, text) {
+const chosen = (names) => Object.fromEntries(names.filter((name) => own.has(name) && name in flags).map((name) => [name, flags[name]]));
+
+function refused(name, reason) {
+  const problem = reason();
+  read = { problem, name };
+  show();
+  unread(name, reason);
+  tellers.forEach((teller) => teller(null, problem));
+}
+
+async function given(name, question, how) {
   say(t("loading"));
   try {
-    took(await question(), name, text);
+    took(await question(), name, how);
   } catch (error) {
-    read = { problem: refusal(error.message) || t("unreachable"), name };
-    show();
-    tellers.forEach((teller) => teller(null, read.problem));
+    refused(name, () => refusal(error.message) || t("unreachable"));
   }
 }
 
-function took(found, name, text) {
+function took(found, name, { text, together }) {
   read = { ...found, name };
-  const next = { ...Object.fromEntries((found.clears ?? []).map((flag) => [flag, null])), ...found.flags };
-  for (const key of [next.model, next.lengths]) {
+  for (const key of [found.flags.model, found.flags.lengths]) {
     if (key?.startsWith("upload:") && text) keep(key, { name, text });
   }
+  if (found.why || found.dots) readBeside();
   if (found.why) tellers.forEach((teller) => teller({ ...found, text }));
   if (found.dots) {
     if (!keepDots({ ...found.dots, name })) toast(t("drop.unkept"));
@@ -68,13 +84,30 @@ function took(found, name, text) {
   } else if (found.why) {
     look({ tab: "why" }, { push: true });
   } else {
-    if (next.model?.startsWith("upload:")) look({ file: name });
-    if (found.kind === "config") next["stage-layers"] = null;
-    if (found.longest < Number(flags["seq-len"])) next["seq-len"] = found.longest;
-    set(next, { push: true });
+    become(found, name, together);
   }
   show();
   toast(t("drop.read", { name }));
+}
+
+/**
+ * The file becomes the run: what it does not say is not said, but for the card that the user has chosen. Lengths are of the run that
+ * is shown; a config adds the model to a job that has none, and to one that is dropped together with it.
+ */
+function become(found, name, together) {
+  const adds = found.kind === "lengths" || (found.kind === "config" && (together || !flags.model));
+  const kept = adds ? { ...flags } : chosen(found.flags.model && !together ? CARD : [...CARD, "model"]);
+  const next = { ...(found.kind === "lengths" ? { ...kept, "seq-len": null } : kept), ...found.flags };
+  if (together && kept.model?.startsWith("upload:") && found.kind !== "config") next.model = kept.model;
+  if (found.longest < Number(next["seq-len"])) next["seq-len"] = found.longest;
+  if (next.model?.startsWith("upload:") && found.flags.model === next.model) look({ file: name });
+  const stays = Object.keys(kept).filter((flag) => next[flag] === kept[flag] && !(flag in found.flags && !CARD.includes(flag)));
+  const mine = found.kind === "lengths" ? [...own, "lengths", "seq-len"] : [...stays.filter((flag) => own.has(flag)), "model"];
+  const changed = replace(next, { mine });
+  if (found.kind === "lengths") return;
+  const how = changed ? (adds ? "origin.added" : stays.length ? "origin.kept" : "origin.alone") : "origin.again";
+  const value = (flag) => (flag === "model" ? words({ flags: { model: flags.model }, file: view.file }) : flags[flag]);
+  became(name, () => t(how, { kept: stays.map((flag) => `${t(`flag.${flag}`)} ${value(flag)}`).join(", ") }), found.message, changed);
 }
 
 /** For after a restart of the server. Without it, that asks for the file again. */
@@ -108,6 +141,6 @@ const show = () => find("#read")?.replaceChildren(summary());
 function summary() {
   if (read.problem) return h("div", { class: "read" }, h("strong", { class: "bad" }, read.name), h("div", {}, read.problem));
   const unread = read.unread ?? [];
-  return h("div", { class: "read" }, h("strong", {}, read.name), read.message ? h("div", {}, term(read.message)) : null,
+  return h("div", { class: "read" }, h("strong", {}, read.name), read.message ? h("div", {}, refusal(term(read.message))) : null,
     unread.length ? h("details", { class: "more" }, h("summary", {}, t("drop.unread", { count: unread.length })), h("ul", {}, unread.map((one) => h("li", {}, typeof one === "string" ? one : one.text ?? JSON.stringify(one))))) : null);
 }

@@ -18,6 +18,7 @@ import { lanes } from "./lanes.js";
 import { best, followPlan, holdPlan, layouts } from "./layouts.js";
 import { moments } from "./moments.js";
 import { network, relabel } from "./network.js";
+import { answered, draw as drawOrigin, onReturn, unestimated } from "./origin.js";
 import { repaint } from "./panel.js";
 import { parallel } from "./parallel.js";
 import { banner, follow, pinned } from "./pin.js";
@@ -82,6 +83,7 @@ function arrived(found) {
   trouble = null;
   tellTrouble();
   draw();
+  answered();
   refresh(found);
   followChanges();
   followCosts();
@@ -91,9 +93,13 @@ function arrived(found) {
 }
 
 function refused(error) {
-  trouble = error;
+  trouble = unestimated(error) ? null : error;
+  if (!trouble) document.body.classList.remove("stale");
   tellTrouble();
 }
+
+/** The answer that a file had put aside is shown again. */
+onReturn(() => answer && verdict(answer));
 
 /** Why there is no answer; said again in another language. After pre-training is another run, which says its own. */
 function tellTrouble() {
@@ -144,6 +150,7 @@ async function dressWords() {
   find("#settings").setAttribute("aria-label", t("settings"));
   find("#title").textContent = t("page.title");
   tellTrouble();
+  drawOrigin();
   find("#foot").replaceChildren(h("span", {}, t("foot.local")), h("span", {}, t("foot.keys")));
   relabel();
   relabelFleet();
@@ -185,7 +192,7 @@ function versus() {
 onDots(request);
 
 async function begin() {
-  if (location.search.includes("token=")) history.replaceState(null, "", `${location.pathname}${location.hash}`);
+  if (location.search.includes("token=")) history.replaceState(history.state, "", `${location.pathname}${location.hash}`);
   load();
   dress();
   request();

@@ -7,7 +7,7 @@ import { ticks } from "./lanes.js";
 import { counted, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { flags, look, view } from "./state.js";
-import { verdictOf } from "./verdict.js";
+import { verdictOf } from "./verdicts.js";
 
 const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo", "opd"];
 const GIVEN = ["sft", "rm", "dpo", "ipo", "kto", "orpo", "simpo", "cpo", "gkd"];

@@ -6,9 +6,12 @@ export const FIRST = {
 
 export const flags = {};
 export const view = {};
+/** Flags that the user has decided on, also to leave out: not what the sample or a file says. */
+export const own = new Set();
 const KEPT = "run";
+const DECIDED = "own";
 const listeners = [];
-let own = false;
+let touched = false;
 let linked = false;
 let timer = 0;
 let written = "";
@@ -18,20 +21,23 @@ export const onChange = (listener) => listeners.push(listener);
 
 const tell = (change) => listeners.forEach((listener) => listener(change));
 
-/** Changes some flags; null or "" takes one away. */
-export function set(changes, { push = false } = {}) {
+/** Changes some flags; null or "" takes one away. mine: the flags that are the user's own; without it all. True where one changed. */
+export function set(changes, { push = false, mine = null } = {}) {
   let changed = false;
   for (const [name, value] of Object.entries(changes)) {
+    if (!mine || mine.includes(name)) own.add(name);
+    else own.delete(name);
     const gone = value === null || value === undefined || value === "" || value === "false";
     if (gone ? !(name in flags) : flags[name] === String(value)) continue;
     changed = true;
     if (gone) delete flags[name];
     else flags[name] = String(value);
   }
-  if (!changed) return;
-  own = true;
+  if (!changed) return false;
+  touched = true;
   write(push);
   tell({ flags: true, view: new Set() });
+  return true;
 }
 
 /** Changes what is shown and how, not what is asked. */
@@ -46,7 +52,7 @@ export function look(changes, { push = false } = {}) {
   tell({ flags: false, view: new Set(names) });
 }
 
-export const replace = (next) => set({ ...Object.fromEntries(Object.keys(flags).map((name) => [name, null])), ...next }, { push: true });
+export const replace = (next, { mine = null } = {}) => set({ ...Object.fromEntries([...own, ...Object.keys(flags)].map((name) => [name, null])), ...next }, { push: true, mine });
 
 export const encoded = (some) => new URLSearchParams(some).toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
 
@@ -68,26 +74,27 @@ function save(how) {
   const text = fragment();
   if (text === written) return;
   written = text;
-  history[how](null, "", `${location.pathname}${location.search}#${text}`);
+  history[how]({ own: [...own] }, "", `${location.pathname}${location.search}#${text}`);
 }
 
 /** Keeps the run for the next time that the page opens, once it has an answer and is of the user's making. */
 export function keepRun() {
-  if (!own) return;
+  if (!touched) return;
   try {
     localStorage.setItem(KEPT, encoded(flags));
+    localStorage.setItem(DECIDED, [...own].join());
   } catch {
-    own = false; // a browser that keeps nothing: the page opens on its example
+    touched = false; // a browser that keeps nothing: the page opens on its example
   }
 }
 
-/** The run that the page was left with; without one, the example. */
+/** The run that the page was left with, and which of its flags are the user's own; without one, the example. */
 function lastRun() {
   try {
     const kept = decoded(localStorage.getItem(KEPT) ?? "");
-    return kept.model ? kept : FIRST;
+    return kept.model ? [kept, localStorage.getItem(DECIDED)?.split(",") ?? Object.keys(kept)] : [FIRST, []];
   } catch {
-    return FIRST;
+    return [FIRST, []];
   }
 }
 
@@ -97,7 +104,7 @@ export function forgetRun() {
     localStorage.removeItem(KEPT);
   } catch { /* nothing was kept */ }
   if (linked) return false;
-  replace(FIRST);
+  replace(FIRST, { mine: [] });
   return true;
 }
 
@@ -123,13 +130,18 @@ function readFragment() {
 export function load() {
   const { seen, asked } = readFragment();
   linked = Object.keys(asked).length > 0;
-  const next = linked ? asked : lastRun();
+  const { own: decidedThen, run } = history.state ?? {};
+  const [next, decided] = linked ? [asked, decidedThen ?? Object.keys(asked)] : run ? [decoded(run), decidedThen] : lastRun();
   const old = new Set([...Object.keys(view), ...Object.keys(seen)].filter((name) => view[name] !== seen[name]));
   for (const name of Object.keys(flags)) delete flags[name];
   for (const name of Object.keys(view)) delete view[name];
+  own.clear();
+  decided.forEach((name) => own.add(name));
   Object.assign(flags, next);
   Object.assign(view, seen);
   written = location.hash.slice(1);
+  // An address that asks for nothing is of this run also when someone comes back to it.
+  history.replaceState({ own: [...own], run: encoded(flags) }, "");
   return old;
 }
 

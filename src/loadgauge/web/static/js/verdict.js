@@ -3,9 +3,11 @@ import { asks } from "./drawer.js";
 import { find, h } from "./dom.js";
 import { refusal, t, term } from "./i18n.js";
 import { counted, duration, exact, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
+import { toField } from "./origin.js";
 import { delta, pinned, say } from "./pin.js";
-import { view } from "./state.js";
+import { set, view } from "./state.js";
 import { GROUPS, PARTS } from "./theme.js";
+import { verdictOf } from "./verdicts.js";
 
 export function verdict(answer) {
   const { memory, time } = answer.estimate;
@@ -25,12 +27,6 @@ function card(id, title, number, unit, exactly, under, change) {
     ...under.filter(Boolean).map((line) => h("p", { class: "under" }, line)), change);
 }
 
-const VERDICTS = { fits: ["yes", "good"], tight: ["tight", "warn"], "does not fit": ["no", "bad"] };
-
-export function verdictOf({ verdict }) {
-  return VERDICTS[verdict] ?? ["unknown", ""];
-}
-
 function fits(answer, then) {
   const { memory, layout } = answer.estimate;
   const [word, kind] = verdictOf(memory);
@@ -40,10 +36,22 @@ function fits(answer, then) {
   return h("div", { class: "card fit", id: "verdict-fit" }, h("h2", { class: "say" }, t("fit.title")),
     h("p", { class: "big" }, h("span", { class: kind, "data-fits": String(memory.fits) }, t(`fit.${word}`)),
       asks("fit", t("fit.needs"), h("span", { class: "of" }, exact(gib(memory.total), memory.total, "B"), memory.capacity === null ? " GiB" : t("fit.of", { capacity: gib(memory.capacity) })))),
-    memory.capacity === null ? null : gauge(memory, then?.memory),
+    memory.capacity === null ? h("p", { class: "under" }, toField("gpu", t("fit.unasked"))) : gauge(memory, then?.memory),
+    question(memory.question),
     h("p", { class: "under" }, [place, term(memory.moment)].join(" · ")),
     h("p", { class: "under" }, [left, view.ranges !== "off" ? t("fit.range", { low: gib(memory.low), high: gib(memory.high) }) : null].filter(Boolean).join(" · ")),
     then ? delta(memory.total, then.memory.total, say.gib, true) : null);
+}
+
+/** The thing that was not said and decides: each of its values is a button that says it. */
+function question(asked) {
+  if (!asked) return null;
+  const { flag, choices } = asked;
+  return h("p", { class: "question" }, h("span", {}, t("fit.question"), " ", h("code", {}, flag), ": "), choices.map(({ value, assumed, total, low, high, verdict: word }) => {
+    const [key, kind] = verdictOf({ verdict: word });
+    return h("button", { class: "choice", type: "button", "data-choice": value, title: t("fit.range", { low: gib(low), high: gib(high) }), onclick: () => set({ [flag.replace(/^--/, "")]: value }, { push: true }) },
+      `${value} ${gib(total)} GiB `, h("b", { class: kind }, t(`fit.${key}`)), assumed ? h("span", { class: "mute" }, ` ${t("fit.assumed")}`) : null);
+  }));
 }
 
 /** The eight parts in a row against what the card has, with the range as a whisker. */
@@ -94,9 +102,6 @@ function cost({ estimate: { time }, ranges = {} }, then) {
     [between(ranges.cost, (value) => money(value).join(" ").trim()), time.checkpoint_every ? t("cost.goodput", { goodput: percent(time.goodput) }) : t("cost.price")],
     delta(time.cost, then?.time?.cost, say.money, true));
 }
-
-/** What is missing, as a button that leads to its field. */
-const toField = (flag, text) => h("button", { class: "asks", type: "button", onclick: () => { find("#settings").classList.add("open"); find(`#flag-${flag}`)?.focus(); } }, text);
 
 function untimed({ estimate }) {
   return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, refusal(estimate.untimed) || t("step.untimed")));
