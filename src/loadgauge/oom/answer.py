@@ -93,7 +93,7 @@ def changes(setup: Setup, where: Place | None) -> list[Tried]:
         else [fields for fields in where.changes if fields.get("micro_batch") != setup.layout.micro_batch]
     )
     named = [try_change(setup, fields, ROOM_FOR_IT) for fields in listed]
-    fitting = [trial for trial in named if trial is not None and trial.result.memory.fits]
+    fitting = [trial for trial in named if trial is not None and trial.result.memory.verdict in ("fits", "depends")]
     return list({trial.flags: trial for trial in (*advice(setup)[::-1], *fitting[::-1])}.values())[::-1]
 
 
