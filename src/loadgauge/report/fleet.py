@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.errors import NO, YES, ConfigError
+from loadgauge.errors import ConfigError
 from loadgauge.estimate.cost import HOUR
 from loadgauge.estimate.result import Estimate
 from loadgauge.fleet.fleet import NOT_COUNTED, Fleet, Options, fleet
@@ -17,11 +17,13 @@ from loadgauge.report.fleet_reasons import explain
 from loadgauge.report.progress import clear, say
 from loadgauge.report.setup import layout_words, print_assumed
 from loadgauge.report.table import Column, console, document, draw, heading, points
+from loadgauge.report.verdict import question_words
 from loadgauge.resolve.reproduce import layout_flags
 from loadgauge.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.job import Job
 from loadgauge.units import count, days_words, gib, parse_count, seconds
+from loadgauge.verdict import exit_code
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +90,7 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
                 for change in changed(found)
             ]  # fmt: skip
         document(plain)
-        return NO if _too_large(found) else YES
+        return exit_code(found.estimate.memory.verdict)
     target = console()
     changes = list(changed(found))
     _verdict(target, found, said, changes)
@@ -99,12 +101,7 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
     print_assumed(target, assumed)
     heading(target, "Not counted")
     points(target, NOT_COUNTED)
-    return NO if _too_large(found) else YES
-
-
-def _too_large(found: Fleet) -> bool:
-    """Whether the step does not fit, so that there is no such run, or may not (tight)."""
-    return found.estimate.memory.fits is False
+    return exit_code(found.estimate.memory.verdict)
 
 
 def verdict(found: Fleet) -> str:
@@ -131,15 +128,14 @@ def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) ->
     lines.append(
         f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(found.tokens_per_second)} tokens/s of progress."
     )
-    if _too_large(found):
-        memory = found.estimate.memory
-        assert memory.capacity is not None
+    memory = found.estimate.memory
+    if memory.fits is False and memory.capacity is not None:
         size = f"{gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
-        if memory.verdict == "tight":
-            fits = f"THE STEP IS TIGHT: {size}; it may run out of memory (loadgauge estimate shows the range)."
-        else:
-            fits = f"THE STEP DOES NOT FIT: {size}; what follows cannot be run."
-        lines.insert(0, fits)
+        fits = {
+            "tight": f"IS TIGHT: {size}; it may run out of memory (loadgauge estimate shows the range).",
+            "depends": f"DEPENDS: {size}; {question_words(memory)}",
+        }.get(memory.verdict, f"DOES NOT FIT: {size}; what follows cannot be run.")
+        lines.insert(0, f"THE STEP {fits}")
     low, middle, high = found.interruptions
     if middle or high:
         every = found.days[1] * 24 / max(middle, 1)
