@@ -323,8 +323,9 @@ class Steady(msgspec.Struct, frozen=True):
     """A server under a fixed number of requests.
 
     running: of them, on one attention; token, first: seconds of a token, and until the first one; where answers are of one token,
-    `token` is a step in which nothing is read; step, prompt: seconds of a step and of a prompt, alone; queue, place, waited, host: parts of `first`: its prompt and those before it, a place in the cache,
-    steps that pass before it is seen or its token is sent, and the host
+    `token` is a step in which nothing is read; step, prompt: seconds of a step and of a prompt, alone; queue, place, waited,
+    host: parts of `first`: its prompt and those before it, a place in the cache, steps that pass before it is seen or its token
+    is sent, and the host
     """
 
     running: float
