@@ -163,7 +163,9 @@ def test_the_plan_is_what_a_loop_over_estimates_finds() -> None:
 
 def test_where_nothing_fits_the_nearest_has_the_least_memory() -> None:
     """Of all candidates, each estimated by itself."""
-    job = Job("qwen2.5-7b", task="grpo", gpu="h100-sxm5-80gb", gpus=2, prompts=128, samples=8, prompt_len=1024, answers="4096")
+    job = Job(
+        "qwen2.5-7b", task="grpo", gpu="h100-sxm5-80gb", gpus=2, prompts=128, samples=8, prompt_len=1024, answers="4096"
+    )
     space = Space.of(job, {
         "pp": (1, 2), "share": (0.5, 0.8), "micro_batch": (1, 8), "logprob_batch": (1, 16), "recompute": ("none", "full"),
     })  # fmt: skip

@@ -216,7 +216,8 @@ class _Search:
         """What the largest phase of a candidate needs at the least, at its upper end [bytes]: as with fewer sequences at once."""
         keys = _keys(one).values()
         return max(
-            (high for key, size in keys for known, high in self.highs.get(key, {}).items() if known <= size), default=0.0
+            (high for key, size in keys for known, high in self.highs.get(key, {}).items() if known <= size),
+            default=0.0,
         )
 
     def nearest(self, rows: list[Timed]) -> Choice | None:
@@ -224,7 +225,9 @@ class _Search:
 
         def entry(place: int) -> tuple[float, bool, tuple[Any, ...], int]:
             one = rows[place][2]
-            exact = rows[place][1] in self.held or all(size in self.highs.get(key, ()) for key, size in _keys(one).values())
+            exact = rows[place][1] in self.held or all(
+                size in self.highs.get(key, ()) for key, size in _keys(one).values()
+            )
             lean = () if exact else (one.recompute != "full", one.micro_batch, one.logprob_batch)
             return self.least(one), not exact, lean, place
 
