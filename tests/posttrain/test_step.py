@@ -190,7 +190,7 @@ def test_why_no_candidate_is_a_run() -> None:
     job = Job("qwen2.5-7b", task="grpo", gpu="h20-96gb", gpus=8)
     with pytest.raises(ConfigError, match=r"no candidate of \d[\d,]* is a run; of [\d,]+ of them: what joins 8 x H20"):
         plan_task(job, Space.of(job, {"tp": (1, 2), "pp": (1,)}))
-    with pytest.raises(ConfigError, match="^'qwen2.5-7x' is neither"):
+    with pytest.raises(ConfigError, match=r"^'qwen2\.5-7x' is neither"):
         plan_task(job.replace(model="qwen2.5-7x"), Space.of(job, {"tp": (1,), "pp": (1,)}))
 
 
