@@ -11,7 +11,7 @@ import msgspec
 from loadgauge.errors import ConfigError, suggest
 from loadgauge.spec.attention_kernels import ATTENTIONS
 from loadgauge.spec.axes import RANK_ORDER
-from loadgauge.spec.frameworks import FRAMEWORKS
+from loadgauge.spec.frameworks import FRAMEWORKS, LOW_NAMES
 from loadgauge.spec.host import ActivationOffload
 from loadgauge.spec.job_field import Field as Field
 from loadgauge.spec.job_field import about as _field
@@ -150,8 +150,10 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     precision: Annotated[
         str | None,
         _field(
-            "text", "method", f"bf16, fp16 (the framework's recipe), or {', '.join(PRECISIONS)}.", metavar="NAME",
-            values=("bf16", "fp16", *PRECISIONS),
+            "text", "method",
+            f"bf16, fp16 (the framework's recipe), {', '.join(PRECISIONS)}; products in 8 or 4 bits: {', '.join(LOW_NAMES)}"
+            " (those that the framework has).",
+            metavar="NAME", values=("bf16", "fp16", *PRECISIONS, *LOW_NAMES),
         ),
     ] = None  # fmt: skip
     beside: Annotated[
