@@ -491,6 +491,15 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         ),
     ] = None  # fmt: skip
 
+    def __post_init__(self) -> None:
+        """Refuse what a run cannot have, however the job is made: fields about the whole run are numbers above 0."""
+        for name in WHOLE_RUN:
+            if (value := getattr(self, name)) is not None:
+                try:
+                    fields()[name].read(value)
+                except ConfigError as error:
+                    raise ConfigError(str(error), key=name) from None
+
     @classmethod
     def of(cls, model: str, values: Mapping[str, object]) -> "Job":
         """Read a job from texts (or numbers, bools and paths) by field name or flag; None is the same as not given.
