@@ -220,3 +220,14 @@ def test_the_action_and_the_hook_name_what_exists() -> None:
     (hook,) = YAML(typ="safe").load(ROOT / ".pre-commit-hooks.yaml")
     assert hook["entry"].split() == ["loadgauge", "check"]
     assert typed("check --help").code == 0
+
+
+def test_what_cannot_be_told_is_said_first(folder: Path) -> None:
+    """On a terminal, where both streams are one; nothing else is printed where no job can be told."""
+    for jobs, told in (("nope.yaml", False), ("nope.yaml job.yaml", True)):
+        words = [sys.executable, "-m", "loadgauge", "check", *jobs.split(), "--gpu", "4090"]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        assert done.returncode == 2
+        first, *others = done.stdout.splitlines()
+        assert first.startswith("loadgauge: nope.yaml: 'nope.yaml' is neither")
+        assert bool(others) == told

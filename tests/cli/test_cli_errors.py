@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any, get_args
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 
 from command_line import typed
 from loadgauge.cli.main import COMMANDS
+from loadgauge.errors import ConfigError
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import When
 from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import gpu_ids
+from loadgauge.spec.job import WHOLE_RUN, Job
 from loadgauge.spec.layout import SCHEDULES
 from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.spec.precision import PRECISIONS
@@ -47,6 +50,12 @@ def refused(line: str | list[str], *words: str) -> None:
         ("estimate gpt2 --micro-batch nan", "whole number"),
         (f"estimate gpt2 --seq-len {'9' * 5000}", "whole number"),
         ("estimate gpt2 --zero 4", "0 to 3"),
+        ("estimate gpt2 --tokens -5", "--tokens"),
+        ("estimate gpt2 --tokens 0", "--tokens"),
+        ("estimate gpt2 --tokens -5 --price 2", "--tokens"),
+        ("estimate gpt2 --price -2", "above 0"),
+        ("check gpt2 --tokens -5", "--tokens"),
+        ("fleet gpt2 --gpu l4 --gpus 8 --tokens -5", "--tokens"),
         ("estimate gpt2 --tp 5", "leaves 2"),
         ("estimate gpt2 --gpus 12 --tp 8", "leaves 4"),
         ("estimate gpt2 --pp 5", "num_hidden_layers"),
@@ -259,3 +268,12 @@ def test_equation_survives_anything(words: list[str]) -> None:
 @given(words=st.lists(st.one_of(st.sampled_from([*ENDING, "--help", "--version", "-h", "--json"]), WORD), max_size=3))
 def test_commands_survive_anything(words: list[str]) -> None:
     survives(words)
+
+
+@pytest.mark.parametrize("field", WHOLE_RUN)
+@pytest.mark.parametrize("value", [-5, 0, "-5", "-1e9", float("nan")])
+def test_no_job_has_a_negative_count_or_price(field: str, value: Any) -> None:
+    """However it is made: from texts, with keywords, or from another one."""
+    for make in (Job.of("gpt2", {}).replace, functools.partial(Job, "gpt2"), lambda **given: Job.of("gpt2", given)):
+        with pytest.raises(ConfigError, match=f"^{field}: "):
+            make(**{field: value})

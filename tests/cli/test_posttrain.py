@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from command_line import document, typed
@@ -44,11 +46,42 @@ def test_what_does_not_fit_has_a_next_step_that_fits() -> None:
     assert typed(f"{kept} {flags}").code == 0
 
 
-def document_of(line: str) -> dict[str, object]:
+RESTED = "qwen3-8b --gpus 8 --zero 3 --recompute full --rollout vllm:utilization=0.5,sleep=1"
+
+
+@pytest.mark.parametrize(
+    ("line", "needed"),
+    [
+        ("qwen3-30b-a3b --gpus 16", ("sleep=1", "--zero 3", "--recompute full")),
+        ("qwen3-8b --gpus 8 --zero 3 --rollout vllm:utilization=0.5", ("sleep=1",)),
+        ("qwen3-8b --gpus 8 --zero 3 --rollout vllm:utilization=0.9,sleep=1 --recompute full", ("utilization=",)),
+        (f"{RESTED} --micro-batch 64", ("--micro-batch",)),
+        (f"{RESTED} --framework fsdp --micro-batch 1 --logprob-batch 64", ("--logprob-batch 1",)),
+    ],
+)
+def test_the_whole_model_is_trained_where_that_can_fit(line: str, needed: tuple[str, ...]) -> None:
+    """No adapters, no more GPUs: the next step fits as typed, and without any one of its flags it does not."""
+    line = f"estimate {line} --task grpo --gpu h100-sxm5-80gb"
+    first = document_of(line)["remedies"][0]
+    assert first["verdict"] == "fits"
+    flags = dict(zip(*[iter(first["flags"].split())] * 2, strict=True))
+    assert not {"--lora-rank", "--gpus"} & flags.keys()
+    assert all(word in first["flags"] for word in needed)
+    words = line.split()
+    kept = {flag: words[words.index(flag) + 1] for flag in words if flag.startswith("--")}
+
+    def code(more: dict[str, str]) -> int:
+        return typed([*words[:2], *(word for pair in (kept | more).items() for word in pair)]).code
+
+    assert code(flags) == 0
+    assert all(code({flag: value for flag, value in flags.items() if flag != left_out}) for left_out in flags)
+
+
+def document_of(line: str) -> dict[str, Any]:
     """The document of a command line that says no."""
     import json
 
-    found: dict[str, object] = json.loads(typed(f"{line} --json").out)
+    found: dict[str, Any] = json.loads(typed(f"{line} --json").out)
     return found
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model
+from loadgauge.cli.options import parse
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import RankWeights, WeightCount, gathered_bytes, model_states
@@ -16,6 +18,8 @@ from loadgauge.families.reference import deepseek_block, gpt_block, llama_block,
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.operations import Layer
+from loadgauge.resolve.reproduce import completer
+from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.frameworks import LOW_PRECISIONS
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.lora import BASE_FORMATS, BaseName, Lora
@@ -369,3 +373,23 @@ def test_sources_are_cited() -> None:
     for stored in BASE_FORMATS.values():
         assert cite(stored.source)
     assert msgspec.structs.asdict(Precision(name="x", weight=2, compute=2, gradient=2))["products"] is None
+
+
+@pytest.mark.parametrize("weights", ["", "--weights float32", "--weights bfloat16"])
+def test_accelerates_products_in_eight_bits_leave_the_weights_as_they_are_loaded(weights: str) -> None:
+    """torchao keeps 16-bit inputs and weights (torchao, float8 README): the states are those of bf16, only the products differ."""
+    line = f"estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 {weights}"
+    wide, few = (document(f"{line} --precision {name}") for name in ("bf16", "fp8"))
+    for part in ("weights", "gradients", "optimizer"):
+        assert few["memory"]["parts"][part] == wide["memory"]["parts"][part]
+    assert few["time"]["step"] < wide["time"]["step"]
+    setup = resolve_job(parse(f"{line} --precision fp8".split()[1:]))
+    again = document(completer(setup.job)(setup.estimate()).command().removeprefix("loadgauge "))
+    assert again["memory"]["total"] == few["memory"]["total"]
+
+
+def test_the_recipes_are_in_the_help() -> None:
+    said = " ".join(typed("estimate --help").out.replace("-\n", "-").split())
+    named = said.partition("--precision NAME")[2].partition("--with")[0].replace("- ", "-")
+    for name in ("fp8", "nvfp4", *(name for recipes in LOW_PRECISIONS.values() for name in recipes)):
+        assert name in named

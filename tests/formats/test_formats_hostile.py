@@ -43,6 +43,11 @@ HOSTILE = {
     "huge.yaml": ("a: 1\n# " + "x" * 600_000, "larger than 100 kB"),
     "twice.yaml": ("micro_batch_size: 1\nmicro_batch_size: 2\n", "not valid YAML"),
     "twice.json": ('{"train_batch_size": 1, "train_batch_size": 2}', "appears twice"),
+    "twice.toml": ("max_steps = 1\nmax_steps = 2\n", "not valid TOML: Cannot overwrite a value (at line 2"),
+    "split.toml": (
+        "max_steps = 1\n[a]\n[[a.b.c]]\n[a.d]\nx = 1\n[a.b.c.e]\ny = 2\n",
+        'toml: line 6: Key "c" already exists; put',
+    ),
     "two.yaml": ("base_model: a\n---\nbase_model: b\n", "2 YAML documents"),
     "list.yaml": ("- 1\n- 2\n", "must be a YAML mapping"),
     "list.json": ("[1]", "must be a JSON object"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import msgspec
@@ -221,3 +222,41 @@ def test_what_does_not_go_together_is_said(words: str, said: str) -> None:
     found = typed(f"estimate llama-3.1-8b {words}")
     assert found.code == 2
     assert said in found.err
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_without_an_answer_a_token_of_a_server_is_a_step_of_decoding(engine: str) -> None:
+    """It reads the weights and the cache; with one request there are no prompts of others, so longer answers take as long."""
+    line = f"estimate llama-3.1-8b --gpu h100-sxm5-80gb --task generate --context 4096 --server {engine}"
+    one, many = document(line), document(f"{line} --answer 64")
+    table = 128_256 * 4096 * 2
+    least = (one["memory"]["weights"] - table + one["memory"]["cache"]) / 3.35e12
+    assert least < one["mean_token"] < 2 * least
+    assert one["mean_token"] == pytest.approx(many["mean_token"], rel=0.01)
+    for batch in (1, 8):
+        said = typed(f"{line} --batch {batch}").out.partition("Where it goes")
+        assert not re.search(
+            r"\b0 (us|tokens/s)", said[0] + said[2].partition("The server")[2].partition("Work and time")[0]
+        )
+    # Requests that ask for one token each: no more are answered than their prompts can be read, two FLOPs a parameter and token.
+    eight = document(f"{line} --batch 8")
+    assert 0 < eight["tokens_per_second"] < 989e12 / (2 * 8.03e9 * 4095)
+
+
+def test_what_is_printed_lies_in_its_range() -> None:
+    line = "estimate llama-3.1-8b --gpu h100-sxm5-80gb --context 4096 --batch 4"
+    for more in ("--task generate --answer 512", "--task generate", "--task generate --server vllm", "--task forward"):
+        found = document(f"{line} {more}")
+        for name in ("first", "token"):
+            one = found.get(name, {})
+            if "low" in one:
+                assert one["low"] < one["seconds"] < one["high"]
+        if "mean_token" in found:
+            assert found["mean_token_range"][0] < found["mean_token"] < found["mean_token_range"][1]
+        assert "low" in found["token" if "generate" in more else "first"]
+    # A score's kernels are those of training's forward, and software adds the same to them.
+    scored, trained = document(f"{line} --task forward"), document(
+        "estimate llama-3.1-8b --gpu h100-sxm5-80gb --seq-len 4096 --micro-batch 4 --framework megatron --memory 140GiB"
+    )  # fmt: skip
+    parts = trained["time"]["parts"]
+    assert scored["first"]["seconds"] == pytest.approx(parts["forward"] + parts["loss"] / 3, rel=0.04)

@@ -38,6 +38,35 @@ def test_a_utilisation_may_be_assumed() -> None:
     assert hardware["mfu"] < 0.4
 
 
+@pytest.mark.parametrize(
+    ("question", "assumed"),
+    [
+        ("--find gpus --tokens 100B --days 2", "--mfu 40%"),
+        ("--find gpus --tokens 100B --days 3", "--hfu 50%"),
+        ("--find days --tokens 100B --gpus 64", "--hfu 33.3%"),
+        ("--find tokens --days 3 --gpus 64", "--mfu 40%"),
+        ("--find days --tokens 100B --gpus 64", ""),
+    ],
+)
+def test_times_beside_an_answer_are_of_one_utilisation(question: str, assumed: str) -> None:
+    """Days are tokens over the rate beside them, and what is printed to reproduce them gives all of it."""
+    found = document(f"{BASE.replace('none', 'full')} {question} {assumed}")
+    (answer,) = found["answers"]
+    layout, value = answer["layout"], answer["value"]
+    tokens = value if "find tokens" in question else 100e9
+    sizes = {one["gpus"]: one["days"] for one in found.get("sizes", ())}
+    days = 3 if "find tokens" in question else sizes.get(value, value)
+    rate = layout["time"]["tokens_per_second_per_gpu"] * layout["layout"]["gpus"]
+    assert tokens / rate / 86400 == pytest.approx(days, rel=1e-9)
+    again = document(layout["command"].removeprefix("loadgauge "))["time"]
+    assert again["days"] == pytest.approx(days, rel=1e-9)
+    for name in ("step", "low", "high", "mfu", "hfu", "tokens_per_second_per_gpu"):
+        assert again[name] == pytest.approx(layout["time"][name], rel=1e-9)
+    if assumed:
+        name, share = assumed.removeprefix("--").removesuffix("%").split()
+        assert again[name] == pytest.approx(float(share) / 100)
+
+
 def test_years_are_said() -> None:
     """Article 3: 300 B tokens of GPT-3 on one A100 at its peak."""
     text = typed("estimate gpt3-175b --gpu a100-sxm4-80gb --tokens 300B --mfu 100%").out
@@ -85,6 +114,7 @@ def test_the_smallest_batch() -> None:
         ("--mfu 40%", "--tokens"),
         ("--tokens 1T --days 3 --mfu 140%", "share"),
         ("--tokens 1T --days 3 --find nic", "says nothing"),
+        ("--tokens 1T --gpus 64 --find spares --mfu 40%", "mfu: says nothing"),
     ],
 )
 def test_what_does_not_go_together_is_said(words: str, said: str) -> None:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, Error
 from loadgauge.estimate.estimate import estimate
-from loadgauge.plan.posttrain import Space, plain, plan_task
+from loadgauge.plan.posttrain import Space, candidates, plain, plan_task
 from loadgauge.posttrain.memory import memory
 from loadgauge.posttrain.step import SOFTWARE, forward_share, packed, server_of, step_time, timed
 from loadgauge.posttrain.sync import transfer
@@ -159,6 +159,39 @@ def test_the_plan_is_what_a_loop_over_estimates_finds() -> None:
     assert one is not None
     assert found.job == one.job
     assert found.time.step == one.time.step
+
+
+def test_where_nothing_fits_the_nearest_has_the_least_memory() -> None:
+    """Of all candidates, each estimated by itself."""
+    job = Job(
+        "qwen2.5-7b", task="grpo", gpu="h100-sxm5-80gb", gpus=2, prompts=128, samples=8, prompt_len=1024, answers="4096"
+    )
+    space = Space.of(job, {
+        "pp": (1, 2), "share": (0.5, 0.8), "micro_batch": (1, 8), "logprob_batch": (1, 16), "recompute": ("none", "full"),
+    })  # fmt: skip
+    needed = []
+    for one in candidates(job, space):
+        try:
+            run = resolve_posttrain(one)[0]
+            held = memory(run)
+        except Error:
+            continue
+        if timed(run, held)[0] is not None:
+            needed.append(held.decisive.high)
+    found = plan_task(job, space)
+    assert found.best is None
+    assert found.nearest is not None
+    assert found.nearest.memory.decisive.high == min(needed)
+    assert found.looked < found.candidates / 3
+
+
+def test_why_no_candidate_is_a_run() -> None:
+    """No source says what joins 8 x H20; where all are refused alike, that reason is the whole answer."""
+    job = Job("qwen2.5-7b", task="grpo", gpu="h20-96gb", gpus=8)
+    with pytest.raises(ConfigError, match=r"no candidate of \d[\d,]* is a run; of [\d,]+ of them: what joins 8 x H20"):
+        plan_task(job, Space.of(job, {"tp": (1, 2), "pp": (1,)}))
+    with pytest.raises(ConfigError, match=r"^'qwen2\.5-7x' is neither"):
+        plan_task(job.replace(model="qwen2.5-7x"), Space.of(job, {"tp": (1,), "pp": (1,)}))
 
 
 def test_options_of_an_engine_change_its_answers() -> None:

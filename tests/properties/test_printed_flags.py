@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from command_line import document, typed
 from loadgauge.advise.advice import advice
 from loadgauge.cli.options import options, parse, run_options, whole_run_options
-from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.resolve import resolve_job
-from loadgauge.spec.job import POSTTRAIN, Job
+from loadgauge.spec.job import POSTTRAIN, Job, fields
 from loadgauge.web.changes import changes
 from loadgauge.web.flags import job_of
 from loadgauge.web.uploads import Uploads
@@ -58,10 +57,13 @@ def _values(option: click.Option) -> st.SearchStrategy[Any]:
     text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
     if option.is_flag:
         return st.sampled_from([None, True, False])
-    if isinstance(option.type, Whole):
-        return st.none() | st.integers(option.type.low, option.type.high)
-    if isinstance(option.type, Positive):
+    field = fields()[str(option.name)]
+    if field.kind == "whole":
+        return st.none() | st.integers(field.low, field.high)
+    if field.kind == "positive":
         return st.none() | st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
+    if field.kind == "count":
+        return st.none() | st.sampled_from(["15T", "1.4e12", "300_000"])
     if isinstance(option.type, click.Choice):
         return st.none() | st.sampled_from(list(option.type.choices))
     return st.none() | text

@@ -108,3 +108,26 @@ def test_what_cannot_be_explained_is_said() -> None:
         found = typed(command)
         assert found.code == 2
         assert said in found.err
+
+
+@pytest.mark.parametrize(
+    ("job", "part", "named", "peak"),
+    [
+        # NVIDIA's data sheets, dense [FLOP/s]
+        ("llama-2-7b --gpu a100-sxm4-80gb --precision fp32", "mfu", "float32 peak of a GPU", 19.5e12),
+        ("llama-2-7b --gpu a100-sxm4-80gb --precision fp32", "matmul", "float32 peak", 19.5e12),
+        ("llama-2-7b --gpu a100-sxm4-80gb", "mfu", "16-bit peak of a GPU", 312e12),
+        (
+            "llama-3.1-8b --gpu h100-sxm5-80gb --framework megatron --precision fp8",
+            "mfu",
+            "16-bit peak of a GPU",
+            989e12,
+        ),
+        ("llama-3.1-8b --gpu h100-sxm5-80gb --framework megatron --precision fp8", "matmul", "fp8 peak", 1979e12),
+        ("llama-3.1-8b --gpu h100-sxm5-80gb --framework megatron", "matmul", "16-bit peak", 989e12),
+    ],
+)
+def test_a_peak_is_named_by_its_format(job: str, part: str, named: str, peak: float) -> None:
+    found = typed(f"estimate {job} --explain {part}").out
+    (line,) = {" ".join(line.split()) for line in found.splitlines() if line.strip().startswith("X = ")}
+    assert line.startswith(f"X = {peak:,.0f}: {named}")

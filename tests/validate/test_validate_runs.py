@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.spec.job import Job
 from loadgauge.validate.counters import Counter
 from loadgauge.validate.runs import Measured, parse, published, read
+from loadgauge.validate.validate import validate
 
 HEAD = "id,model,pp,gpus,tp,tokens_per_s_per_gpu"
 
@@ -151,3 +154,46 @@ def test_rows_in_json(tmp_path: Path) -> None:
     found = read(path)
     assert [(run.id, run.job) for run in found.runs] == [("a", Job(model="gpt2"))]
     assert [(bad.line, "modell" in bad.reason) for bad in found.rejected] == [(2, True)]
+
+
+def in_source_words(tmp_path: Path, *changes: dict[str, str]) -> Path:
+    """A table of a published row, and of what it would be with other cells."""
+    raw = Path(__file__).parents[2] / "tools" / "published_runs" / "raw" / "memory.csv"
+    with raw.open(encoding="utf-8", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["id"] == "M-SW-030")
+    path = tmp_path / "runs.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, row)
+        table.writeheader()
+        table.writerows([row, *({**row, **change} for change in changes)])
+    return path
+
+
+def test_products_in_eight_bits_go_with_weights_that_are_loaded(tmp_path: Path) -> None:
+    found = read(in_source_words(tmp_path, {"id": "M-SW-930", "precision": "fp8"}))
+    usual, fewer = (run.job for run in found.runs)
+    assert usual is not None
+    assert fewer is not None
+    assert (fewer.precision, fewer.weights) == ("fp8-tensorwise", usual.weights)
+    assert fewer.weights is not None
+    assert [(one.id, one.reason) for one in validate(found)] == [("M-SW-030", ""), ("M-SW-930", "")]
+
+
+def test_a_row_whose_words_make_no_job_is_listed_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = in_source_words(tmp_path, {"id": "bad", "notes": "one\ntwo"}, {"id": "M-SW-931"})
+    read(path)  # which makes the tools known
+    rows = importlib.import_module("published_runs.rows")
+    row_of = rows.row_of
+
+    def refuses(source: Any) -> Any:
+        if source.id == "bad":
+            raise NotModelled("nobody knows")
+        return row_of(source)
+
+    monkeypatch.setattr(rows, "row_of", refuses)
+    found = validate(read(path))
+    assert [(one.id, one.reason) for one in found] == [
+        ("M-SW-030", ""),
+        ("M-SW-931", ""),
+        ("bad", "line 4: nobody knows"),
+    ]

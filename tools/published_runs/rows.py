@@ -138,7 +138,9 @@ def job_of(target: Expressed) -> tuple[Job, Overrides]:
         micro_batch=layout.micro_batch,
         global_batch=layout.global_batch,
         seq_len=layout.seq_len,
-        precision=training.precision.name[:4] if training.weights else training.precision.name,
+        precision=training.precision.name[:4]
+        if training.weights and kernels.products is None
+        else training.precision.name,
         weights=training.weights or None,
         optimizer=training.optimizer.name if training.optimizer.name != "adamw" else None,
         attention=_attention(target),

@@ -115,6 +115,7 @@ def command(
     loadgauge check job.yaml train.yaml --gpus 8 --gpu h100 --against origin/main
     """
     from loadgauge.advise import budget as budgets
+    from loadgauge.cli.main import say
 
     if as_json and as_markdown:
         raise ConfigError("--json and --markdown exclude one another")
@@ -136,17 +137,19 @@ def command(
         limits = budgets.read_limits([*said.budget, *own.budget, *budget])
         job = said.job(name, flags)
         found.append(budgets.check(name, job, limits, before.get(name), allow_tight=allow_tight))
+    code = budgets.exit_code(found)
+    if code == CANNOT_TELL:  # As with every command, one line on stderr says why, before what could be told.
+        say("; ".join(f"{one.name}: {one.error}" for one in found if one.error), code)
+        if not (as_json or as_markdown or any(one.now is not None for one in found)):
+            return code
     if as_json or as_markdown:
         from loadgauge.report.check import markdown
         from loadgauge.report.table import document
 
-        ok, table = budgets.exit_code(found) == YES, markdown(found)
+        ok, table = code == YES, markdown(found)
         document({"jobs": [one.to_dict() for one in found], "ok": ok, "table": table}) if as_json else click.echo(table)
     else:
         from loadgauge.report.check import report
 
         report(found)
-    code = budgets.exit_code(found)
-    if code == CANNOT_TELL:  # As with every command, one line on stderr says why.
-        raise Error("; ".join(f"{one.name}: {one.error}" for one in found if one.error))
     return code

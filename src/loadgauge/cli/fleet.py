@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from loadgauge.cli.options import complete_model, options
-from loadgauge.cli.param_types import Positive, Whole
+from loadgauge.cli.param_types import POSITIVE, Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError
 from loadgauge.fleet.sites import OPTIONS
@@ -105,7 +105,7 @@ def _run_options(command: Any) -> Any:
 @click.option(
     "--explain", "topic", metavar="NUMBER", help="Explain one number: days, goodput, failures, checkpoint, tiers, ..."
 )
-@click.option("--slack", type=Positive(), help="How much more time --find may accept (0.01).")
+@click.option("--slack", type=POSITIVE, help="How much more time --find may accept (0.01).")
 @click.option(
     "--sweep",
     metavar="KEY=A,B,..",

@@ -129,7 +129,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         if sys.stdout is None:
-            return _say("standard output is closed", CANNOT_TELL)
+            return say("standard output is closed", CANNOT_TELL)
         result = commands.main(
             args=None if arguments is None else list(arguments), prog_name="loadgauge", standalone_mode=False
         )
@@ -137,29 +137,29 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return result if isinstance(result, int) else YES
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "loadgauge"
-        return _say(f"{_plain(error)} (see `{where} --help`)", CANNOT_TELL)
+        return say(f"{_plain(error)} (see `{where} --help`)", CANNOT_TELL)
     except click.ClickException as error:
-        return _say(error.format_message(), CANNOT_TELL)
+        return say(error.format_message(), CANNOT_TELL)
     except (click.Abort, KeyboardInterrupt):
-        return _say("interrupted", CANNOT_TELL)
+        return say("interrupted", CANNOT_TELL)
     except NothingFits as error:
-        return _say(str(error), NO)
+        return say(str(error), NO)
     except NotModelled as error:
         text = str(error)
-        return _say(text if "modelled" in text else f"not modelled: {text}", CANNOT_TELL)
+        return say(text if "modelled" in text else f"not modelled: {text}", CANNOT_TELL)
     except Error as error:
-        return _say(str(error), CANNOT_TELL)
+        return say(str(error), CANNOT_TELL)
     except BrokenPipeError:
         # The reader has closed the output; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        return _say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", CANNOT_TELL)
+        return say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", CANNOT_TELL)
     except Exception as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise
         kind = type(error).__name__
-        return _say(
+        return say(
             f"unexpected {kind}: {error}; this is a defect, please report it (LOADGAUGE_DEBUG=1 shows where)",
             CANNOT_TELL,
         )
@@ -170,7 +170,7 @@ def _plain(error: click.UsageError) -> str:
     return text[:1].lower() + text[1:].rstrip(".")
 
 
-def _say(text: str, code: int) -> int:
+def say(text: str, code: int) -> int:
     """Print the text as one line on stderr and return the exit code."""
     from loadgauge.report.table import printable  # only on the way to an error
 

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from loadgauge.cli.options import complete_model, run_options
-from loadgauge.cli.param_types import Positive, Whole
+from loadgauge.cli.param_types import POSITIVE, Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.time.bandwidth_needs import SHARE, Network, NetworkCase, largest_tp, smallest_batch, what_if
@@ -28,7 +28,7 @@ from loadgauge.units import parse
 @run_options
 @click.option(
     "--share",
-    type=Positive(),
+    type=POSITIVE,
     default=SHARE,
     show_default=True,
     help="Exposed communication that an axis may have, as a share of compute time.",
@@ -38,9 +38,7 @@ from loadgauge.units import parse
     metavar="TFLOP/s",
     help="Rate that each GPU achieves, such as 150TFLOP/s, instead of the calibrated time.",
 )
-@click.option(
-    "--oversubscription", type=Positive(), help="Factor by which bandwidth falls when all nodes send at once."
-)
+@click.option("--oversubscription", type=POSITIVE, help="Factor by which bandwidth falls when all nodes send at once.")
 @click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing oversubscribed links.")
 @click.option("--rails", is_flag=True, help="GPUs at the same position in their nodes share a switch.")
 @click.option(

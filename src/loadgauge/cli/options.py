@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from loadgauge.cli.param_types import Positive, Whole
+from loadgauge.cli.param_types import Read
 from loadgauge.spec.inference import TASKS
 from loadgauge.spec.inference import fields as inference_fields
 from loadgauge.spec.job import POSTTRAIN, WHOLE_RUN, Field, Job, fields
@@ -46,12 +46,9 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
     flag, more = f"--{name.replace('_', '-')}", [f"--{alias}" for alias in field.aliases]
     if field.kind == "switch":
         return click.option(f"{flag}/--no-{flag[2:]}", *more, name, default=None, help=field.help)
-    if field.kind == "whole":
-        assert field.low is not None
-        assert field.high is not None
-        kind: Any = Whole(field.low, field.high)
-    else:
-        kind = {"positive": Positive(), "choice": click.Choice(field.choices)}.get(field.kind)
+    kind: Any = click.Choice(field.choices) if field.kind == "choice" else None
+    if field.kind in ("whole", "positive", "count"):
+        kind = Read(field.read)
     completed = _completed(name, field)
     return click.option(flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -10,30 +11,28 @@ from loadgauge.errors import ConfigError
 from loadgauge.spec.job_text import positive_number, whole_number
 
 
-class Whole(click.ParamType):  # type: ignore[type-arg]
-    """A whole number from `low` to `high`."""
+class Read(click.ParamType):  # type: ignore[type-arg]
+    """A text that a function of `job_text` reads, such as a finite number above 0."""
 
     name = "number"
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self.read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the text; one that cannot be read is a usage error."""
+        try:
+            return self.read(str(value))
+        except ConfigError as error:
+            return self.fail(str(error), param, ctx)
+
+
+class Whole(Read):
+    """A whole number from `low` to `high`; thousands may be separated by underscores."""
 
     def __init__(self, low: int, high: int) -> None:
-        self.low, self.high = low, high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read the number; thousands may be separated by underscores. One out of bounds is a usage error."""
-        try:
-            return whole_number(str(value), self.low, self.high)
-        except ConfigError as error:
-            return self.fail(str(error), param, ctx)
+        super().__init__(lambda text: whole_number(text, low, high))
 
 
-class Positive(click.ParamType):  # type: ignore[type-arg]
-    """A finite number above 0."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the number; anything but a finite number above 0 is a usage error."""
-        try:
-            return positive_number(str(value))
-        except ConfigError as error:
-            return self.fail(str(error), param, ctx)
+POSITIVE = Read(positive_number)
+"""Finite numbers above 0."""

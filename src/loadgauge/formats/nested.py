@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import re
 import tomllib
@@ -155,13 +156,27 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 
 def toml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     """Parses TOML; comments and layout are kept. Raises `ConfigError`."""
+    import tomlkit
+    from tomlkit.exceptions import KeyAlreadyPresent
+
+    def repeats(lines: int) -> bool:
+        try:
+            tomlkit.parse("".join(text.splitlines(keepends=True)[:lines]))
+        except KeyAlreadyPresent:
+            return True
+        except ValueError:  # the end of a value is missing
+            pass
+        return False
+
     try:
         tomllib.loads(text)  # stricter, and safe from deep nesting
-        import tomlkit
-
         root = tomlkit.parse(text)
     except RecursionError:
         raise ConfigError("is nested too deeply") from None
+    except KeyAlreadyPresent as error:  # valid TOML, which tomlkit does not read
+        line = bisect.bisect_left(range(len(text.splitlines())), True, key=repeats)
+        said = str(error).rstrip(".")
+        raise ConfigError(f"line {line}: {said}; put the tables of one name together, no others between") from None
     except ValueError as error:
         raise ConfigError(f"is not valid TOML: {error}") from None
     return Nested("toml", root, lambda value: str(tomlkit.dumps(value)), tomlkit.table, sections)

@@ -322,9 +322,10 @@ def _add(sums: dict[str, Any], operation: Any, times: int, weight_format: str, *
 class Steady(msgspec.Struct, frozen=True):
     """A server under a fixed number of requests.
 
-    running: of them, on one attention; token, first: seconds of a token, and until the first one; step, prompt: seconds of a step
-    and of a prompt, alone; queue, place, waited, host: parts of `first`: its prompt and those before it, a place in the cache,
-    steps that pass before it is seen or its token is sent, and the host
+    running: of them, on one attention; token, first: seconds of a token, and until the first one; where answers are of one token,
+    `token` is a step in which nothing is read; step, prompt: seconds of a step and of a prompt, alone; queue, place, waited,
+    host: parts of `first`: its prompt and those before it, a place in the cache, steps that pass before it is seen or its token
+    is sent, and the host
     """
 
     running: float
@@ -354,7 +355,17 @@ def serve(server: Server, requests: int, prompt: int, answer: int, slots: float 
     waited, host = beside(found.token, prompt, load.requests, ranks, known, engine)
     step = load.idle + load.each * running
     first = found.first + float(waited) + float(host)
-    return Steady(running, found.token, first, step, load.reading, queue, place, float(waited), float(host))
+    return Steady(
+        running,
+        found.token if answer > 1 else step,
+        first,
+        step,
+        load.reading,
+        queue,
+        place,
+        float(waited),
+        float(host),
+    )
 
 
 def load_of(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Load:

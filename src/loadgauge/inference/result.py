@@ -94,9 +94,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """Factors on the seconds of the prompts' pass: of a first token in a server; of a score, those of a training step."""
         if self.asked.task == "generate":
             return known_range().first_low, known_range().first_high
-        found = factor(experts=self.model.has_experts)
-        low, high = bounds(found)
-        return found.factor * low, found.factor * high
+        low, high = bounds(factor(experts=self.model.has_experts))
+        return self.software * low, self.software * high
+
+    @property
+    def software(self) -> float:
+        """Factor of what software adds to the pass of a score, as to a training step; engines' kernels are rated with it."""
+        return factor(experts=self.model.has_experts).factor if self.asked.task == "forward" else 1.0
+
+    @property
+    def token_range(self) -> tuple[float, float]:
+        """Factors on the seconds of a token."""
+        rates = known_range() if self.served is None else serving()
+        return rates.token_low, rates.token_high
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -106,6 +116,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `estimate --task --json`: bytes, seconds, FLOP."""
         asked, known = self.asked, known_range()
+        servers = asked.task == "generate"
         found: dict[str, Any] = {
             "model": {"name": self.model.name, "params": self.params, "active_params": self.active_params},
             "task": msgspec.to_builtins(asked) | {"gpus": self.gpus},
@@ -118,19 +129,22 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             ("token", self.last, (known.token_low, known.token_high)),
         ):
             if one is not None:
+                # Kernels alone are no first token of a server: their seconds do not lie in its range.
+                ends = ("servers_low", "servers_high") if servers and name == "first" else ("low", "high")
                 found[name] = {
-                    "flops": one.flops, "bytes": one.moved, "seconds": one.seconds, "low": one.seconds * factors[0],
-                    "high": one.seconds * factors[1], "lanes": one.lanes,
+                    "flops": one.flops, "bytes": one.moved, "seconds": one.seconds * self.software,
+                    **{end: one.seconds * factor for end, factor in zip(ends, factors, strict=True)}, "lanes": one.lanes,
                     "traffic": [msgspec.structs.asdict(row) for row in one.traffic],
                 }  # fmt: skip
         if self.token is not None:
             found["mean_token"] = self.token
+            found["mean_token_range"] = [self.token * factor for factor in self.token_range]
             found["tokens_per_second"] = self.tokens_per_second
             found["money_per_million"] = self.money_per_million
         if self.served is not None:
             rates = serving()
             found["served"] = msgspec.structs.asdict(self.served) | {
-                "token_range": [self.served.token * rates.token_low, self.served.token * rates.token_high],
+                "token_range": found["mean_token_range"],
                 "first_range": [self.served.first * rates.first_low, self.served.first * rates.first_high],
             }
         if self.untimed:

@@ -36,19 +36,24 @@ class Pace(msgspec.Struct, frozen=True):
     share: float | None = None
     hardware: bool = False
 
-    def step(self, best: Estimate) -> float:
-        """Return the seconds of a step of a layout."""
-        time = best.time
-        assert time is not None
-        if self.share is None:
-            return time.step
-        flops = float(time.hardware_flops if self.hardware else time.model_flops)
-        return flops / float(time.gpus * time.peak_flops * self.share)
+    def best_of(self, case: Case, objective: Objective, margin: float) -> Estimate | None:
+        """Return the best layout of a case, all its times at this utilisation; None where none is valid and fits."""
+        best = best_of(case, objective, margin)
+        if best is None or best.time is None or self.share is None:
+            return best
+        predicted = best.time.hfu if self.hardware else best.time.mfu
+        return msgspec.structs.replace(case, scale=predicted / self.share).estimate(best.layout)
 
-    def days(self, best: Estimate, tokens: float) -> float:
-        """Return the days that a layout takes for so many tokens."""
-        assert best.time is not None
-        return float(training_seconds(tokens, best.time.tokens, self.step(best))) / DAY
+    @property
+    def measured(self) -> str | None:
+        """The utilisation as `--measured` of an estimate."""
+        return None if self.share is None else f"{'hfu' if self.hardware else 'mfu'}={self.share:.12g}"
+
+
+def days_for(best: Estimate, tokens: float) -> float:
+    """Return the days that a layout takes for so many tokens."""
+    assert best.time is not None
+    return float(training_seconds(tokens, best.time.tokens, best.time.step)) / DAY
 
 
 class Sized(NamedTuple):
@@ -90,10 +95,10 @@ def gpus_by_date(
             progress(f"{gpus:,} GPUs")
             try:
                 batch = max(1, round(case.space.global_batch / gpus)) * gpus if any_batch else None
-                best = best_of(reopen(case, gpus=gpus, global_batch=batch), objective, margin)
+                best = pace.best_of(reopen(case, gpus=gpus, global_batch=batch), objective, margin)
             except Error:
                 best = None
-            tried[gpus] = Sized(gpus, best, math.inf if best is None else pace.days(best, tokens))
+            tried[gpus] = Sized(gpus, best, math.inf if best is None else days_for(best, tokens))
         return tried[gpus]
 
     achieved = (pace.share or GUESS) * card.peak("bf16" if card.bf16 else "fp16")
@@ -168,21 +173,21 @@ def _cause(name: str, days: float, known: list[Sized], largest: int) -> str:
 
 def days_of(case: Case, tokens: float, pace: Pace, objective: Objective, margin: float) -> Answer:
     """Return the days that the best layout takes. Raises `NothingFits`."""
-    best = _best(case, objective, margin)
-    found = pace.days(best, tokens)
+    best = _best(case, pace, objective, margin)
+    found = days_for(best, tokens)
     return Answer(f"{count(tokens)} tokens take {days_words(found)} on {case.space.gpus:,} GPUs", found, best)
 
 
 def tokens_of(case: Case, days: float, pace: Pace, objective: Objective, margin: float) -> Answer:
     """Return the tokens that the best layout sees in some days. Raises `NothingFits`."""
-    best = _best(case, objective, margin)
+    best = _best(case, pace, objective, margin)
     assert best.time is not None
-    found = best.time.tokens / pace.step(best) * days * DAY
+    found = best.time.tokens / best.time.step * days * DAY
     return Answer(f"{case.space.gpus:,} GPUs see {count(found)} tokens in {days_words(days)}", found, best)
 
 
-def _best(case: Case, objective: Objective, margin: float) -> Estimate:
-    best = best_of(case, objective, margin)
+def _best(case: Case, pace: Pace, objective: Objective, margin: float) -> Estimate:
+    best = pace.best_of(case, objective, margin)
     if best is None:
         raise NothingFits(
             f"no layout of {case.space.model.name} is valid and fits {case.space.gpus:,} x {case.cluster.gpu.name}"

@@ -3,11 +3,14 @@
 The step times of all candidates are found first, from parts that many of them share; then, from the fastest on, the memory of each
 until two fit. Of one that does not, all with the same phase too large are left out: the memory of a phase on the trainer's side
 does not depend on how much of a card a sleeping engine may use. This is what a loop over single estimates finds (`plain`).
+Where none fits, the nearest is the one with the least memory: the phases that are known bound that of the others from below.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +21,7 @@ from loadgauge.posttrain.memory import PostMemory, engine_of, memory
 from loadgauge.posttrain.roles import Run
 from loadgauge.posttrain.step import Known, StepTime, step_time, timed
 from loadgauge.resolve.posttrain import resolve_posttrain
+from loadgauge.resolve.resolve import named_card
 from loadgauge.spec.job import Job
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.rollout import ENGINES, Engine
@@ -77,7 +81,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan found. candidates: with a time; refused: that are no layouts; looked: whose memory was found"""
+    """What a plan found. candidates: with a time; refused: that are no layouts; looked: whose memory was found; nearest: of those
+    that do not fit, the one whose largest phase is the smallest, at its upper end
+    """
 
     best: Choice | None
     runner_up: Choice | None
@@ -128,14 +134,21 @@ def plain(job: Job, space: Space) -> Choice | None:
     return best
 
 
+Timed = tuple[float, int, Job, StepTime]
+"""Seconds of a candidate's step, its place among all, the candidate, and its time."""
+
+
 class _Search:
-    """Runs and times of a space, made from parts that candidates share."""
+    """Runs, times and memory of a space, made from parts that candidates share. refusals: why candidates are no run, by number"""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.resolved: dict[Any, Run | None] = {}
-        self.pools: dict[Any, float | None] = {}
+        self.resolved: dict[Any, Run | str] = {}
+        self.pools: dict[Any, float | str] = {}
         self.known: dict[Any, Known] = {}
+        self.refusals: Counter[str] = Counter()
+        self.highs: dict[Any, dict[int, float]] = {}
+        self.held: dict[int, PostMemory | None] = {}
 
     def run(self, one: Job) -> Run | None:
         """The run of a candidate, resolved once for its layout and its rollout; None where it is no layout."""
@@ -143,15 +156,15 @@ class _Search:
         if key not in self.resolved:
             try:
                 self.resolved[key] = resolve_posttrain(one.replace(micro_batch=1, recompute="none", logprob_batch=1))[0]
-            except Error:
-                self.resolved[key] = None
+            except Error as error:
+                self.resolved[key] = str(error)
         base = self.resolved[key]
-        if base is None:
-            return None
-        ranks = base.trained.layout.dp
+        if isinstance(base, str):
+            return self._refused(base)
+        ranks, batch = base.trained.layout.dp, base.trained.layout.global_batch
         assert one.micro_batch is not None
-        if base.trained.layout.global_batch % (one.micro_batch * ranks):
-            return None
+        if batch % (one.micro_batch * ranks):
+            return self._refused(f"global_batch: {batch} sequences are no multiple of dp x micro-batch")
         policy = RecomputePolicy.parse(one.recompute or "none")
         members = {
             name: msgspec.structs.replace(
@@ -169,15 +182,70 @@ class _Search:
         if key not in self.pools:
             try:
                 self.pools[key] = engine_of(run).pool
-            except Error:
-                self.pools[key] = None
+            except Error as error:
+                self.pools[key] = str(error)
         pool = self.pools[key]
-        if pool is None:
-            return None
+        if isinstance(pool, str):
+            return self._refused(pool)
         try:
             return step_time(run, pool, known=self.known.setdefault(one.placement, {}))
-        except Error:
-            return None
+        except Error as error:
+            return self._refused(str(error))
+
+    def _refused(self, reason: str) -> None:
+        self.refusals[reason] += 1
+
+    def memory(self, order: int, one: Job) -> PostMemory | None:
+        """The memory of a candidate, whose phases are noted for others; None where it has none."""
+        if order not in self.held:
+            run = self.run(one)
+            assert run is not None
+            try:
+                self.held[order] = found = memory(run)
+            except Error:
+                self.held[order] = None
+                return None
+            keys = _keys(one)
+            for phase in found.phases:
+                key, size = keys[_side(phase.name)]
+                highs = self.highs.setdefault(key, {})
+                highs[size] = max(highs.get(size, 0.0), phase.high)
+        return self.held[order]
+
+    def least(self, one: Job) -> float:
+        """What the largest phase of a candidate needs at the least, at its upper end [bytes]: as with fewer sequences at once."""
+        keys = _keys(one).values()
+        return max(
+            (high for key, size in keys for known, high in self.highs.get(key, {}).items() if known <= size),
+            default=0.0,
+        )
+
+    def nearest(self, rows: list[Timed]) -> Choice | None:
+        """The candidate of the least memory; of equal ones the fastest. rows: the fastest first"""
+
+        def entry(place: int) -> tuple[float, bool, tuple[Any, ...], int]:
+            one = rows[place][2]
+            exact = rows[place][1] in self.held or all(
+                size in self.highs.get(key, ()) for key, size in _keys(one).values()
+            )
+            lean = () if exact else (one.recompute != "full", one.micro_batch, one.logprob_batch)
+            return self.least(one), not exact, lean, place
+
+        queue = [entry(place) for place in range(len(rows))]
+        heapq.heapify(queue)
+        while queue:
+            before = heapq.heappop(queue)
+            place = before[-1]
+            _, order, one, time = rows[place]
+            if (now := entry(place)) != before:
+                heapq.heappush(queue, now)
+                continue
+            held = self.memory(order, one)
+            if held is not None and not before[1]:
+                return Choice(job=one, time=time, memory=held)
+            if held is not None:
+                heapq.heappush(queue, entry(place))
+        return None
 
 
 def plan_task(job: Job, space: Space) -> Found:
@@ -191,7 +259,7 @@ def plan_task(job: Job, space: Space) -> Found:
         if getattr(job, name) is None:
             raise ConfigError("is needed", key=name)
     search, refused = _Search(job), 0
-    timed_ones: list[tuple[float, int, Job, StepTime]] = []
+    timed_ones: list[Timed] = []
     for order, one in enumerate(candidates(job, space)):
         run = search.run(one)
         time = None if run is None else search.time(one, run)
@@ -201,33 +269,26 @@ def plan_task(job: Job, space: Space) -> Found:
         timed_ones.append((time.step, order, one, time))
     timed_ones.sort(key=lambda row: row[:2])
     if not timed_ones:
-        resolve_posttrain(next(candidates(job, space)))  # says why
-        raise ConfigError(f"no candidate of {refused:,} is a run", key="gpus")
-    best = runner_up = nearest = None
-    looked, large = 0, set[Any]()
-    for _, _, one, time in timed_ones:
-        keys = _keys(one)
-        if large & set(keys.values()):
+        ((reason, number),) = search.refusals.most_common(1)
+        if number == refused:
+            resolve_posttrain(next(candidates(job, space)))  # says why
+        raise ConfigError(f"no candidate of {refused:,} is a run; of {number:,} of them: {reason}")
+    best = runner_up = None
+    card = named_card(job)[0]
+    assert card is not None
+    for _, order, one, time in timed_ones:
+        held = search.memory(order, one) if search.least(one) <= card.capacity else None
+        if held is None or held.verdict != "fits":
             continue
-        run = search.run(one)
-        assert run is not None
-        try:
-            held = memory(run)
-        except Error:
-            continue
-        looked += 1
         choice = Choice(job=one, time=time, memory=held)
-        if held.verdict != "fits":
-            large |= {keys[_side(phase.name)] for phase in held.phases if phase.high > (held.capacity or 0)}
-            if nearest is None or held.decisive.high < nearest.memory.decisive.high:
-                nearest = choice
-        elif best is None:
+        if best is None:
             best = choice
         elif _shape(one) != _shape(best.job):
             runner_up = choice
             break
+    nearest = search.nearest(timed_ones) if best is None else None
     return Found(
-        best=best, runner_up=runner_up, candidates=len(timed_ones), refused=refused, looked=looked, nearest=nearest,
+        best=best, runner_up=runner_up, candidates=len(timed_ones), refused=refused, looked=len(search.held), nearest=nearest,
         why="" if best is None or runner_up is None else why(best, runner_up),
     )  # fmt: skip
 
@@ -244,16 +305,22 @@ def _side(phase: str) -> str:
     )
 
 
-def _keys(one: Job) -> dict[str, Any]:
-    """What the memory of a phase depends on: of a sleeping engine, not on its share of the card."""
+def _keys(one: Job) -> dict[str, tuple[Any, int]]:
+    """What the memory of a phase depends on: of a sleeping engine, not on its share of the card; and how many sequences it has at
+    once, with which it grows.
+
+    Every phase is of the rank on which the update is the largest, and with stages that is another one by what is recomputed. A
+    teacher may run in the midst of the update.
+    """
     engine = Engine.parse(one.rollout or "vllm")
     asleep = one.rollout if not engine.sleep and one.placement == "colocated" else (engine.tp, engine.sleep)
-    trainer = (one.placement, one.tp, one.pp, one.zero)
+    staged = (one.recompute, one.micro_batch) if one.pp is not None or one.teacher is not None else ()
+    trainer = (one.placement, one.tp, one.pp, one.zero, *staged)
     resting = (*trainer, one.rollout)
     return {
-        "update": ("update", *trainer, one.recompute, one.micro_batch, asleep),
-        "score": ("score", *trainer, one.logprob_batch, asleep),
-        "generate": ("generate", *resting), "sync": ("sync", *trainer, asleep),
+        "update": (("update", *trainer, one.recompute, asleep), one.micro_batch or 1),
+        "score": (("score", *trainer, asleep), one.logprob_batch or 1),
+        "generate": (("generate", *resting), 1), "sync": (("sync", *trainer, asleep), 1),
     }  # fmt: skip
 
 

@@ -184,10 +184,11 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.mfu is not None and self.hfu is not None:
             raise ConfigError("is another way to say --mfu; give one of them", key="hfu")
-        if not given:
-            for name in ("mfu", "hfu"):
-                if getattr(self, name) is not None:
-                    raise ConfigError("goes with --tokens or --days", key=name)
+        for name in ("mfu", "hfu"):
+            if getattr(self, name) is not None and (not given or self.find in FLEET_FINDS):
+                raise ConfigError(
+                    f"says nothing to --find {self.find}" if given else "goes with --tokens or --days", key=name
+                )
         if self.find in ("days", "tokens", *FLEET_FINDS) and not self.gpus:
             raise ConfigError(f"is needed by --find {self.find}", key="gpus")
 

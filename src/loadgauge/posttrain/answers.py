@@ -12,6 +12,7 @@ from pathlib import Path
 
 from loadgauge.errors import ConfigError
 from loadgauge.lengths import Lengths
+from loadgauge.lengths.files import LONGEST
 
 DRAWS = 10**6
 """Answers among which a law's shares are counted out."""
@@ -27,8 +28,8 @@ def answers(text: str) -> Lengths:
     >>> answers("2048").mean, answers("uniform:100").mean, round(answers("exp:2000,8192").mean)
     (2048.0, 50.5, 1967)
     """
-    if text.strip().replace("_", "").isdecimal() and int(text):
-        return Lengths.of([int(text)])
+    if text.strip().replace("_", "").isdecimal() and float(text):
+        return Lengths.of([_allowed(text.strip())])
     name, _, rest = text.partition(":")
     if name not in LAWS:
         if name.lstrip("+-").replace(".", "").isdecimal():
@@ -39,6 +40,13 @@ def answers(text: str) -> Lengths:
             known = "" if Path(text).exists() or (":" in text and name == "uniform") else f"; or {FORMS}"
             raise ConfigError(f"{str(error).removeprefix('lengths: ')}{known}", key="answers") from None
     return _law(name, rest, text)
+
+
+def _allowed(number: str) -> int:
+    """Read how long an answer may be. Raises `ConfigError` where that is more than any sequence may be."""
+    if (longest := float(number)) > LONGEST:
+        raise ConfigError(f"must be at most {LONGEST:,} tokens, got {number[:40]}", key="answers")
+    return int(longest)
 
 
 def stated_longest(text: str, found: Lengths) -> int:
@@ -62,6 +70,7 @@ def _law(name: str, rest: str, text: str) -> Lengths:
     if len(numbers) != LAWS[name] or not all(0 < number < math.inf for number in numbers) or longest < 1:
         example = "exp:2000,8192" if name == "exp" else "lognormal:1500,0.8,8192"
         raise ConfigError(f"must be like {example}, got {text!r}", key="answers")
+    _allowed(rest.split(",")[-1].strip())
     if name == "exp":
         return _capped(lambda x: -math.expm1(-x / numbers[0]), longest)
     median, sigma, _ = numbers

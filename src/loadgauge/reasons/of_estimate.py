@@ -147,12 +147,14 @@ def _of_formula(found: Any) -> Line:
 
 
 def _time(result: Estimate, time: Time, topic: str) -> Reason:
-    known = factor(experts=result.model.has_experts, low_precision=result.workings.step.machine.low is not None)
+    machine = result.workings.step.machine
+    known = factor(experts=result.model.has_experts, low_precision=machine.low is not None)
+    base = f"{machine.format} peak of a GPU{'' if machine.low is None else f', also for products in {machine.low.format}'} [FLOP/s]"
     low, high = bounds(known, tables=result.workings.efficiencies.basis == "measured", own_run=time.scale != 1.0)
     legend: dict[str, tuple[str, Size]] = {
         "t": ("seconds of a step", time.step), "T": ("tokens of a step", time.tokens), "n": ("GPUs", time.gpus),
         "F": ("model FLOPs of a step", time.model_flops), "H": ("hardware FLOPs of a step", time.hardware_flops),
-        "X": ("16-bit peak of a GPU [FLOP/s]", time.peak_flops), "r_l": ("lower factor of the range", low),
+        "X": (base, time.peak_flops), "r_l": ("lower factor of the range", low),
         "r_h": ("upper factor", high),
     }  # fmt: skip
     use = (
@@ -258,11 +260,14 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
             "t_w": ("seconds of its bytes at the achieved bandwidth", moving), "l": ("launch", launch),
         }  # fmt: skip
         both = (computing**3 + moving**3) ** (1 / 3) + launch
+        format, peak = machine.format, machine.peak
+        if few_bits and machine.low is not None and machine.fp8_peak is not None:
+            format, peak = machine.low.format, machine.fp8_peak
         lines += [
             line(f"FLOPs of the largest, {first.name}, forward", "2*m*k*n*g", gemm.flops, "FLOP", sizes),
             line("seconds of it", "(t_x**3 + t_w**3)**(1/3) + l", both, "s", sizes),
-            line("share of the peak that it reaches", "F/(t*X)", gemm.flops / (both * machine.peak), "share",
-                 {"F": ("its FLOPs", gemm.flops), "t": ("its seconds", both), "X": ("16-bit peak [FLOP/s]", machine.peak)}),
+            line("share of the peak that it reaches", "F/(t*X)", gemm.flops / (both * peak), "share",
+                 {"F": ("its FLOPs", gemm.flops), "t": ("its seconds", both), "X": (f"{format} peak [FLOP/s]", peak)}),
         ]  # fmt: skip
     return Reason(
         topic=kind, what=f"seconds of {kind} in a step", value=float(total), unit="s", basis=result.basis["time"],

@@ -85,18 +85,19 @@ def _source(answer: Answer) -> str:
 def _working(answer: Answer, found: Steady) -> None:
     """Prints what a first token and a token of a server wait for."""
     asked, engine = answer.asked, serving().engines[answer.asked.server or ""]
-    rows = [
-        ["first token", seconds(found.queue), f"its prompt ({seconds(found.prompt)} alone) and those before it"],
-        ["", seconds(found.place), "a place in the cache"],
-        ["", seconds(found.waited), "steps until it is seen and its token is sent"],
-        ["", seconds(found.host), f"the host: {asked.prompt:,} tokens, {asked.batch * asked.attentions:,} requests"],
-        ["", seconds(found.first), "together"],
-        ["token", seconds(found.step), f"a step of {found.running:,.0f} sequences, half answered"],
-        ["", seconds(found.token - found.step), "prompts of others that are read between" if not engine.mixed
-         else "prompts of others that are read with it"],
-        ["", seconds(found.token), "together"],
-    ]  # fmt: skip
-    rows = [row for row in rows if row[2] != "a place in the cache" or found.place]
+    read = "with it" if engine.mixed else "between"
+    alone = found.token == found.step
+    parts = (
+        ("first token", found.queue, f"its prompt ({seconds(found.prompt)} alone) and those before it"),
+        ("", found.place, "a place in the cache"),
+        ("", found.waited, "steps until it is seen and its token is sent"),
+        ("", found.host, f"the host: {asked.prompt:,} tokens, {asked.batch * asked.attentions:,} requests"),
+        ("", found.first, "together"),
+        ("token", found.step, f"a step of {found.running:,.0f} sequences, half answered"),
+        ("", found.token - found.step, f"prompts of others that are read {read}"),
+        ("", 0 if alone else found.token, "together"),
+    )
+    rows = [[of, seconds(value), note] for of, value, note in parts if value]
     title = f"The server: {asked.batch:,} requests come at once, then one whenever one is answered, ten times as many in all"
     draw(console(), [Column("of a"), Column("time", "right"), Column("", wrap=True)], rows, title)
 
@@ -121,9 +122,9 @@ def _headline(answer: Answer) -> list[str]:
     known = known_range()
     if answer.first is None:
         return [f"No times: {answer.untimed}."]
-    took = answer.first.seconds
-    low, high = answer.first_range
+    took, (low, high) = answer.first.seconds, answer.first_range
     spread = f"{seconds(took * low)} to {seconds(took * high)}"
+    took *= answer.software
     if answer.asked.task == "forward":
         tokens = answer.asked.batch * answer.asked.prompt * answer.asked.replicas * answer.asked.attentions
         return [f"A forward pass: {seconds(took)} ({spread}), {tokens / took:,.0f} tokens/s."]
@@ -145,11 +146,15 @@ def _headline(answer: Answer) -> list[str]:
 
 def _served(answer: Answer, found: Steady) -> list[str]:
     rates, asked = serving(), answer.asked
+    low, high = (found.token * factor for factor in answer.token_range)
+    more = asked.answer > 1
     lines = [
         f"{asked.server} with {asked.batch:,} requests at a time: a token takes {seconds(found.token)}"
-        f" ({seconds(found.token * rates.token_low)} to {seconds(found.token * rates.token_high)}), the first one"
+        f" ({seconds(low)} to {seconds(high)}){'' if more else ' at this context'}, the first one"
         f" {seconds(found.first)} ({seconds(found.first * rates.first_low)} to {seconds(found.first * rates.first_high)}).",
-        f"{answer.tokens_per_second:,.0f} tokens/s over all GPUs.",
+        f"{answer.tokens_per_second:,.0f} tokens/s over all GPUs."
+        if more
+        else f"{answer.tokens_per_second:,.1f} requests/s over all GPUs, each answered by one token; --answer N says by how many.",
     ]
     if found.running < asked.batch:
         whole = rates.engines[asked.server or ""].reserved == 1

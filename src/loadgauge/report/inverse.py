@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -52,7 +53,7 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
     finally:
         clear()
     if as_json:
-        documents = [_document(setup, answer) for answer in answers]
+        documents = [_document(setup, answer, request) for answer in answers]
         sizes = [
             {"gpus": one.gpus, "fits": one.best is not None, "days": None if one.best is None else one.days,
              "flags": None if one.best is None else layout_flags(one.best)}
@@ -65,11 +66,13 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
     for answer in answers:
         asked = question_words(answer.best.memory)
         points(target, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
+    if (assumed := _pace(request).measured) is not None:
+        points(target, [f"All times are at the utilisation that is assumed ({assumed}), none is predicted."], "")
     several = len(answers) > 1
     table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
     target.print()
     for answer in answers:
-        show_command(target, completer(_job(setup, answer.best))(answer.best).command())
+        show_command(target, _complete(setup, answer, request)(answer.best).command())
     if answers[0].curve:
         _curve(target, answers[0].curve)
     if beside:
@@ -86,9 +89,18 @@ def _job(setup: Setup, best: Estimate) -> Job:
     return setup.job if setup.model.name == best.model.name else setup.job.replace(model=best.model.name)
 
 
-def _document(setup: Setup, answer: Answer) -> dict[str, Any]:
-    """An answer for JSON."""
+def _complete(setup: Setup, answer: Answer, request: PlanRequest) -> Callable[[Estimate], Job]:
+    """Writes the job of an estimate, with the whole run and the utilisation that an answer about dates rests on."""
     complete = completer(_job(setup, answer.best))
+    if not request.dated:
+        return complete
+    tokens = f"{answer.value:.0f}" if request.find == "tokens" else request.tokens
+    return lambda best: complete(best).replace(tokens=tokens, measured=_pace(request).measured)
+
+
+def _document(setup: Setup, answer: Answer, request: PlanRequest) -> dict[str, Any]:
+    """An answer for JSON."""
+    complete = _complete(setup, answer, request)
     fields = {"text": answer.text, "value": answer.value, "layout": documented(answer.best, complete)}
     if answer.curve:
         fields |= {"tight": answer.tight, "dividing": answer.dividing}
@@ -124,11 +136,16 @@ def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
     draw(target, columns, rows, "Memory and speed against the micro-batch, each with its best layout")
 
 
-def _by_date(request: PlanRequest, case: Case) -> tuple[list[Answer], tuple[Sized, ...]]:
-    """The answer about a whole run, and the sizes beside it."""
+def _pace(request: PlanRequest) -> Pace:
+    """The utilisation that a request assumes, if any."""
     assumed = request.mfu or request.hfu
     key = "mfu" if request.mfu else "hfu"
-    pace = Pace(None if assumed is None else share(assumed, key), hardware=request.mfu is None)
+    return Pace(None if assumed is None else share(assumed, key), hardware=request.mfu is None)
+
+
+def _by_date(request: PlanRequest, case: Case) -> tuple[list[Answer], tuple[Sized, ...]]:
+    """The answer about a whole run, and the sizes beside it."""
+    pace = _pace(request)
     objective, margin = request.objective, request.margin_bytes
     tokens = None if request.tokens is None else parse_count(request.tokens, "tokens")
     if request.find == "days":

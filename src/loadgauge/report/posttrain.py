@@ -90,7 +90,9 @@ def _next(memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]]) -> lis
     if memory.verdict in ("fits", "unknown"):
         return []
     if not remedies:
-        return [f"No single change that was tried makes {memory.worst.name} fit: more GPUs, or a smaller model."]
+        return [
+            f"No change that was tried makes {memory.worst.name} fit, alone or with others: more GPUs, or a smaller model."
+        ]
     return [
         f"Next: {flags} ({WORDS[found.verdict][0].lower()}, {gib(found.decisive.total, 1)} in {found.decisive.name})"
         for flags, found in remedies

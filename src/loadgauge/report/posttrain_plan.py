@@ -39,7 +39,8 @@ def report(found: Found) -> None:
         if found.nearest is not None:
             worst = found.nearest.memory.decisive
             points(target, [
-                f"Nearest miss: {worst.name} needs {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
+                f"Nearest miss: {worst.name} needs {in_gib(worst.total, 1)} of {gib(found.nearest.memory.capacity or 0, 1)},"
+                f" range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
                 found.nearest.job.command(),
             ])  # fmt: skip
         return

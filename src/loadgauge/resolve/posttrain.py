@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from loadgauge.resolve.setup import Setup
 from loadgauge.spec.cluster import GPUS_PER_NODE
 from loadgauge.spec.job import AROUND, POSTTRAIN, Job
 from loadgauge.spec.model import Head, ModelSpec
-from loadgauge.spec.rollout import Engine
+from loadgauge.spec.rollout import ENGINES, Engine
 from loadgauge.spec.stacks import LOSS_LOGPROBS, Stack
 from loadgauge.spec.tasks import DIVERGENCES, TASKS, Role, Task
 
@@ -400,86 +399,124 @@ def _member(
     )  # fmt: skip
 
 
-def remedies(
-    job: Job, before: PostMemory, most: int = 3, model: ModelSpec | None = None
-) -> list[tuple[str, PostMemory]]:  # fmt: skip
-    """Return single changes that make a run fit, the mildest first; what may fit comes after what surely does.
+Settings = dict[str, Any]
+"""Fields of a job that are changed; `rollout.NAME` is an option of the engine."""
+Moves = list[tuple[str, tuple[Any, ...]]]
+"""Settings, each with the values to try, the mildest first."""
+Tried = tuple[str, PostMemory]
+"""Flags, and the memory of the run with them."""
+
+
+def remedies(job: Job, before: PostMemory, most: int = 3, model: ModelSpec | None = None) -> list[Tried]:
+    """Return changes that make a run fit, the mildest first: single ones, several together where none does, and adapters where
+    the whole model cannot be trained. What may fit comes after what surely does.
 
     model: that of the job, where it was read before
     """
-    found: list[tuple[str, PostMemory]] = []
-    for flags, change in _changes(job, before.worst.name):
-        try:
-            tried = memory(resolve_posttrain(job.replace(**change), model)[0])
-        except Error:
-            continue
-        if tried.verdict == "fits" or (before.verdict == "does not fit" and tried.verdict == "tight"):
-            found.append((flags, tried))
-    if not found:
-        together = _together(job, before, model)
-        found = [] if together is None else [together]
+    found: list[Tried] = []
+    moves: Moves = _moves(job)
+    adapters: Moves = [("lora_rank", (16,))]
+    for more, every in ((moves, moves), (adapters, moves + adapters))[: 1 if job.adapts else 2]:
+        found += _alone(job, before, more, model)
+        if not _fitting(found) and (together := _together(job, before, every, model)) is not None:
+            found.append(together)
+        if _fitting(found):
+            break
     return sorted(found, key=lambda one: one[1].verdict != "fits")[:most]
 
 
-def _together(
-    job: Job, before: PostMemory, model: ModelSpec | None, most: int = 4
-) -> tuple[str, PostMemory] | None:  # fmt: skip
-    """Several changes after one another, each the mildest that makes the largest phase smaller; None where none does."""
-    said: list[str] = []
-    for _ in range(most):
-        for flags, change in _changes(job, before.worst.name):
-            try:
-                other = job.replace(**change)
-                tried = memory(resolve_posttrain(other, model)[0])
-            except Error:
-                continue
-            if tried.worst.total < before.worst.total:
-                job, before = other, tried
-                said = [one for one in said if one.split()[0] != flags.split()[0]] + [flags]
+def _fitting(found: list[Tried]) -> bool:
+    return any(tried.verdict == "fits" for _, tried in found)
+
+
+def _better(before: PostMemory, tried: PostMemory | None) -> bool:
+    """Whether a run that did not fit now does, or may."""
+    return tried is not None and (
+        tried.verdict == "fits" or (before.verdict, tried.verdict) == ("does not fit", "tight")
+    )
+
+
+def _try(job: Job, settings: Settings, model: ModelSpec | None) -> PostMemory | None:
+    """The memory of the job with other settings; None where it is no run."""
+    try:
+        return memory(resolve_posttrain(job.replace(**_fields(job, settings)), model)[0])
+    except Error:
+        return None
+
+
+def _fields(job: Job, settings: Settings) -> dict[str, Any]:
+    fields = {name: value for name, value in settings.items() if "." not in name}
+    options = {name.partition(".")[2]: value for name, value in settings.items() if "." in name}
+    if options:
+        fields["rollout"] = msgspec.structs.replace(Engine.parse(job.rollout or "vllm"), **options).text()
+    return fields
+
+
+def _flags(job: Job, settings: Settings) -> str:
+    return Job("", **_fields(job, settings)).flags()
+
+
+def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> list[Tried]:
+    """Of each setting the mildest value with which the run fits, or the last with which it may."""
+    found: list[Tried] = []
+    for name, values in moves:
+        best: list[Tried] = []
+        for value in values:
+            tried = _try(job, {name: value}, model)
+            if tried is not None and _better(before, tried):
+                best = [(_flags(job, {name: value}), tried)]
+                if tried.verdict == "fits":
+                    break
+        found += best
+    return found
+
+
+def _together(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> Tried | None:
+    """Settings that make phases smaller, the mildest first, until the run fits; then no more of each than it needs."""
+    settings: Settings = {}
+    held = before
+    for name, values in moves:
+        for value in values:
+            tried = None if held.verdict == "fits" else _try(job, settings | {name: value}, model)
+            if tried is not None and _heights(tried) < _heights(held):
+                settings, held = settings | {name: value}, tried
+    for name, values in reversed(moves):
+        milder = values[: values.index(settings[name])] if name in settings else ()
+        fewer = {other: value for other, value in settings.items() if other != name}
+        for rest in (fewer, *(settings | {name: value} for value in milder)) if name in settings else ():
+            tried = _try(job, rest, model)
+            if tried is not None and tried.verdict == held.verdict:
+                settings, held = rest, tried
                 break
-        else:
-            return None
-        if before.verdict == "fits":
-            return " ".join(said), before
-    return None
+    return (_flags(job, settings), held) if settings and _better(before, held) else None
 
 
-def _changes(job: Job, worst: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Changes that make a phase smaller, the mildest first, with their flags."""
+def _heights(held: PostMemory) -> list[float]:
+    """Upper ends of the phases, the largest first."""
+    return sorted((phase.high for phase in held.phases), reverse=True)
+
+
+def _moves(job: Job) -> Moves:
+    """Settings that may make a phase smaller, the mildest first."""
     task = TASKS[job.task or ""]
-    if worst == "generate":
-        engine = Engine.parse(job.rollout or "vllm")
-        name = "utilization" if engine.utilization is not None else "static_fraction"
-        share = getattr(engine, name)
-        for less in (0.1, 0.2, 0.3, 0.4):
-            if share is not None and share - less > 0.1:
-                other = msgspec.structs.replace(engine, **{name: round(share - less, 2)})
-                yield f"--rollout {other.text()}", {"rollout": other.text()}
-        if job.placement in (None, "colocated"):
-            for word in ("optimizer", "all"):
-                if job.rollout_offload not in (word, "all"):
-                    yield f"--rollout-offload {word}", {"rollout_offload": word}
-        return
-    if task.rollout and job.placement in (None, "colocated"):
-        engine = Engine.parse(job.rollout or "vllm")
-        if engine.sleep == 0 and engine.kind != "hf":
-            other = msgspec.structs.replace(engine, sleep=1)
-            yield f"--rollout {other.text()}", {"rollout": other.text()}
-    if worst in ("old log-probs", "reference", "reward", "values", "teacher") and (job.logprob_batch or 1) > 1:
-        yield "--logprob-batch 1", {"logprob_batch": 1}
-    if (job.micro_batch or 1) > 1:
-        half = (job.micro_batch or 2) // 2
-        yield f"--micro-batch {half}", {"micro_batch": half}
-    if job.recompute in (None, "none", "selective"):
-        yield "--recompute full", {"recompute": "full"}
-    if job.loss is None:
-        yield "--loss chunked:16", {"loss": "chunked:16"}
-        if job.recompute in (None, "none", "selective"):
-            yield "--loss chunked:16 --recompute full", {"loss": "chunked:16", "recompute": "full"}
-    if job.frozen_offload is None and any("train" not in role.uses for role in task.roles):
-        yield "--frozen-offload", {"frozen_offload": True}
-    if (job.zero or 0) < 3 and (job.gpus or 1) > 1 and (job.pp or 1) == 1:
-        yield "--zero 3", {"zero": 3}
-        yield "--zero 3 --recompute full", {"zero": 3, "recompute": "full"}
-    if job.lora_rank is None and not job.adapts:
-        yield "--lora-rank 16 --recompute full", {"lora_rank": 16, "recompute": "full"}
+    engine = Engine.parse(job.rollout or "vllm")
+    known, share = ENGINES[engine.kind], getattr(engine, ENGINES[engine.kind].share or "utilization") or 0.0
+    colocated = task.rollout and not engine.inside and job.placement in (None, "colocated")
+    micro, stage = job.micro_batch or 1, job.zero or 0
+    several = (job.gpus or 1) > 1 and (job.pp or 1) == 1
+    moves: list[tuple[str, tuple[Any, ...], bool]] = [
+        ("rollout.sleep", (1,), colocated and known.sleeps and not engine.sleep),
+        ("logprob_batch", (1,), (job.logprob_batch or micro) > 1),
+        ("micro_batch", tuple(micro >> power for power in range(1, micro.bit_length())), micro > 1),
+        ("zero", tuple(range(stage + 1, 4)), several),
+        ("recompute", ("full",), job.recompute in (None, "none", "selective")),
+        ("gradient_sync", ("each",), several and job.gradient_sync is None),
+        ("loss", ("chunked:16",), job.loss is None),
+        ("rollout.tp", tuple(tp for tp in (2, 4, 8) if tp > engine.tp and not (job.gpus or 1) % tp), colocated),
+        (f"rollout.{known.share}", tuple(round(share - less, 2) for less in (0.1, 0.2, 0.3, 0.4) if share - less > 0.1), colocated),
+        ("rollout_offload", ("optimizer", "all")[job.rollout_offload == "optimizer":], colocated and job.rollout_offload != "all"),
+        ("frozen_offload", (True,), job.frozen_offload is None and any("train" not in role.uses for role in task.roles)),
+        ("framework", ("fsdp",), several and job.framework is None and not asks_for_files(job)),
+        ("offload", ("optimizer",), job.offload in (None, "none")),
+    ]  # fmt: skip
+    return [(name, values) for name, values, possible in moves if possible]

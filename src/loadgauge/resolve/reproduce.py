@@ -124,6 +124,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         "seq_len": int(layout.seq_len) if job.lengths is None else None,
         "framework": kind.framework.name,
         "precision": kind.precision.name,
+        "weights": None if kind.precision.products is None else job.weights,  # else the recipe's name says it
         "optimizer": kind.optimizer.name,
         "attention": job.attention or kind.kernels.attention,
         "kernels": job.kernels,

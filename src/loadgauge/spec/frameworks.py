@@ -17,7 +17,7 @@ from loadgauge.spec.kernels import Kernels, LowPrecision, with_compile
 from loadgauge.spec.layout import SCHEDULES, Schedule
 from loadgauge.spec.memory_range import Stack
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.precision import TORCHAO, TRANSFORMER_ENGINE
+from loadgauge.spec.precision import ALIASES, TORCHAO, TRANSFORMER_ENGINE
 from loadgauge.spec.stacks import (
     ADAMW_STEP,
     END_UNITS,
@@ -356,6 +356,8 @@ LOW_PRECISIONS: dict[str, dict[str, LowPrecision]] = {
 `--reuse-grad-buf-for-mxfp8-param-ag` for MXFP8). In 16 bits remain attention itself, norms, the router, the embedding,
 the head and adapters.
 """
+LOW_NAMES = tuple(dict.fromkeys((*ALIASES, *(name for recipes in LOW_PRECISIONS.values() for name in recipes))))
+"""Names of all recipes of 8 and 4 bits."""
 
 DEFAULT, DEFAULT_SPLIT = "huggingface", "megatron"
 """The framework where none is named: of a model that one GPU holds, and of one that is split over GPUs."""

@@ -11,7 +11,7 @@ import msgspec
 from loadgauge.errors import ConfigError, suggest
 from loadgauge.spec.attention_kernels import ATTENTIONS
 from loadgauge.spec.axes import RANK_ORDER
-from loadgauge.spec.frameworks import FRAMEWORKS
+from loadgauge.spec.frameworks import FRAMEWORKS, LOW_NAMES
 from loadgauge.spec.host import ActivationOffload
 from loadgauge.spec.job_field import Field as Field
 from loadgauge.spec.job_field import about as _field
@@ -150,8 +150,10 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     precision: Annotated[
         str | None,
         _field(
-            "text", "method", f"bf16, fp16 (the framework's recipe), or {', '.join(PRECISIONS)}.", metavar="NAME",
-            values=("bf16", "fp16", *PRECISIONS),
+            "text", "method",
+            f"bf16, fp16 (the framework's recipe), {', '.join(PRECISIONS)}; products in 8 or 4 bits: {', '.join(LOW_NAMES)}"
+            " (those that the framework has).",
+            metavar="NAME", values=("bf16", "fp16", *PRECISIONS, *LOW_NAMES),
         ),
     ] = None  # fmt: skip
     beside: Annotated[
@@ -488,6 +490,15 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
             metavar="step=12.3s", needs="gpu",
         ),
     ] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Refuse what a run cannot have, however the job is made: fields about the whole run are numbers above 0."""
+        for name in WHOLE_RUN:
+            if (value := getattr(self, name)) is not None:
+                try:
+                    fields()[name].read(value)
+                except ConfigError as error:
+                    raise ConfigError(str(error), key=name) from None
 
     @classmethod
     def of(cls, model: str, values: Mapping[str, object]) -> "Job":

@@ -49,6 +49,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             return job_text.whole_number(text, self.low, self.high)
         if self.kind == "positive":
             return job_text.positive_number(text)
+        if self.kind == "count":
+            return job_text.count(text)
         return job_text.choice(text, self.choices) if self.kind == "choice" else text
 
 

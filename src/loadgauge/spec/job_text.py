@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from loadgauge.errors import ConfigError
+from loadgauge.units import parse_count
 
 
 def whole_number(text: str, low: int, high: int) -> int:
@@ -37,6 +38,16 @@ def positive_number(text: str) -> float:
     if 0 < number < math.inf:
         return number
     raise ConfigError(f"must be a number above 0, got {text[:40]!r}")
+
+
+def count(text: str) -> str:
+    """Return the text of a count above 0, such as 300B or 1.5e12. Raises `ConfigError`.
+
+    >>> count("300B")
+    '300B'
+    """
+    parse_count(text)
+    return text
 
 
 def choice(text: str, choices: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from loadgauge.errors import ConfigError, NotModelled, closest
 from loadgauge.spec.around import NOTHING, Around
 from loadgauge.spec.attention_kernels import ATTENTIONS, FLASH_KERNELS
-from loadgauge.spec.frameworks import FRAMEWORKS, LOW_PRECISIONS, Framework
+from loadgauge.spec.frameworks import FRAMEWORKS, LOW_NAMES, LOW_PRECISIONS, Framework
 from loadgauge.spec.host import Host
 from loadgauge.spec.kernels import Dtypes, Kernels, with_compile, with_liger
 from loadgauge.spec.lora import Lora
@@ -52,8 +52,7 @@ def _precision(framework: Framework, name: str) -> Precision:
         return msgspec.structs.replace(
             PRECISIONS[framework.precision], name=name, products=own[name], source=own[name].source
         )
-    low = {known: None for recipes in LOW_PRECISIONS.values() for known in recipes}
-    choose({**PRECISIONS, **low, **ALIASES}, name, "precision")
+    choose({**PRECISIONS, **dict.fromkeys(LOW_NAMES)}, name, "precision")
     where = " and ".join(other for other, recipes in LOW_PRECISIONS.items() if name in recipes)
     why = (
         f"it has {', '.join(own)}"
@@ -203,12 +202,12 @@ def training(
     if compiled:
         chosen = msgspec.structs.replace(chosen, kernels=with_compile(chosen.kernels))
     loaded, sharded = "", None
-    if weights is not None:
-        _has_a_say(chosen, precision, weights)
     low = ALIASES.get(precision, precision)
     quantised = dict(chosen.low_precisions).get(low) if chosen.loaded is not None else None
     if quantised is not None:
         precision = "bf16"  # the products alone are others
+    if weights is not None:
+        _has_a_say(chosen, precision, weights)
 
     def quantise(recipe: Precision) -> Precision:
         if quantised is None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, Error
 from loadgauge.files import read_text
 from loadgauge.package_data import read_data
 from loadgauge.spec.job import Job, fields
@@ -188,7 +188,21 @@ def _of_source(text: str, file: str) -> Runs:
         raise ConfigError(
             f"has columns in the words of its sources, and {error.name} is not there", file=file
         ) from None
-    return Runs(tuple(row_of(row) for row in table.rows), table.rejected, table.ignored)
+    runs: list[Run] = []
+    rejected = list(table.rejected)
+    for row in table.rows:
+        try:
+            runs.append(row_of(row))
+        except Error as error:
+            rejected.append(Rejected(row.id, _line_of(row.id, text), str(error)))
+    return Runs(tuple(runs), tuple(rejected), table.ignored)
+
+
+def _line_of(name: str, text: str) -> int:
+    """The line of a CSV on which the row of an id ends."""
+    lines = csv.reader(text.splitlines(keepends=True))
+    place = [cell.strip() for cell in next(lines)].index("id")
+    return next(lines.line_num for row in lines if name in (row[place].strip(), f"line {lines.line_num}"))
 
 
 def _of_lines(text: str) -> Runs:

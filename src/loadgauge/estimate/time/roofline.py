@@ -88,6 +88,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Whether products run without tensor cores (float32), which no power limit slows down."""
 
     @property
+    def format(self) -> str:
+        """The format that `peak` is of."""
+        return "float32" if self.plain else "16-bit"
+
+    @property
     def launch(self) -> float:
         """Seconds before each operation (kernel launch)."""
         return 0.0 if self.graphs else self.efficiencies.launch * self.software

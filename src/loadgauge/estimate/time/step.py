@@ -102,7 +102,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 class Time(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one optimizer step: `step` is the sum of `parts`, `low` and `high` bound it.
 
-    tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU [FLOP/s], the base of MFU and HFU
+    tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU [FLOP/s], the base of MFU and HFU; that of
+    float32 where products run in it
     stage: the slowest pipeline stage; tdp: of one GPU [W]; scale: measured over predicted seconds, by a run of the user's
     """
 
