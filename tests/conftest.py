@@ -78,8 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out whole files where that is known, which saves the import of PyTorch."""
-    if collection_path.parent == HERE / "support" and ">>>" not in collection_path.read_text(encoding="utf-8"):
-        return True  # what tests share has no tests, other than examples in docstrings
+    if collection_path.parent == HERE / "support":  # what tests share has no tests, other than examples in docstrings
+        examples = collection_path.suffix == ".py" and ">>>" in collection_path.read_text(encoding="utf-8")
+        return None if examples else True
     wanted: Any = config.option.markexpr
     if wanted == "not slow" and _in(collection_path, SLOW):
         return True
