@@ -2,7 +2,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+QUICK  := $(VENV)-quick
 TORCH  ?= torch==2.13.0
+# What builds pages installs into .venv alone: another environment it takes as it is, with this folder's loadgauge.
+PAGES  := $(if $(filter .venv,$(VENV)),.venv/installed-dev)
+RUN    := PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools" $(BIN)/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick cpus versions parsers lint docs planner runs operators serving rollout range accuracy bench stack gpu dist sbom clean
@@ -24,11 +28,16 @@ $(VENV)/installed-dev: $(VENV)/installed
 demo: $(VENV)/installed ## does Llama 3.1 8B fit on 8 H100s? (installs what it needs; no network at run time)
 	$(BIN)/loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 4096 --micro-batch 1
 
-test: $(VENV)/installed-dev ## the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(VENV)/installed-dev ## the whole test suite (8 minutes on two cores), and which tests took longest
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40
 
-quick: $(VENV)/installed-dev ## the tests that take less than a minute together: without PyTorch, a browser and processes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests
+# An environment of its own, in seconds: no PyTorch, no browser. Which tests these are is said in tests/conftest.py.
+$(QUICK)/installed: pyproject.toml
+	$(PYTHON) -m venv $(QUICK)
+	$(QUICK)/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-xdist && touch $@
+
+quick: $(QUICK)/installed ## a sample of the tests, in a minute: two cases of each test function that needs no PyTorch and no browser
+	$(QUICK)/bin/python -m pytest -n 2 --dist worksteal -m quick tests
 
 # oneDNN and ATen choose kernels by the CPU's instructions; these make them choose as on lesser CPUs.
 cpus: $(VENV)/installed-dev ## the tests that run PyTorch's kernels, as on CPUs with fewer instructions
@@ -53,29 +62,29 @@ parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-
 lint: $(VENV)/installed-dev ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-docs: $(VENV)/installed-dev ## the generated pages, and the site in site/
-	$(BIN)/python docs/generate.py && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+docs: $(PAGES) ## the generated pages, and the site in site/
+	$(RUN) docs/generate.py && NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
-planner: $(VENV)/installed-dev ## docs/planner.md: what the commands in it print
-	$(BIN)/python docs/planner.py
+planner: $(PAGES) ## docs/planner.md: what the commands in it print
+	$(RUN) docs/planner.py
 
-runs: $(VENV)/installed-dev ## the published runs, as rows of the package, from the tables of tools/published_runs
-	$(BIN)/python tools/published_runs/convert.py
+runs: $(PAGES) ## the published runs, as rows of the package, from the tables of tools/published_runs
+	$(RUN) tools/published_runs/convert.py
 
-operators: $(VENV)/installed-dev ## what kernels achieve, fitted to published measurements of single operations, and docs/operators.md
-	PYTHONPATH=tools $(BIN)/python -m operators.fit && PYTHONPATH=tools $(BIN)/python -m operators.page
+operators: $(PAGES) ## what kernels achieve, fitted to published measurements of single operations, and docs/operators.md
+	$(RUN) -m operators.fit && $(RUN) -m operators.page
 
-serving: $(VENV)/installed-dev ## what engines of inference reach, fitted to measured servers, and docs/decode.md
-	PYTHONPATH=tools $(BIN)/python -m engines.fit
+serving: $(PAGES) ## what engines of inference reach, fitted to measured servers, and docs/decode.md
+	$(RUN) -m engines.fit
 
-rollout: $(VENV)/installed-dev ## docs/rollout.md: published steps with a rollout beside the prediction
-	PYTHONPATH=tools $(BIN)/python -m rollout.score
+rollout: $(PAGES) ## docs/rollout.md: published steps with a rollout beside the prediction
+	$(RUN) -m rollout.score
 
-range: $(VENV)/installed-dev ## the ranges of memory and time, and the factor of software: their spread over published runs (some minutes)
-	PYTHONPATH=tools $(BIN)/python -m accuracy.memory_range && PYTHONPATH=tools $(BIN)/python -m accuracy.slack
+range: $(PAGES) ## the ranges of memory and time, and the factor of software: their spread over published runs (some minutes)
+	$(RUN) -m accuracy.memory_range && $(RUN) -m accuracy.slack
 
-accuracy: $(VENV)/installed-dev ## docs/accuracy.md: predicted against published runs (some minutes)
-	$(BIN)/python docs/accuracy.py
+accuracy: $(PAGES) ## docs/accuracy.md: predicted against published runs (some minutes)
+	$(RUN) docs/accuracy.py
 
 # An environment of its own: libraries that ask for CUDA when they are built, or for older versions of others.
 .stack/venv/installed: tools/stack/requirements.txt
@@ -86,9 +95,9 @@ accuracy: $(VENV)/installed-dev ## docs/accuracy.md: predicted against published
 stack: .stack/venv/installed ## docs/stack.md: the real libraries on the simulated device, beside the formula (half an hour; resumes)
 	HF_HUB_OFFLINE=1 PYTHONPATH=tools .stack/venv/bin/python -W ignore -m stack.page
 
-bench: $(VENV)/installed-dev ## speed, as a dated table in benchmarks/
-	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/search_speed.py
+bench: $(PAGES) ## speed, as a dated table in benchmarks/
+	$(RUN) benchmarks/speed.py
+	$(RUN) benchmarks/search_speed.py
 
 gpu: $(VENV)/installed-dev ## calibrate this machine's GPU, and measure 26 trainings on it (an hour); GPU=h100-sxm5-80gb names it
 	$(BIN)/python -m loadgauge.compare.gpu_runs $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
@@ -105,4 +114,4 @@ sbom: dist       ## dist/loadgauge.cdx.json: the components that come with loadg
 	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o dist/loadgauge.cdx.json $(VENV)-wheel/bin/python
 
 clean:           ## remove what make made
-	rm -rf $(VENV) $(VENV)-wheel $(VENV)-sbom build dist site
+	rm -rf $(VENV) $(QUICK) $(VENV)-wheel $(VENV)-sbom build dist site

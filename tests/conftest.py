@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
+from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +30,25 @@ os.environ["LC_ALL"] = "C.UTF-8"
 gc.set_threshold(20_000, 20, 50)
 
 HERE = Path(__file__).parent
-SLOW = {
+OWN = {
+    *sys.stdlib_module_names, "loadgauge", "_pytest", "click", "hypothesis", "msgspec", "numpy", "pytest", "rich", "ruamel",
+    "sympy", "tomlkit",
+}  # fmt: skip
+"""What `make quick` has: the standard library, what loadgauge brings, and what the tests are written with."""
+APART = {
     HERE / place
     for place in (
-        # PyTorch and transformers, processes, a server or a browser
-        "oracle", "trace", "capture", "versions", "measure", "oom", "compare", "train", "web", "formats/test_formats_parsers.py",
-        "families/test_defaults.py", "families/test_params.py", "families/test_param_variants.py",
-        "families/test_param_variants_2026.py", "families/test_published_2026.py",
-        "plan/test_sweep_processes.py", "plan/test_sweep_ray.py", "paper/test_article5.py",
-        "articles/test_items.py",
+        # start PyTorch, or build something, without importing it themselves
+        "articles", "capture", "measure", "oom", "test_docs.py", "test_packaging.py", "test_site.py",
         # much to compute
-        "plan/test_search_arrays.py", "plan/test_search_plan.py", "plan/test_planned_choices.py", "plot", "plan/test_deadline.py",
-        "equation/test_equation.py", "equation/test_equation_experts.py", "formats/test_formats_round_trip.py",
-        "test_docs.py", "test_packaging.py", "test_site.py",
+        "equation", "formats/test_formats_round_trip.py", "plan/test_deadline.py", "plan/test_planned_choices.py",
+        "plan/test_search_arrays.py", "plan/test_search_plan.py", "plot",
     )
 }  # fmt: skip
-"""What `make quick` leaves out."""
+"""Files without an import of other libraries that `make quick` leaves out all the same."""
+SHARED = (HERE / "support", HERE.parent / "tools")
+ITEMS, EXAMPLES = 2, 10
+"""What `make quick` takes of each test function with parameters, and of each property."""
 KERNELS = {
     HERE / place
     for place in (
@@ -68,20 +74,46 @@ def _in(path: Path, places: set[Path]) -> bool:
     return not places.isdisjoint((path, *path.parents))
 
 
+@cache
+def _imports(path: Path) -> tuple[set[str], set[Path]]:
+    """The libraries that a file's lines import, and the files of `tests/support` and `tools`."""
+    libraries, files = set(), set()
+    for name in re.findall(r"^[ \t]*(?:from|import)[ \t]+([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+        library = name.partition(".")[0]
+        shared = [base / f"{part.replace('.', '/')}.py" for base in SHARED for part in (name, library, f"{name}.__init__")]
+        here = [file for file in shared if file.is_file()]
+        files |= set(here)
+        libraries |= set() if here else {library}
+    return libraries, files
+
+
+@cache
+def _alone(path: Path) -> bool:
+    """Whether the tests of a file need nothing but loadgauge's own libraries, nor does what they share."""
+    seen, reached = {path}, {path}
+    while reached:
+        reached = {file for reader in reached for file in _imports(reader)[1]} - seen
+        seen |= reached
+    return not _in(path, APART) and all(_imports(file)[0] <= OWN for file in seen)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes to make says how busy the machine is.
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("any machine")
-    config.addinivalue_line("markers", "slow: takes long, or needs PyTorch, a browser or other processes")
+    settings.register_profile("quick", settings.get_profile("any machine"), max_examples=EXAMPLES)
+    settings.load_profile("quick" if config.option.markexpr == "quick" else "any machine")
+    config.addinivalue_line("markers", "slow: takes seconds, or starts PyTorch; not for `make quick`")
+    config.addinivalue_line("markers", "quick: of the sample that `make quick` runs")
     config.addinivalue_line("markers", "kernels: depends on the kernels that PyTorch chooses for this CPU")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out whole files where that is known, which saves the import of PyTorch."""
-    if collection_path.parent == HERE / "support" and ">>>" not in collection_path.read_text(encoding="utf-8"):
-        return True  # what tests share has no tests, other than examples in docstrings
+    if collection_path.parent == HERE / "support":  # what tests share has no tests, other than examples in docstrings
+        examples = collection_path.suffix == ".py" and ">>>" in collection_path.read_text(encoding="utf-8")
+        return None if examples else True
     wanted: Any = config.option.markexpr
-    if wanted == "not slow" and _in(collection_path, SLOW):
+    if wanted == "quick" and collection_path.suffix == ".py" and not _alone(collection_path):
         return True
     if wanted == "kernels" and collection_path.suffix == ".py" and not _in(collection_path, KERNELS):
         return True
@@ -89,10 +121,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    taken: Counter[str] = Counter()
     for item in items:
-        for mark, places in (("slow", SLOW), ("kernels", KERNELS)):
-            if _in(item.path, places):
-                item.add_marker(mark)
+        if _in(item.path, KERNELS):
+            item.add_marker("kernels")
+        function = item.nodeid.partition("[")[0]
+        if taken[function] < ITEMS and _alone(item.path) and not item.get_closest_marker("slow"):
+            item.add_marker("quick")
+            taken[function] += 1
         if isinstance(item, pytest.Function) and _in(item.path, WARM):
             item.fixturenames.insert(0, "warm_children")  # before what a file's fixtures start
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,17 @@ def test_a_revision_is_compared_with(pull_request: Path, monkeypatch: pytest.Mon
         found = typed(["check", "job.yaml", f"--against={place}"])
         assert found.code == 2
         assert "neither a folder nor a revision" in found.err
+
+
+def test_a_revision_is_read_by_the_first_releases_of_python_3_11(
+    pull_request: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 3.11.4, which Debian 12 has not, archives are extracted without a filter."""
+    extract = tarfile.TarFile.extractall
+    monkeypatch.setattr(tarfile.TarFile, "extractall", lambda archive, path: extract(archive, path))
+    monkeypatch.delattr(tarfile, "data_filter")
+    _, (job,) = checked("configs/job.yaml --gpu h100 --against HEAD")
+    assert job["before"]["memory"] == job["now"]["memory"]
 
 
 def act(folder: Path, **inputs: str) -> tuple[int, str, str, str]:

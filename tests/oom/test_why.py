@@ -114,6 +114,18 @@ def test_the_peak_counts_what_was_there_before() -> None:
     assert later.holders[0].where == "late (train.py:3)"
 
 
+def test_a_program_in_a_folder_named_torch_is_the_programs_own() -> None:
+    allocated = event("alloc", 0, 5, "a")
+    own = {"name": "train", "filename": "/home/user/torch/train.py", "line": 3}
+    for filename in (
+        "/v/lib/python3.11/site-packages/torch/functional.py", "/opt/pytorch/torch/serialization.py", "torch/csrc/x.cpp",
+        "C:\\v\\torch\\nn\\functional.py", "/build/torch/_tensor.py", "??",
+    ):  # fmt: skip
+        allocated["frames"] = [{"name": "inner", "filename": filename, "line": 1}, own]
+        found = summary(content([allocated], [block(0, 5)]))
+        assert [one.where for one in found.holders] == ["train (/home/user/torch/train.py:3)"], filename
+
+
 def test_a_trace_written_and_read_again(tmp_path: Path) -> None:
     found = record(of_module(torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3))), torch.empty(64, 512)))
     path = tmp_path / "snapshot.pickle"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 
+import pytest
+
 from theory import CASES, TESTED
 
 MODULES = (
@@ -13,6 +15,7 @@ MODULES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_case_is_claimed_by_exactly_one_test() -> None:
     for module in MODULES:
         importlib.import_module(module)

@@ -15,17 +15,20 @@ from typing import Any
 import msgspec
 import torch
 
+import loadgauge
 from loadgauge.trace.device.patches import replaced
 from loadgauge.trace.record.allocations import Stream, any_layer, dtype_name, op_name
 from loadgauge.trace.record.caching_allocator import LARGE_SEGMENT, OWN_SEGMENT, ROUND_LARGE, SMALL, SMALL_SEGMENT
 from loadgauge.trace.record.tracker import Tracker
 from loadgauge.units import GIB, KIB, MIB
 
-HIDDEN = re.compile(
-    r"/loadgauge/|tools/stack/(limit|libraries|record)|_python_dispatch\.py|fake_tensor\.py|/torch/_(ops|refs|decomp|prims|"
-    r"prims_common|library|subclasses|higher_order_ops)\b|_meta_registrations|torch/utils/_(stats|pytree)|torch/(overrides|_compile|_dynamo/.*)\.py"
+PACKAGE, STACK, TORCH = (Path(file).parent for file in (loadgauge.__file__, __file__, torch.__file__))
+OURS = {STACK / name for name in ("limit.py", "libraries.py", "record.py")}
+STANDS_IN = re.compile(
+    r"_(ops|refs|decomp|prims|prims_common|library|subclasses|higher_order_ops|compile|dynamo)\b|overrides\.py|"
+    r"utils/_(stats|pytree|python_dispatch)|.*_meta_registrations"
 )
-"""Frames that a run on a card has not: of the simulation, and of what Python does in place of kernels."""
+"""PyTorch's own files that do in Python what kernels do on a card, by their paths below its folder."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -158,11 +161,25 @@ def _engine(frames: tuple[traceback.FrameSummary, ...]) -> list[traceback.FrameS
     return [call, *(frame for frame in frames[first:] if not frame.filename.endswith("threading.py"))]
 
 
+def simulated(filename: str) -> bool:
+    """Whether a run on a card has no such frame: it is of the simulation, or of what Python does in place of kernels.
+
+    >>> simulated(loadgauge.__file__), simulated(f"{TORCH}/_refs/__init__.py"), simulated(f"{TORCH}/optim/adamw.py")
+    (True, True, False)
+    >>> simulated("/home/user/loadgauge/.venv/lib/python3.11/site-packages/accelerate/accelerator.py")
+    False
+    """
+    path = Path(filename)
+    if path.is_relative_to(TORCH):
+        return STANDS_IN.match(path.relative_to(TORCH).as_posix()) is not None
+    return path.is_relative_to(PACKAGE) or path in OURS
+
+
 def printed(error: Full) -> Failure:
     """The failure with the traceback that a run on a card would print."""
     trail = traceback.TracebackException.from_exception(error)
-    kept = [frame for frame in [*trail.stack, *_engine(error.within)] if not HIDDEN.search(frame.filename)]
-    while kept and re.search(r"/(pytest|runpy|stack/(oom|batch))", kept[0].filename):
+    kept = [frame for frame in [*trail.stack, *_engine(error.within)] if not simulated(frame.filename)]
+    while kept and Path(kept[0].filename).parent == STACK:
         del kept[0]
     trail.stack = traceback.StackSummary.from_list(kept)
     trail.__cause__ = trail.__context__ = None

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from loadgauge.oom.snapshot import PYTORCH
 from loadgauge.trace.device.counters import Counters
 from loadgauge.trace.device.patches import replaced
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
@@ -224,7 +225,7 @@ def _peak(stream: Stream, place: int) -> Peak:
 def _line(frames: tuple[Frame, ...]) -> str:
     """The innermost line outside PyTorch's own files; else the node of the graph that was run backward."""
     for frame in frames:
-        if "/torch/" not in frame.filename and frame.filename != "??":
+        if not PYTORCH.search(frame.filename) and frame.filename != "??":
             return f"{_short(frame.filename)}:{frame.line}"
     return frames[-1].name.removeprefix("torch::autograd::generated::").removesuffix("::apply") if frames else ""
 

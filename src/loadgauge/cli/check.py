@@ -70,7 +70,8 @@ def base_folder(base: str) -> Iterator[str]:
         reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise ConfigError(f"{base!r} is neither a folder nor a revision: {' '.join(reason)}", key="against")
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+        archive.extractall(folder)
         yield folder
 
 

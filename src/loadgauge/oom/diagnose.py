@@ -20,7 +20,7 @@ from loadgauge.errors import ConfigError
 from loadgauge.oom.causes import PIECES
 from loadgauge.oom.message import OutOfMemory
 from loadgauge.oom.remedies import Replay
-from loadgauge.oom.snapshot import Block, Snapshot, check_device, line_of, load, reading, replay, summary
+from loadgauge.oom.snapshot import PYTORCH, Block, Snapshot, check_device, line_of, load, reading, replay, summary
 from loadgauge.trace.record.allocations import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, any_layer
 from loadgauge.units import gib
 
@@ -48,7 +48,6 @@ TRAINING = re.compile(r"^(train\w*|fit\w*) \(")
 FORWARD = re.compile(r"^(forward|_call_impl|_wrapped_call_impl) (?!.*modules/loss\.py)")
 CHECKPOINT = "torch/utils/checkpoint.py"
 STATE_PARTS = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer"}
-LIBRARY = re.compile(r"/torch/")
 
 
 class Parts(msgspec.Struct, kw_only=True):
@@ -324,7 +323,7 @@ def purpose_of(block: Block, age: int, recorded: bool) -> str:
 def _evaluates(lines: Sequence[str]) -> bool:
     """Whether the innermost of the program's functions that is named after training or evaluation evaluates."""
     for line in lines:
-        if not LIBRARY.search(line) and (EVALUATION.search(line) or TRAINING.search(line)):
+        if not PYTORCH.search(line) and (EVALUATION.search(line) or TRAINING.search(line)):
             return bool(EVALUATION.search(line))
     return False
 

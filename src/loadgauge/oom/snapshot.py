@@ -20,8 +20,11 @@ from loadgauge.oom.pickles import plain
 
 UNSTATED = "no stack was recorded"
 BEFORE = "before the recording began"
-PYTORCH = ("/torch/", "torch/nn", "torch\\", "<frozen", "??")
-LIBRARY = ("site-packages", "dist-packages", *PYTORCH)
+PYTORCH = re.compile(
+    r"(-packages|\bpytorch)[/\\]torch[/\\]|\btorch[/\\](_|nn|autograd|cuda|csrc|distributed|func|fx|optim|utils)|<frozen|\?\?"
+)
+"""In a file's name: it is PyTorch's, and not a program that lies in a folder of that name."""
+LIBRARY = re.compile(rf"(site|dist)-packages|{PYTORCH.pattern}")
 TRACED = "loadgauge trace"
 """The file of what a trace says of an operation, in the place of a line."""
 
@@ -226,13 +229,13 @@ def _own(frames: list[Any]) -> str:
     operation; else the innermost."""
 
     def library(frame: Any) -> bool:
-        return any(part in frame["filename"] for part in LIBRARY)
+        return LIBRARY.search(frame["filename"]) is not None
 
     def traced(frame: Any) -> bool:
         return bool(frame["filename"] == TRACED)
 
     def pytorch(frame: Any) -> bool:
-        return library(frame) and any(part in frame["filename"] for part in PYTORCH)
+        return PYTORCH.search(frame["filename"]) is not None
 
     kinds: list[Callable[[Any], bool]] = [
         lambda frame: not library(frame) and not traced(frame), lambda frame: library(frame) and not pytorch(frame), traced,
