@@ -78,7 +78,10 @@ def test_nothing_is_asked_in_a_pipe() -> None:
 
 def test_an_answer_to_what_is_not_open_changes_nothing() -> None:
     Path(FILE).write_text('weights = "float32"\n')
-    assert document("estimate llama-3.1-8b --gpu h100 --gpus 8 --zero 1 --framework megatron")["assumed"].get("--weights") is None
+    assert (
+        document("estimate llama-3.1-8b --gpu h100 --gpus 8 --zero 1 --framework megatron")["assumed"].get("--weights")
+        is None
+    )
 
 
 def test_a_plan_takes_the_answer_too() -> None:

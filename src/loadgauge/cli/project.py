@@ -29,7 +29,9 @@ def remembered() -> dict[str, str]:
         raise ConfigError(str(error), file=FILE) from None
     for name, value in answers.items():
         if name not in ANSWERS or not isinstance(value, str):
-            raise ConfigError(f'is not one of {", ".join(ANSWERS)} with a text, such as weights = "float32"', key=name, file=FILE)
+            raise ConfigError(
+                f'is not one of {", ".join(ANSWERS)} with a text, such as weights = "float32"', key=name, file=FILE
+            )
     return answers
 
 
