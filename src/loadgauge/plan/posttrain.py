@@ -160,11 +160,13 @@ class _Search:
                 self.resolved[key] = str(error)
         base = self.resolved[key]
         if isinstance(base, str):
-            return self._refused(base)
+            self._refused(base)
+            return None
         ranks, batch = base.trained.layout.dp, base.trained.layout.global_batch
         assert one.micro_batch is not None
         if batch % (one.micro_batch * ranks):
-            return self._refused(f"global_batch: {batch} sequences are no multiple of dp x micro-batch")
+            self._refused(f"global_batch: {batch} sequences are no multiple of dp x micro-batch")
+            return None
         policy = RecomputePolicy.parse(one.recompute or "none")
         members = {
             name: msgspec.structs.replace(
@@ -186,11 +188,13 @@ class _Search:
                 self.pools[key] = str(error)
         pool = self.pools[key]
         if isinstance(pool, str):
-            return self._refused(pool)
+            self._refused(pool)
+            return None
         try:
             return step_time(run, pool, known=self.known.setdefault(one.placement, {}))
         except Error as error:
-            return self._refused(str(error))
+            self._refused(str(error))
+            return None
 
     def _refused(self, reason: str) -> None:
         self.refusals[reason] += 1
