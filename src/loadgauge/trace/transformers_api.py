@@ -26,3 +26,17 @@ def without_initial_values() -> Any:
     except ImportError:
         from transformers.modeling_utils import no_init_weights  # type: ignore[no-redef,attr-defined,unused-ignore]
     return no_init_weights()
+
+
+def with_kernels(make: Any, config: Any, attention: str) -> Any:
+    """Return the model that a class of transformers makes of a config, with an attention implementation.
+
+    make: its `_from_config`, or an auto class's `from_config`. A class that has none but the eager one takes that, as transformers
+    does where none is asked for. Raises what transformers raises.
+    """
+    try:
+        return make(config, attn_implementation=attention)
+    except ValueError as error:
+        if attention == "eager" or "scaled_dot_product_attention" not in str(error):
+            raise
+        return make(config, attn_implementation="eager")
