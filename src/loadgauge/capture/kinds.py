@@ -20,7 +20,7 @@ from loadgauge.errors import ConfigError, NotModelled, first_line
 from loadgauge.trace.checkpointing import contexts
 from loadgauge.trace.jobs import mean_loss
 from loadgauge.trace.torch_run import ATTENTIONS, TorchRun
-from loadgauge.trace.transformers_api import text_config, with_kernels, without_initial_values
+from loadgauge.trace.transformers_api import OWN_KERNELS, text_config, with_kernels, without_initial_values
 
 HEADS = ("IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
 """Tasks that a model is trained for, in the order in which its class is looked for; names of transformers' tables."""
@@ -100,7 +100,8 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
 
     names = ("b", "s", "t") if both and not heard else ("b", "s")
     names = (*names, "n") if of_sound else names
-    return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
+    notes = (OWN_KERNELS[model_type],) if model_type in OWN_KERNELS else ()
+    return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names, notes=notes)
 
 
 def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+OWN_KERNELS = {
+    "rwkv": "RWKV's CUDA kernel runs, as with `pip install kernels ninja`; without it every token is a step of a loop"
+}
+"""Model types of which a kernel is simulated that transformers takes where further packages are installed, and that in words."""
+
 
 def text_config(config: Any) -> Any:
     """Return the config of the language model in a config: its own part where there is one, else the config itself.
@@ -32,8 +37,13 @@ def with_kernels(make: Any, config: Any, attention: str) -> Any:
     """Return the model that a class of transformers makes of a config, with an attention implementation.
 
     make: its `_from_config`, or an auto class's `from_config`. A class that has none but the eager one takes that, as transformers
-    does where none is asked for. Raises what transformers raises.
+    does where none is asked for; RWKV its CUDA kernel. Raises what transformers raises.
     """
+    if config.model_type in OWN_KERNELS:
+        from loadgauge.trace.device.cuda_rwkv import use_cuda_rwkv
+        from loadgauge.trace.device.simulated import simulated_device
+
+        use_cuda_rwkv(simulated_device())
     try:
         return make(config, attn_implementation=attention)
     except ValueError as error:
