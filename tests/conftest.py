@@ -32,7 +32,8 @@ SLOW = {
     for place in (
         # PyTorch and transformers, processes, a server or a browser
         "oracle", "trace", "capture", "versions", "measure", "oom", "compare", "train", "web", "formats/test_formats_parsers.py",
-        "families/test_class_defaults.py", "families/test_defaults.py", "families/test_params.py", "families/test_param_variants.py",
+        "families/test_class_defaults.py", "families/test_defaults.py", "families/test_params.py",
+        "families/test_param_variants.py",
         "families/test_param_variants_2026.py", "families/test_published_2026.py", "families/test_towers.py",
         "plan/test_sweep_processes.py", "plan/test_sweep_ray.py", "paper/test_article5.py",
         "articles/test_items.py",

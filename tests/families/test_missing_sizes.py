@@ -96,5 +96,7 @@ def test_a_family_without_a_class_does_without_its_longest_sequence() -> None:
 
 def test_layers_that_a_search_made_are_asked_for() -> None:
     less = {key: value for key, value in config("nemotron-super-49b").items() if key != "block_configs"}
-    with pytest.raises(ConfigError, match=r'^block_configs: is missing; add .*"ffn_mult": 5.25}} for each of 80 layers$'):
+    with pytest.raises(
+        ConfigError, match=r'^block_configs: is missing; add .*"ffn_mult": 5.25}} for each of 80 layers$'
+    ):
         from_dict(less)

@@ -57,5 +57,5 @@ def test_types_with_derived_and_with_several_lists_are_among_them() -> None:
 
 
 def test_a_number_that_a_class_cannot_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="^layers: 3 are not possible: longcat_flash has its layers in groups$"):
+    with pytest.raises(ConfigError, match=r"^layers: 3 are not possible: longcat_flash has its layers in groups$"):
         with_layers(shipped("longcat_flash"), 3)

@@ -19,7 +19,8 @@ def towers(config: Mapping[str, Any], model_type: str, beside: bool) -> tuple[To
     >>> towers({"audio_config": {"depth": 2}}, "gemma4", True)
     (Tower(name='vision_config', parameters=None), Tower(name='audio_config', parameters=None))
     """
-    inner = config.get("thinker_config") if isinstance(config.get("thinker_config"), dict) else {}
+    around = config.get("thinker_config")
+    inner: dict[str, Any] = around if isinstance(around, dict) else {}
     stated: dict[str, Any] = {}
     for key in KEYS:
         place = f"thinker_config.{key}" if not config.get(key) and inner.get(key) else key
@@ -35,7 +36,7 @@ def _counted(name: str, tower: Any, config: Mapping[str, Any], model_type: str) 
     if count is None or not isinstance(tower, dict):
         return None
     try:
-        return int(count(tower, config))
+        return count(tower, config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):  # sizes that are left to the class, or are none
         return None
 
@@ -54,7 +55,8 @@ def _siglip(tower: dict[str, Any], config: Mapping[str, Any]) -> int:
     patches = tower.get("num_channels", 3) * tower["patch_size"] ** 2 * width + width
     pooled = _blocks(1, width, inner) + width - 2 * width if tower.get("vision_use_head", True) else 0
     joined = width * config["text_config"]["hidden_size"] + width
-    return patches + rows * width + _blocks(tower["num_hidden_layers"], width, inner) + 2 * width + pooled + joined
+    blocks = _blocks(tower["num_hidden_layers"], width, inner)
+    return int(patches + rows * width + blocks + 2 * width + pooled + joined)
 
 
 def _qwen(norm: int, matrices: int = 2, bias: bool = True) -> Callable[[dict[str, Any], Mapping[str, Any]], int]:
@@ -73,7 +75,8 @@ def _qwen(norm: int, matrices: int = 2, bias: bool = True) -> Callable[[dict[str
         merger = merged * merged + merged + merged * out + out
         stem = (volume + bias) * width + tower.get("num_position_embeddings", 0) * width
         deep = len(tower.get("deepstack_visual_indexes", ())) * (merger + norm * merged)
-        return stem + _blocks(tower["depth"], width, inner, matrices=matrices, norm=norm) + merger + norm * width + deep
+        blocks = _blocks(tower["depth"], width, inner, matrices=matrices, norm=norm)
+        return int(stem + blocks + merger + norm * width + deep)
 
     return count
 

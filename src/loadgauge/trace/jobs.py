@@ -17,7 +17,7 @@ from loadgauge.trace.checkpointing import contexts
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.record.allocations import INPUTS
 from loadgauge.trace.torch_run import ATTENTIONS, TorchRun
-from loadgauge.trace.transformers_api import OWN_KERNELS, text_config, with_kernels, without_initial_values
+from loadgauge.trace.transformers_api import OWN_KERNELS, subject, text_config, with_kernels, without_initial_values
 
 if TYPE_CHECKING:
     from loadgauge.trace.record.observe import Observer
@@ -50,6 +50,8 @@ class ConfigJob:
             "optimizer": f"torch.optim, {run.training.optimizer.name}, gradients freed after each step",
             "ids": "not padded, no attention mask",
         }
+        if ran := subject(config, ("input_ids",)):
+            self.assumed["subject"] = ran
         if config.model_type in OWN_KERNELS:
             self.assumed["kernel"] = OWN_KERNELS[config.model_type]
         self._model: Any = None

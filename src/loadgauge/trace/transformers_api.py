@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 OWN_KERNELS = {
@@ -22,6 +23,26 @@ def text_config(config: Any) -> Any:
     """
     own = getattr(config, "get_text_config", None)  # since transformers 4.45
     return own() if own is not None else getattr(config, "text_config", None) or config
+
+
+SEEN = {"pixel_values": "picture", "input_features": "sound", "input_values": "sound"}
+"""Parts of the names of inputs that hold what a tower sees or hears."""
+
+
+def subject(config: Any, inputs: Iterable[str]) -> str:
+    """Return what a model with towers runs on, by the names of its inputs; "" for a model of text alone.
+
+    config: of transformers, or None
+
+    >>> class OfImages:
+    ...     vision_config = "of the tower"
+    >>> subject(OfImages(), ["input_ids", "pixel_values"]), subject(OfImages(), ["input_ids"]), subject(object(), ["input_ids"])
+    ('text with one picture', 'text alone', '')
+    """
+    if all(getattr(config, key, None) is None for key in ("vision_config", "audio_config", "thinker_config")):
+        return ""
+    seen = dict.fromkeys(word for name in inputs for part, word in SEEN.items() if part in name)
+    return "text with " + " and ".join(f"one {word}" for word in seen) if seen else "text alone"
 
 
 def without_initial_values() -> Any:
