@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING
 import loadgauge
 from in_process import in_process
 from loadgauge.capture import road
+from loadgauge.capture.small import shallow
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.estimate.result import Estimate
 from loadgauge.spec.job import Job
@@ -217,3 +218,9 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
 def test_a_script_that_ends_the_program_is_refused() -> None:
     call = subprocess.Call("sys", "exit", subprocess.Request(Job("own.py:model")), {})
     assert "own.py:model cannot be run: it ends the program" in child._answer(call).error
+
+
+def test_layers_whose_outputs_are_taken_are_there_when_a_model_is_cut() -> None:
+    """Llama 3.2 Vision joins the outputs of five layers of 32: as many of fewer layers, as what follows is as wide."""
+    tower = shallow(CONFIG_MAPPING["mllama"](), 5).vision_config
+    assert (tower.num_hidden_layers, tower.intermediate_layers_indices) == (5, [3, 4, 4, 4, 4])

@@ -84,3 +84,19 @@ def test_the_command_names_them_and_asks(tmp_path: Path) -> None:
     told = typed(f"estimate {place}")
     assert (told.code, told.out, told.err.count("\n")) == (2, "", 1)
     assert "hidden_size: is missing" in told.err
+
+
+def test_a_family_without_a_class_does_without_its_longest_sequence() -> None:
+    """It changes no weight, and transformers has no default for it."""
+    less = {key: value for key, value in config("ling-lite").items() if key != "max_position_embeddings"}
+    read, whole = from_dict(less), from_dict(config("ling-lite"))
+    assert (read.max_position_embeddings, whole.max_position_embeddings) == (None, 16384)
+    assert (read.blocks, read.pattern) == (whole.blocks, whole.pattern)
+
+
+def test_layers_that_a_search_made_are_asked_for() -> None:
+    less = {key: value for key, value in config("nemotron-super-49b").items() if key != "block_configs"}
+    with pytest.raises(
+        ConfigError, match=r'^block_configs: is missing; add .*"ffn_mult": 5.25}} for each of 80 layers$'
+    ):
+        from_dict(less)

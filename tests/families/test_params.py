@@ -58,7 +58,7 @@ UNSTOCKED = {
     "aya_vision", "bailing_hybrid", "bailing_moe_v2",
     "cohere2_vision", "exaone4_5", "exaone_moe", "gemma3n_text", "gemma4_text", "glm46v", "glm4v", "glm4v_moe",
     "idefics3", "internvl", "lfm2_vl", "llava_next", "llava_onevision", "mellum", "nanochat", "qwen3_5_moe_text", "qwen3_5_text",
-    "qwen3_omni_moe", "smolvlm", "vaultgemma",
+    "phi4_multimodal", "qwen3_omni_moe", "smolvlm", "vaultgemma",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from loadgauge.families import model_types  # noqa: E402
 NOT_COUNTED = (
     "vision_tower", "multi_modal_projector", "vision_model", "visual.", "mm_projector", "connector",
     "image_newline", "audio_tower", "talker.", "code2wav.", "embed_vision", "embed_audio",
+    "embed_tokens_extend",
 )  # fmt: skip
 """Parts of names of parameters that make features of images and sounds, or speak."""
 

@@ -72,6 +72,8 @@ class Answer(msgspec.Struct, frozen=True):
     sound: tuple[float, int] | None = None
     """Length of the sound of a sequence [s], and how many of its tokens stand for it."""
     branches: tuple[str, ...] = ()
+    subject: str = ""
+    """What a model with towers ran on, such as "text alone"."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `loadgauge capture --json`, as plain values. Without a GPU the memory is that of the tensors alone."""
@@ -120,6 +122,9 @@ def answer(
         cached=cached,
         needed=None if gpu is None else _needed(allocated, gpu),
         pictures=found.pictures,
+        subject=found.subject.replace("one picture", f"{len(found.pictures)} pictures")
+        if found.pictures[1:]
+        else found.subject,
         sound=(sizes[SOUND] / SAMPLES, found.of_sound) if found.of_sound else None,
     )
 

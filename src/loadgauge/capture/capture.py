@@ -225,4 +225,5 @@ def _captured(
         torch=str(torch.__version__),
         phases=tuple(stream.phases),
         of_sound=run.of_sound,
+        subject=run.subject,
     )

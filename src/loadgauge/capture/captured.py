@@ -75,6 +75,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     """Width and height of each picture of a sequence, and how many tokens stand for it."""
     of_sound: int = 0
     """Tokens of each sequence that stand for its sound."""
+    subject: str = ""
+    """What a model with towers ran on, such as "text with one picture"."""
 
     def check(self, **sizes: int) -> None:
         """Raise NotModelled where the formulas do not hold for some sizes."""

@@ -20,7 +20,7 @@ from loadgauge.errors import ConfigError, NotModelled, first_line
 from loadgauge.trace.checkpointing import contexts
 from loadgauge.trace.jobs import mean_loss
 from loadgauge.trace.torch_run import ATTENTIONS, TorchRun
-from loadgauge.trace.transformers_api import text_config, without_initial_values
+from loadgauge.trace.transformers_api import OWN_KERNELS, text_config, with_kernels, without_initial_values
 
 HEADS = ("IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
 """Tasks that a model is trained for, in the order in which its class is looked for; names of transformers' tables."""
@@ -100,7 +100,8 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
 
     names = ("b", "s", "t") if both and not heard else ("b", "s")
     names = (*names, "n") if of_sound else names
-    return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
+    notes = (OWN_KERNELS[model_type],) if model_type in OWN_KERNELS else ()
+    return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names, notes=notes)
 
 
 def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
@@ -195,12 +196,7 @@ def _build(kind: Any, config: Any, run: TorchRun, device: str) -> Any:
     torch.set_default_dtype(run.dtype)
     try:
         with torch.device(device), without_initial_values():
-            try:
-                model = kind._from_config(config, attn_implementation=wanted)
-            except ValueError as error:
-                if wanted == "eager" or "scaled_dot_product_attention" not in str(error):
-                    raise
-                model = kind._from_config(config, attn_implementation="eager")  # as transformers itself does by default
+            model = with_kernels(kind._from_config, config, wanted)
     except (ValueError, ImportError) as error:
         raise ConfigError(f"{config.model_type}: {first_line(error)}") from None
     finally:

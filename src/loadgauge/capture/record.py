@@ -33,6 +33,7 @@ from loadgauge.trace.record.observe import FORWARD, Observer, observing
 from loadgauge.trace.record.sizes import leaves
 from loadgauge.trace.record.tracker import next_node, node_key
 from loadgauge.trace.torch_run import TorchRun
+from loadgauge.trace.transformers_api import subject
 
 STEPS = 2
 """The optimizer's states are made in the first step."""
@@ -135,6 +136,8 @@ class Recorded(msgspec.Struct):
     """The argument by which the model takes a sound, where it ran on tokens alone."""
     of_sound: int = 0
     """Tokens of each sequence that stand for its sound."""
+    subject: str = ""
+    """What a model with towers ran on (`transformers_api.subject`)."""
 
 
 def record(
@@ -179,6 +182,7 @@ def record(
         observer.finish()
         found = _read(observer, ops, second, module, symbols, mode, begun)
         found.assumed += (*job.notes, *(f"the loss is {words}" for words in losses))
+        found.subject = subject(getattr(module, "config", None), keywords)
         if job.step is None and (name := unheard(module, keywords)):
             found.unheard = name
             found.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)

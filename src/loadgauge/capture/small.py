@@ -11,6 +11,8 @@ from loadgauge.package_data import read_data
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "depth",
           "num_decoder_layers", "num_encoder_layers", "n_head_layers", "vision_layers", "num_blocks")  # fmt: skip
 """Keys of configs that say how many layers there are."""
+TAKEN = ("intermediate_layers_indices",)
+"""Keys of configs that list the layers whose outputs are taken: as many of a model that is cut."""
 HEADS = ("IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM")
 """Tables of transformers whose model types are tried; those with a picture first."""
 
@@ -88,6 +90,8 @@ def _cut(tree: dict[str, Any], layers: int) -> dict[str, Any]:
             tree[key] = {at: own for at, own in value.items() if int(at) < layers}
         elif isinstance(value, dict):
             _cut(value, layers)
+        elif key in TAKEN and isinstance(value, list):
+            tree[key] = [min(layer, layers - 1) for layer in value]
         elif key in DEPTHS and isinstance(value, int) and value > 1:
             tree[key] = layers
         elif isinstance(value, list) and len(value) in old and len(value) > 1 and key != "architectures":

@@ -26,7 +26,13 @@ from loadgauge.trace.device.cuda_packed import padded_to_symbols
 from loadgauge.trace.device.cuda_rnn import RECURRENT
 from loadgauge.trace.device.facts import UNKNOWN, Facts
 from loadgauge.trace.device.fake import GROUPED, adds_rows, product_shape
-from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences, numbers_as_text, replaced
+from loadgauge.trace.device.patches import (
+    modules_that_move,
+    no_packed_sequences,
+    no_random_values,
+    numbers_as_text,
+    replaced,
+)
 from loadgauge.trace.device.read import Read, asking
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -255,6 +261,7 @@ def symbolic_tensors(symbols: Symbols) -> Iterator[SymbolicMode]:
             enable_python_dispatcher(),
             as_eager(),
             no_packed_sequences(),
+            no_random_values(),
             modules_that_move(),
             numbers_as_text(),
             padded_to_symbols(),

@@ -123,6 +123,22 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         untimed = (f"time and network: {self.untimed}",) if self.untimed else ()
         return (*self.unmodelled, *untimed, *self.left_out)
 
+    @property
+    def towers_left_out(self) -> tuple[tuple[str, int | None, int | None], ...]:
+        """The towers of images or sounds that the numbers leave out: (key of the config, parameters, bytes of their weights).
+
+        The bytes are those of a whole copy in the dtype of the weights; None where the parameters are not known.
+
+        >>> from loadgauge import Layout, estimate
+        >>> estimate("qwen3-vl-8b", Layout(seq_len=1024)).towers_left_out
+        (('vision_config', 576388336, 1152776672),)
+        """
+        each = self.training.precision.weight
+        return tuple(
+            (tower.name, tower.parameters, None if tower.parameters is None else each * tower.parameters)
+            for tower in self.model.towers
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `estimate --json`, in bytes, FLOPs, seconds and plain counts."""
         layout, memory, training = self.layout, self.memory, self.training
@@ -135,6 +151,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 "active_params": self.active_params,
                 "unused_keys": list(self.model.unused_keys),
                 "defaults": dict(self.model.defaults),
+                "towers_left_out": [
+                    {"name": name, "params": count, "bytes": nbytes} for name, count, nbytes in self.towers_left_out
+                ],
             },
             "layout": {
                 **{name: getattr(layout, name) for name in (*RANK_AXES, "vpp", "zero")},

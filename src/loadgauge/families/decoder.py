@@ -180,7 +180,7 @@ def read(reader: Reader, family: Decoder) -> ModelSpec:
         reader,
         hidden_size,
         [made[kind] for kind in layers],
-        max_position_embeddings=reader.whole(*family.positions),
+        max_position_embeddings=reader.optional_whole(*family.positions),
         rotary_tables=len(set(windows)) if family.own_angles else 1,
         embedding_dropout=reader.rate(family.embedding_dropout) if family.embedding_dropout else 0.0,
         embedding_norm=family.embedding_norm,

@@ -45,6 +45,8 @@ GEMMA4 = Decoder(
     windows=lambda reader, count: [None] * count,
     own_angles=False,
 )
+SIZES_OF_LAYERS = ("head_dim", "num_key_value_heads")
+"""Keys of `per_layer_config` that are modelled."""
 GEMMA4_EXPERTS = Experts(
     count=("num_experts",),
     per_token=("top_k_experts",),
@@ -59,6 +61,25 @@ def gemma4_types(reader: Reader, count: int) -> tuple[str, ...]:
     if types is None:
         types = tuple("sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(count))
     return (*types[:-1], "full_attention")
+
+
+def own_keys(reader: Reader, count: int) -> dict[int, dict[str, int]]:
+    """Return the sizes that `per_layer_config` states of single layers, by index; a layer not named has those of all layers.
+
+    transformers writes there what it made of `global_head_dim` and its like, under "05" for layer 5 of 30. count: layers of the
+    model. Raises `ConfigError` for a name that is no layer's, `NotModelled` for other keys than `SIZES_OF_LAYERS`.
+    """
+    layers = reader.section("per_layer_config", default={})
+    sizes: dict[int, dict[str, int]] = {}
+    for name in layers.config:
+        if not (name.isascii() and name.isdecimal() and int(name) < count):
+            raise layers.wrong(name, f"is not one of layers 0 to {count - 1}")
+        layer = layers.section(name, default={})
+        sizes[int(name)] = {key: layer.whole(key) for key in SIZES_OF_LAYERS if layer.has(key)}
+        for key in layer.config:
+            if key not in SIZES_OF_LAYERS:
+                raise layer.unmodelled(key, "layers that differ one by one are not modelled")
+    return sizes
 
 
 def gemma4(reader: Reader) -> ModelSpec:
@@ -81,7 +102,7 @@ def gemma4(reader: Reader) -> ModelSpec:
     double = reader.flag("use_double_wide_mlp")
     own = reader.whole("hidden_size_per_layer_input", minimum=0)
     rows = reader.whole("vocab_size_per_layer_input")
-    stated = reader.raw("per_layer_config", default=None)  # as transformers writes what it made of the keys above
+    stated = own_keys(reader, count) if reader.has("per_layer_config") else None
     no_gain = msgspec.structs.replace(GEMMA4_NORM, weight=False)
 
     def made(index: int, block: Block) -> Block:
@@ -89,19 +110,17 @@ def gemma4(reader: Reader) -> ModelSpec:
         assert isinstance(attention, Attention)
         borrowed = index >= sharing
         attention = msgspec.structs.replace(attention, value_norm=no_gain, borrowed=borrowed, causal=not everywhere)
+        if stated is not None:
+            attention = msgspec.structs.replace(attention, **stated.get(index, {}))
+        elif types[index] == "full_attention":
+            few = keys if joint and keys else attention.num_key_value_heads
+            attention = msgspec.structs.replace(attention, head_dim=wide, num_key_value_heads=few)
+        if attention.num_attention_heads % attention.num_key_value_heads:
+            key = "per_layer_config" if stated is not None else "num_global_key_value_heads"
+            few = attention.num_key_value_heads
+            raise reader.wrong(key, f"{few} does not divide {attention.num_attention_heads} heads")
         if types[index] == "full_attention":
-            other = reader.within(stated[str(index)], path=f"{reader.path}.per_layer_config") if stated else reader
-            few = other.optional_whole("num_key_value_heads", default=None) if stated else keys if joint else None
-            if attention.num_attention_heads % (few or attention.num_key_value_heads):
-                raise reader.wrong(
-                    "num_global_key_value_heads", f"{few} does not divide {attention.num_attention_heads} heads"
-                )
-            attention = msgspec.structs.replace(
-                attention,
-                head_dim=other.whole("head_dim", default=0) if stated else wide,
-                num_key_value_heads=few or attention.num_key_value_heads,
-                keys_are_values=joint,
-            )
+            attention = msgspec.structs.replace(attention, keys_are_values=joint)
         else:
             attention = msgspec.structs.replace(attention, sliding_window=2 * window - 1 if everywhere else window)
         if double and borrowed and isinstance(mlp, Mlp):

@@ -13,7 +13,7 @@ from loadgauge.errors import ConfigError, closest
 from loadgauge.families.common import refuse_unusual
 from loadgauge.families.reader import Reader, shown
 from loadgauge.files import read_start
-from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.model import ModelSpec, Tower
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ FILES = {
     ),
     "llama": (
         *("apertus", "arcee", "ernie4_5", "exaone4", "granite", "helium", "internlm3", "iquestcoder", "llama"),
-        *("ministral", "ministral3", "mistral", "phi3", "seed_oss", "smollm3"),
+        *("ministral", "ministral3", "mistral", "phi3", "phi4_multimodal", "seed_oss", "smollm3"),
     ),
     "mixtral": (
         *("ernie4_5_moe", "gpt_oss", "granitemoe", "granitemoeshared", "llama4_text", "minimax_m2", "mixtral"),
@@ -122,8 +122,19 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
     windowed = any(getattr(block.attention, "sliding_window", None) for block in spec.blocks)
     defaults = tuple((key, size) for key, size in reader.defaults.items() if windowed or not key.endswith(WINDOW))
     return msgspec.structs.replace(
-        spec, unused_keys=reader.unused(spec.unused_keys), defaults=defaults, dtype=_dtype(config), source=file
-    )
+        spec, unused_keys=reader.unused(spec.unused_keys), towers=_towers(reader, module), defaults=defaults,
+        dtype=_dtype(config), source=file,
+    )  # fmt: skip
+
+
+def _towers(reader: Reader, module: Any) -> tuple[Tower, ...]:
+    """The towers beside a language model; most configs are of a language model alone, and load nothing for it."""
+    beside = module.__name__.endswith(".multimodal") or reader.model_type == "phi4_multimodal"
+    if not beside and not any(key.endswith("_config") for key in reader.config):
+        return ()
+    from loadgauge.families.towers import towers
+
+    return towers(reader.config, reader.model_type, beside)
 
 
 def _dtype(config: Any) -> str:

@@ -126,6 +126,15 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
                 rotary_factor=1.0,
                 windows=one_window,
             ),
+            "phi4_multimodal": Decoder(  # beside its eyes and ears, and without the adapters for them
+                classes=parts.language("Phi4Multimodal"),
+                fused_qkv=True,
+                fused_gate_up=True,
+                heads_first=True,
+                residual_dropout="resid_pdrop",
+                rotary_factor=1.0,
+                windows=one_window,
+            ),
             "arcee": Decoder(classes=parts.decoder_classes("Arcee"), gated=False),
             "apertus": Decoder(
                 classes=parts.decoder_classes("Apertus"),

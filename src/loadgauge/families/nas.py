@@ -9,6 +9,7 @@ from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
 
 UNUSUAL = ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens", "unshifted_sink", "is_mamba", "moe")
+EXAMPLE = '{"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 5.25}}'
 STEP = 256
 """MLPs are as wide as a multiple of this."""
 
@@ -31,6 +32,8 @@ def nemotron_nas(reader: Reader) -> ModelSpec:
     heads = reader.whole("num_attention_heads", default=32)
     count = parts.layers(reader, "num_hidden_layers")
     stated = reader.raw("block_configs", default=None)
+    if stated is None:
+        raise reader.wrong("block_configs", f"is missing; add the published list, {EXAMPLE} for each of {count} layers")
     if not isinstance(stated, list) or len(stated) != count:
         raise reader.wrong("block_configs", f"must be a list of {count} objects, one for each layer")
     reader.ignore("intermediate_size", "num_key_value_heads")

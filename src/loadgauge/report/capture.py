@@ -28,6 +28,8 @@ def print_answer(answer: Answer) -> None:
 
         target.print(f"{verdict_words(needed)} ({needed.gpu}); {shown(answer.allocated)} in tensors at {at}")
     target.print(f"{answer.parameters:,} parameters; {answer.operations:,} operations in a step")
+    if answer.subject:
+        target.print(f"Run on {answer.subject}")
     if answer.pictures:
         total = sum(tokens for _, tokens in answer.pictures)
         each = "; ".join(f"{size}: {tokens:,} tokens" for size, tokens in answer.pictures)

@@ -33,6 +33,8 @@ def print_trace(trace: Trace, viewer: str = "") -> None:
     place = " of CPU memory" if trace.device == "cpu" else ""
     steps = f"step {_step_of_peak(trace)} of {trace.steps}" if trace.steps else "no optimizer step was taken"
     target.print(f"PEAK  {gib(trace.allocated)}{place} in {when}, at {peak.op}{_inside(peak.module)} ({steps})")
+    if "subject" in trace.assumed:
+        target.print(f"Run on {trace.assumed['subject']}")
     if "device" in trace.assumed:
         points(target, [trace.assumed["device"]])
     rows = [

@@ -408,6 +408,14 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """transformers' module computes the loss in float32 (all but the family of BERT)."""
 
 
+class Tower(msgspec.Struct, frozen=True):
+    """A tower of images or sounds beside a language model, by its key in the config: its parameters, with what joins it to the
+    language model; None where they are not known."""
+
+    name: str
+    parameters: int | None = None
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The whole model. `blocks` holds each distinct block once; `pattern` says which block each layer is."""
 
@@ -443,6 +451,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of such modules, how many are trained with the model, and so counted (`with_mtp`)."""
     unused_keys: tuple[str, ...] = ()
     """Keys of the config that were not read and could matter."""
+    towers: tuple[Tower, ...] = ()
+    """Towers that were published with the model and are left out of all numbers."""
     defaults: tuple[tuple[str, int], ...] = ()
     """Sizes that the config does not state, by key, and the default of transformers' class taken for each."""
     dtype: str = ""

@@ -17,7 +17,7 @@ from loadgauge.trace.checkpointing import contexts
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.record.allocations import INPUTS
 from loadgauge.trace.torch_run import ATTENTIONS, TorchRun
-from loadgauge.trace.transformers_api import text_config, without_initial_values
+from loadgauge.trace.transformers_api import OWN_KERNELS, subject, text_config, with_kernels, without_initial_values
 
 if TYPE_CHECKING:
     from loadgauge.trace.record.observe import Observer
@@ -50,6 +50,10 @@ class ConfigJob:
             "optimizer": f"torch.optim, {run.training.optimizer.name}, gradients freed after each step",
             "ids": "not padded, no attention mask",
         }
+        if ran := subject(config, ("input_ids",)):
+            self.assumed["subject"] = ran
+        if config.model_type in OWN_KERNELS:
+            self.assumed["kernel"] = OWN_KERNELS[config.model_type]
         self._model: Any = None
         self._ids: Any = None
 
@@ -105,14 +109,14 @@ def build_model(config: Any, run: TorchRun, device: str, values: bool = False) -
     try:
         with torch.device(device), contextlib.nullcontext() if values else without_initial_values():
             if fitting:
-                model = fitting[0]._from_config(config, attn_implementation=attention)
+                model = with_kernels(fitting[0]._from_config, config, attention)
             else:
                 auto: Any = transformers.AutoModelForCausalLM
                 if type(config) not in auto._model_mapping:
                     auto = transformers.AutoModelForMaskedLM
                 if type(config) not in auto._model_mapping:
                     raise ConfigError(f"transformers has no language model for {config.model_type!r}")
-                model = auto.from_config(config, attn_implementation=attention)
+                model = with_kernels(auto.from_config, config, attention)
     except (ValueError, ImportError) as error:
         if isinstance(error, ConfigError):
             raise

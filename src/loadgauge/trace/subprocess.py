@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, TextIO, TypeVar, get_type_hints
@@ -18,6 +19,10 @@ import msgspec
 from loadgauge.errors import ConfigError, Error, LayoutError, NotModelled
 from loadgauge.spec.job import Job
 
+LIMIT = "LOADGAUGE_CAPTURE_SECONDS"
+"""The variable that says after how many seconds a capture is stopped."""
+SECONDS, PATIENCE = 600, 5
+"""After how many it is stopped where that variable is not set, and after how many a terminal is told so."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -68,13 +73,19 @@ def named_in_child(work: str, result: type[T], request: Request, shown: TextIO |
     """`in_child` of a function whose module only the child imports, as that takes PyTorch.
 
     work: module:function; result: the type of what it returns; the rest as for `in_child`
+    Raises ConfigError too where a capture has not ended after the seconds of `LIMIT`.
     """
     module, _, function = work.partition(":")
+    limit = seconds_allowed() if module.startswith("loadgauge.capture.") else None
     call = Call(module, function, request, arguments)
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "request", Path(folder) / "reply"
         asked.write_bytes(msgspec.msgpack.encode(call))
-        code, last = _run_child([str(asked), str(answered)], shown)
+        try:
+            code, last = _run_child([str(asked), str(answered)], shown, limit)
+        except TimeoutError:
+            message = f"its own code had not ended after {limit:g} s and was stopped; {LIMIT}=NUMBER allows more"
+            raise ConfigError(message, file=request.job.model) from None
         if not answered.exists():
             raise NotModelled(f"PyTorch ended the trace (exit code {code}): {last[:500]}")
         reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
@@ -84,9 +95,21 @@ def named_in_child(work: str, result: type[T], request: Request, shown: TextIO |
     return msgspec.msgpack.decode(reply.result, type=result)
 
 
-def _run_child(arguments: list[str], shown: TextIO | None) -> tuple[int, str]:
+def seconds_allowed() -> float:
+    """Return after how many seconds a capture is stopped. Raises ConfigError where the variable `LIMIT` is no positive number."""
+    text = os.environ.get(LIMIT) or str(SECONDS)
+    try:
+        allowed = float(text)
+    except ValueError:
+        allowed = 0.0
+    if not 0 < allowed <= threading.TIMEOUT_MAX:
+        raise ConfigError(f"must be a number of seconds above 0, got {text[:40]!r}", key=LIMIT)
+    return allowed
+
+
+def _run_child(arguments: list[str], shown: TextIO | None, limit: float | None = None) -> tuple[int, str]:
     """Runs the child to its end: its exit code, and the last line that it wrote to standard error. What it prints is
-    passed on as it comes, if it is to be shown."""
+    passed on as it comes, if it is to be shown. Raises TimeoutError where it has not ended after `limit` seconds."""
     # What imports make is there to stay, and to look for garbage in it takes a second.
     program = "import gc; gc.disable(); from loadgauge.trace.child import main; gc.freeze(); gc.enable(); main()"
     child = subprocess.Popen(
@@ -106,14 +129,21 @@ def _run_child(arguments: list[str], shown: TextIO | None) -> tuple[int, str]:
             kept[:] = [text for text in (*kept, *whole, line) if text.strip()][-1:]
 
     readers = [
-        threading.Thread(target=pass_on, args=(child.stdout, shown, [])),
-        threading.Thread(target=pass_on, args=(child.stderr, None if shown is None else sys.stderr, last)),
+        threading.Thread(target=pass_on, args=(child.stdout, shown, []), daemon=True),
+        threading.Thread(target=pass_on, args=(child.stderr, None if shown is None else sys.stderr, last), daemon=True),
     ]
+    begun = time.monotonic()
     try:
         for reader in readers:
             reader.start()
+        if limit is not None and sys.stderr.isatty():
+            readers[0].join(min(PATIENCE, limit))
+            if readers[0].is_alive():
+                print(f"loadgauge: the model's own code runs, for {limit:g} s at most ({LIMIT})", file=sys.stderr)
         for reader in readers:
-            reader.join()
+            reader.join(None if limit is None else max(0.0, limit - (time.monotonic() - begun)))
+            if reader.is_alive():
+                raise TimeoutError
         return child.wait(), last[0]
     finally:
         if child.poll() is None:  # interrupted

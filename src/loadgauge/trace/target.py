@@ -37,13 +37,25 @@ def config_job(config: Any, run: TorchRun, target: str = "", layers: int | None 
 
 
 def with_layers(config: Any, layers: int | None) -> Any:
-    """A config object of transformers whose language model has another number of layers, of its kinds in turn; None: its own."""
-    if layers is not None:
-        own = text_config(config)
-        kinds = getattr(own, "layer_types", None)
-        if kinds:
-            own.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
-        own.num_hidden_layers = layers
+    """A config object of transformers whose language model has another number of layers, of its kinds in turn; None: its own.
+
+    Each list with an entry a layer has its entries in turn; what a class derives from the number of layers follows by itself.
+    Raises ConfigError for a number that the class cannot have.
+    """
+    if layers is None:
+        return config
+    own = text_config(config)
+    count = own.num_hidden_layers
+    for key, value in list(vars(own).items()):
+        if isinstance(value, list) and len(value) == count and key != "architectures":
+            setattr(own, key, [value[number % count] for number in range(layers)])
+    special = getattr(vars(own).get("_heterogeneity_spec"), "per_layer_overrides", {})  # Gemma 4
+    own.num_hidden_layers = layers
+    if own.num_hidden_layers != layers:  # LongCat's come in pairs
+        raise ConfigError(f"{layers} are not possible: {own.model_type} has its layers in groups", key="layers")
+    if special:
+        turns = {number: special.get(number % count) for number in range(layers)}
+        own.per_layer_config = {number: sizes for number, sizes in turns.items() if sizes}
     return config
 
 

@@ -80,6 +80,28 @@ def no_packed_sequences() -> Iterator[None]:
         yield
 
 
+RANDOM = ("_no_grad_normal_", "_no_grad_trunc_normal_", "_no_grad_uniform_", "kaiming_normal_", "kaiming_uniform_",
+          "normal_", "orthogonal_", "sparse_", "trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_")  # fmt: skip
+"""Functions of `torch.nn.init` that draw values. The first are what others, taken from there before, come to."""
+
+
+@contextlib.contextmanager
+def no_random_values() -> Iterator[None]:
+    """A context in which `torch.nn.init` draws nothing for tensors without memory, which stay as they are: drawing again until all
+    values lie in a range, as `trunc_normal_` does, would not end. Constants are set as ever.
+    """
+
+    def drawing(usual: Any) -> Any:
+        def draw(tensor: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+            result: torch.Tensor = tensor if isinstance(tensor, FakeTensor) else usual(tensor, *given, **named)
+            return result
+
+        return draw
+
+    with replaced(*((nn.init, name, drawing(getattr(nn.init, name))) for name in RANDOM if hasattr(nn.init, name))):
+        yield
+
+
 @contextlib.contextmanager
 def numbers_as_text() -> Iterator[None]:
     """A tensor that is one known number is written as the number, as a real one is: modules are looked up by such names."""

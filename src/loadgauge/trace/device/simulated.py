@@ -21,7 +21,7 @@ from loadgauge.errors import NotModelled
 from loadgauge.trace.device.cuda_kernels import fall_through, register_cuda_kernels
 from loadgauge.trace.device.cuda_packed import padded_to_symbols
 from loadgauge.trace.device.fake import FakeMode
-from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences, numbers_as_text
+from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences, no_random_values, numbers_as_text
 from loadgauge.trace.device.streams import DEFAULT, Event, Stream, current, set_current, within
 
 NAME = "simulated"
@@ -164,6 +164,7 @@ def fake_tensors() -> Iterator[FakeMode]:
         with (
             FakeMode() as mode,
             no_packed_sequences(),
+            no_random_values(),
             modules_that_move(),
             numbers_as_text(),
             padded_to_symbols(),

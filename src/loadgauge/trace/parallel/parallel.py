@@ -19,7 +19,7 @@ from loadgauge.trace.parallel.stages import Chunk, chunk_layers, cut, pipeline
 from loadgauge.trace.parallel.tensor_parallel import shard_layers
 from loadgauge.trace.record.allocations import INPUTS
 from loadgauge.trace.torch_run import SCHEDULES, TorchRun
-from loadgauge.trace.transformers_api import text_config
+from loadgauge.trace.transformers_api import subject, text_config
 
 if TYPE_CHECKING:
     from loadgauge.trace.record.observe import Observer
@@ -46,6 +46,8 @@ class ParallelJob:
             "optimizer": f"torch.optim, {run.training.optimizer.name}, gradients freed after each step",
             "ids": "not padded, no attention mask",
         }
+        if ran := subject(config, ("input_ids",)):
+            self.assumed["subject"] = ran
         if layout.pp > 1:
             self.assumed["pipeline"] = f"torch.distributed.pipelining, {SCHEDULES[layout.schedule]}"
         if run.keep:
