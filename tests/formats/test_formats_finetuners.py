@@ -359,7 +359,8 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
          {"activation_offload": "checkpoints", "kbit_upcast": "none"}),
         ("a.yaml", AXOLOTL + LIGER + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "liger", "loss": "auto"}),
         ("a.yaml", AXOLOTL + LIGER, None, {"kernels": "liger", "loss": "float32"}),
-        ("a.yaml", AXOLOTL + LIGER.replace("]", f", {CUT}]") + "cut_cross_entropy: true\n", None, {"kernels": "liger", "loss": "chunked"}),
+        ("a.yaml", AXOLOTL + LIGER.replace("]", f", {CUT}]") + "cut_cross_entropy: true\n", None,
+         {"kernels": "liger", "loss": "chunked"}),
         ("a.yaml", AXOLOTL + PLUGIN + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "native", "loss": "liger"}),
         ("a.yaml", AXOLOTL + "adapter: lora\ngptq: true\n", None, {"qlora": True, "base": "gptq"}),
         # LLaMA-Factory

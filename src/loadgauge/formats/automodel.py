@@ -85,7 +85,8 @@ def _degrees() -> Idea:
         return values
 
     return Idea(
-        keys=owned, facts=("tp", "cp", "pp", "ep", "zero", "replicas", "dp", "sequence_parallel", "gradient_sync"), read=read, write=write,
+        keys=owned, facts=("tp", "cp", "pp", "ep", "zero", "replicas", "dp", "sequence_parallel", "gradient_sync"),
+        read=read, write=write,
     )  # fmt: skip
 
 
