@@ -17,6 +17,7 @@ from loadgauge.formats.words import ATTENTION, AXOLOTL_OPTIMIZERS, TORCH_OPTIMIZ
 NORM, GATED = "liger_rms_norm", ("liger_glu_activation", "liger_swiglu")
 FUNCTIONS, TABLE = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), "lora_embedding_kernel"
 CUT, LIGER = "CutCrossEntropyPlugin", "LigerPlugin"
+OWN, KNOWN = "axolotl.integrations.", (CUT, LIGER, "ExpertParallelPlugin", "SwanLabPlugin")
 PLUGINS = {CUT: f"axolotl.integrations.cut_cross_entropy.{CUT}", LIGER: f"axolotl.integrations.liger.{LIGER}"}
 SWITCHES = {"flash_attention": "fa2", "sdp_attention": "flash", "flex_attention": "fa2", "eager_attention": "eager"}
 SWITCHES |= {"xformers_attention": "fa1", "sage_attention": "flash"}
@@ -105,6 +106,12 @@ def _precision() -> Idea:
     return Idea(keys=(*switches, "fp8"), facts=("precision", "weights"), read=read, write=write)
 
 
+def _other_plugin(keys: Keys) -> str | None:
+    """The first plugin whose effect is not known."""
+    listed = [str(plugin) for plugin in keys.raw("plugins") or ()]
+    return next((name for name in listed if not name.startswith(OWN) or name.rpartition(".")[2] not in KNOWN), None)
+
+
 def _plugged(keys: Keys, name: str) -> bool:
     """Whether a plugin is listed; axolotl drops the keys of one that is not, without a word (`integrations/config.py`)."""
     return any(name in str(plugin) for plugin in keys.raw("plugins") or ())
@@ -119,7 +126,9 @@ def _fuses_adapters(keys: Keys) -> bool:
         on = {bool(keys.flag(key)) for key in FUNCTIONS}
         if len(on) > 1:
             odd = next(key for key in FUNCTIONS if keys.has(key))
-            raise keys.wrong(odd, f"runs some of the adapters in one function; read where {', '.join(FUNCTIONS)} are alike")
+            raise keys.wrong(
+                odd, f"runs some of the adapters in one function; read where {', '.join(FUNCTIONS)} are alike"
+            )
         return on.pop()
     sharded = [name for name in keys.document.names() if name.startswith("fsdp_config.")]
     return (
@@ -145,12 +154,15 @@ def _loss() -> Idea:
         return _plugged(keys, CUT) and keys.flag(cut) is not False
 
     def read(keys: Keys) -> Facts:
+        other = _other_plugin(keys)
+        if other is not None:
+            raise keys.wrong("plugins", f"{other!r} is a plugin that is not read; without it there is an estimate")
         for plugin, names in ((CUT, (cut,)), (LIGER, (NORM, *GATED, fused))):
             off = next((name for name in names if keys.flag(name) and not _plugged(keys, plugin)), None)
             if off is not None:
                 raise keys.wrong(off, f"does nothing in axolotl unless plugins lists {PLUGINS[plugin]}")
-        names = ("liger" if kernels(keys) else "", "lora" if _fuses_adapters(keys) else "")
-        facts: Facts = {"kernels": "-".join(filter(None, names)) or "native"}
+        running = ["liger"] * kernels(keys) + ["lora"] * _fuses_adapters(keys)
+        facts: Facts = {"kernels": "-".join(running) or "native"}
         if keys.flag(key):
             number = keys.whole(count)
             return facts | {"loss": f"chunked:{number}" if number else "chunked"}
@@ -182,10 +194,12 @@ def _loss() -> Idea:
             values["plugins"] = plugins or None
         if kind == "liger" or (kind == "auto" and on):
             return values | {fused: True}
-        return values | ({key: True, count: int(number) if number else None} if kind == "chunked" and not cutting else {})
+        return values | (
+            {key: True, count: int(number) if number else None} if kind == "chunked" and not cutting else {}
+        )
 
     return Idea(
-        keys=(key, count, fused, cut, *FUNCTIONS, TABLE), facts=("loss", "kernels"), read=read, write=write,
+        keys=(key, count, fused, cut, *FUNCTIONS, TABLE, "plugins"), facts=("loss", "kernels"), read=read, write=write,
     )  # fmt: skip
 
 
