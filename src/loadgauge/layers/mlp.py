@@ -131,7 +131,7 @@ def gated(
 ) -> Tensor:
     """activation(gate) * up: one fused operation that keeps its two inputs, or two that keep the product's factors.
 
-    inside: the function that runs the adapters of both, and of the last matrix, makes it and writes the gradients over them
+    inside: the function that runs the adapters of both, and of the last matrix, makes it
     """
 
     def made(name: str) -> Tensor:
@@ -140,7 +140,7 @@ def gated(
     output = made("multiply")
     if inside or build.kernels.activation == "fused":
         build.elementwise(output.name, (gate, up), output, keeps=(gate, up))
-        if inside or build.kernels.activation_in_place:
+        if build.kernels.activation_in_place:
             build.operations[-1] = msgspec.structs.replace(build.operations[-1], overwrites=True)
         return output
     if activation == "clamped_silu":

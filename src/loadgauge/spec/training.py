@@ -203,6 +203,9 @@ def training(
         raise ConfigError("lora are those of adapters; give --lora-rank", key="kernels")
     if kernels.startswith("liger"):
         chosen = msgspec.structs.replace(chosen, kernels=with_liger(chosen.kernels))
+    if kernels.endswith("lora"):  # axolotl 0.19, `kernels/swiglu.py`, `kernels/geglu.py`
+        in_place = msgspec.structs.replace(chosen.kernels, activation_in_place=True)
+        chosen = msgspec.structs.replace(chosen, kernels=in_place)
     if compiled:
         chosen = msgspec.structs.replace(chosen, kernels=with_compile(chosen.kernels))
     loaded, sharded = "", None
