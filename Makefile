@@ -57,7 +57,7 @@ versions:        ## what must hold with the oldest and a middle PyTorch and tran
 # Without what those tools train with: no release of them agrees with all others on that.
 parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-Core, axolotl, LLaMA-Factory and verl themselves
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/parsers -r tests/support/parsers.txt
-	PYTHONPATH=$(VENV)/parsers $(BIN)/python -m pytest -rs tests/formats/test_formats_parsers.py tests/formats/test_formats_coverage.py
+	PYTHONPATH=$(VENV)/parsers $(BIN)/python -m pytest -rs tests/formats/test_formats_parsers.py tests/formats/test_formats_coverage.py tests/formats/test_formats_proven.py
 
 lint: $(VENV)/installed-dev ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

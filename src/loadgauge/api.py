@@ -76,7 +76,7 @@ class Flags(TypedDict, total=False):
     modules_to_save: str
     lora_layers: str
     train: str
-    kernels: Literal["native", "liger"]
+    kernels: Literal["native", "liger", "lora", "liger-lora"]
     compile: bool
     padding: Literal["free", "dynamic", "max-length"]
     eval_batch: int

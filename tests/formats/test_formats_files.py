@@ -426,7 +426,7 @@ def test_a_job_file_is_a_model(tmp_path: Path) -> None:
     direct = document(
         "estimate llama-3.1-8b --gpu rtx4090 --framework huggingface --zero 0 --recompute full --micro-batch 2"
         " --global-batch 8 --seq-len 4096 --precision bf16 --optimizer paged-adamw-8bit --attention flash --lora-rank 32"
-        " --lora-targets all --qlora --base nf4 --kbit-upcast none --loss auto --weights bfloat16"
+        " --lora-targets all --qlora --base nf4 --kbit-upcast none --loss auto --weights bfloat16 --kernels lora"
     )
     assert found["memory"] == direct["memory"]
     assert found["time"] == direct["time"]

@@ -253,7 +253,9 @@ template: llama3
 """
 NEMO_WHOLE = NEMO.partition("peft:")[0] + "distributed:" + NEMO.partition("distributed:")[2]
 SWIFT_WHOLE = SWIFT.replace("--tuner_type lora", "--tuner_type full")
-LIGER = "liger_rms_norm: true\nliger_glu_activation: true\n"
+PLUGIN = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
+LIGER = PLUGIN + "liger_rms_norm: true\nliger_glu_activation: true\n"
+CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
 
 
@@ -357,8 +359,9 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
          {"activation_offload": "checkpoints", "kbit_upcast": "none"}),
         ("a.yaml", AXOLOTL + LIGER + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "liger", "loss": "auto"}),
         ("a.yaml", AXOLOTL + LIGER, None, {"kernels": "liger", "loss": "float32"}),
-        ("a.yaml", AXOLOTL + LIGER + "cut_cross_entropy: true\n", None, {"kernels": "liger", "loss": "chunked"}),
-        ("a.yaml", AXOLOTL + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "native", "loss": "liger"}),
+        ("a.yaml", AXOLOTL + LIGER.replace("]", f", {CUT}]") + "cut_cross_entropy: true\n", None,
+         {"kernels": "liger", "loss": "chunked"}),
+        ("a.yaml", AXOLOTL + PLUGIN + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "native", "loss": "liger"}),
         ("a.yaml", AXOLOTL + "adapter: lora\ngptq: true\n", None, {"qlora": True, "base": "gptq"}),
         # LLaMA-Factory
         ("a.yaml", FACTORY + "quantization_bit: 4\nquantization_method: hqq\n", None, {"base": "hqq", "kbit_upcast": "none"}),
@@ -379,7 +382,7 @@ def test_a_kernel_that_is_counted_is_not_bounded_as_well(tmp_path: Path) -> None
     """axolotl's Liger norm alone widens the range downwards; with Liger's MLP too it is what is counted."""
     place = tmp_path / "a.yaml"
     found = {}
-    for more in ("", "liger_rms_norm: true\n", LIGER):
+    for more in ("", f"{PLUGIN}liger_rms_norm: true\n", LIGER):
         place.write_text(AXOLOTL + more)
         found[more] = document(f"estimate {place}")
     plain, norm, both = found.values()

@@ -77,7 +77,7 @@ CAN: dict[str, dict[str, Any]] = {
         "framework": ("huggingface", "deepspeed"), "model": ("NousResearch/Meta-Llama-3.1-8B",), "zero": (0, 1, 2, 3),
         "offload": ("none", "optimizer", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16", "bf16-pure"),
         "optimizer": (*HF_OPTIMIZERS, "muon"), "loss": ("auto", "chunked", "chunked:4", "float32", "liger"),
-        "kernels": ("native", "liger"), "seq_len": LENGTHS,
+        "kernels": ("native", "liger", "lora", "liger-lora"), "seq_len": LENGTHS,
         "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
         "qlora": (False, True), "base": ("nf4", "nf4-single", "int8", "gptq"), "tp": (1, 2), "cp": (1, 2),
         "replicas": (1, 2), "ep": (1, 2),
@@ -132,7 +132,7 @@ CAN: dict[str, dict[str, Any]] = {
     "automodel": {
         "framework": ("torchtitan",), "model": ("meta-llama/Llama-3.1-8B",), "tp": (1, 2), "cp": (1, 2), "pp": (1, 2),
         "ep": (1, 2), "zero": (0, 2, 3), "replicas": (1, 2), "sequence_parallel": (False, True), "recompute": FULL,
-        "schedule": ("1f1b", "gpipe"), "precision": ("bf16-pure", "bf16-autocast"),
+        "gradient_sync": (None, "each", "last"), "schedule": ("1f1b", "gpipe"), "precision": ("bf16-pure", "bf16-autocast"),
         "optimizer": ("adamw-foreach", "adamw-fused", "adamw-loop", "muon", "paged-adamw-8bit", "sgd"),
         "kernels": ("native", "liger"),
         "loss": ("float32", "chunked", "fused"), "seq_len": LENGTHS, "attention": ("flash", "eager"),
@@ -254,7 +254,9 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
         values["loss"] = "auto"  # Liger's own
     if name == "axolotl":
         # What one of them alone says, and what it says with the other.
-        liger = values["kernels"] == "liger"
+        if not values["lora_rank"]:
+            values["kernels"] = values["kernels"].removesuffix("lora").rstrip("-") or "native"
+        liger = values["kernels"].startswith("liger")
         values["loss"] = {"liger": "auto"}.get(values["loss"], values["loss"]) if liger else values["loss"]
         values["loss"] = "auto" if not liger and values["loss"] == "float32" else values["loss"]
     if name == "verl":

@@ -1,4 +1,4 @@
-"""accelerate's YAML (`accelerate config`). Each section repeats its name in its keys."""
+"""accelerate's YAML or JSON (`accelerate config`). Each section repeats its name in its keys."""
 
 from __future__ import annotations
 
@@ -173,10 +173,13 @@ ACCELERATE = Dialect(
     trainers="trl",
     title="accelerate configuration",
     versions="accelerate 0.20 - 1.15",
-    syntaxes=("yaml",),
+    syntaxes=("yaml", "json"),
     auto=True,
     marks=words("distributed_type num_processes num_machines compute_environment machine_rank rdzv_backend"),
-    blank={"yaml": "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\n"},
+    blank={
+        "yaml": "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\n",
+        "json": '{\n  "compute_environment": "LOCAL_MACHINE",\n  "machine_rank": 0,\n  "main_training_function": "main"\n}\n',
+    },
     ideas=(
         processes(argv=False),
         _engine(),

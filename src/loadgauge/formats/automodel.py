@@ -38,8 +38,8 @@ def _degrees() -> Idea:
     pp, ep = f"{D}pp_size", f"{D}ep_size"
     whole, copies = f"{D}dp_size", f"{D}dp_replicate_size"
     shared, strategy, offload = f"{D}sequence_parallel", f"{D}strategy", f"{D}offload_policy"
-    reshard = f"{D}reshard_after_forward"
-    owned = (tp, cp, pp, ep, whole, copies, shared, strategy, reshard)
+    reshard, later = f"{D}reshard_after_forward", f"{D}defer_fsdp_grad_sync"
+    owned = (tp, cp, pp, ep, whole, copies, shared, strategy, reshard, later)
 
     def read(keys: Keys) -> Facts:
         kind = keys.choice(strategy, {"fsdp2": 3, "ddp": 0})
@@ -51,6 +51,8 @@ def _degrees() -> Idea:
         facts: Facts = {
             "tp": ranks, "cp": _size(keys, cp) or 1, "pp": _size(keys, pp) or 1, "ep": _size(keys, ep) or 1,
             "zero": kind, "sequence_parallel": bool(keys.flag(shared)) and ranks > 1,
+            # As `FSDP2Config` has it, unless it is told otherwise (`components/distributed/utils.py`, `get_sync_ctx`).
+            "gradient_sync": "each" if keys.flag(later) is False else "last",
         }  # fmt: skip
         if keys.given.get("gpus") == 1:
             facts["zero"] = 0
@@ -66,6 +68,7 @@ def _degrees() -> Idea:
         if stage == 1:
             return {}
         values: dict[str, Any] = {strategy: "fsdp2" if stage else "ddp"}
+        values[later] = False if facts.get("gradient_sync") == "each" else True if keys.has(later) else None
         values[reshard] = False if stage == 2 else True if keys.has(reshard) and stage else None
         for key, axis in ((tp, "tp"), (cp, "cp"), (pp, "pp"), (ep, "ep")):
             size = facts.get(axis) or 1
@@ -82,7 +85,8 @@ def _degrees() -> Idea:
         return values
 
     return Idea(
-        keys=owned, facts=("tp", "cp", "pp", "ep", "zero", "replicas", "dp", "sequence_parallel"), read=read, write=write,
+        keys=owned, facts=("tp", "cp", "pp", "ep", "zero", "replicas", "dp", "sequence_parallel", "gradient_sync"),
+        read=read, write=write,
     )  # fmt: skip
 
 
@@ -186,15 +190,18 @@ def _checkpointing() -> Idea:
 def _length() -> Idea:
     """Tokens of a packed sequence (0: not packed), or those that the data set pads or cuts its samples to."""
     packed, names = "packed_sequence.packed_sequence_size", ("dataset.seq_length", "dataset.seq_len")
+    images = "packed_sequence.pack_size"  # the same in recipes of vision
 
     def read(keys: Keys) -> Facts:
-        return {"seq_len": keys.whole(packed, minimum=0) or keys.agreed(names, keys.whole)}
+        whole = keys.whole(packed, minimum=0) or keys.whole(images, minimum=0)
+        return {"seq_len": whole or keys.agreed(names, keys.whole)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        present = [] if keys.whole(packed, minimum=0) else [name for name in names if keys.has(name)]
-        return dict.fromkeys(present or [packed], facts["seq_len"])
+        used = next((name for name in (packed, images) if keys.whole(name, minimum=0)), None)
+        present = [] if used else [name for name in names if keys.has(name)]
+        return dict.fromkeys(present or [used or packed], facts["seq_len"])
 
-    return Idea(keys=(packed, *names), facts=("seq_len",), read=read, write=write)
+    return Idea(keys=(packed, images, *names), facts=("seq_len",), read=read, write=write)
 
 
 AUTOMODEL = Dialect(

@@ -15,6 +15,10 @@ from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, AXOLOTL_OPTIMIZERS, TORCH_OPTIMIZERS
 
 NORM, GATED = "liger_rms_norm", ("liger_glu_activation", "liger_swiglu")
+FUNCTIONS, TABLE = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), "lora_embedding_kernel"
+CUT, LIGER = "CutCrossEntropyPlugin", "LigerPlugin"
+OWN, KNOWN = "axolotl.integrations.", (CUT, LIGER, "ExpertParallelPlugin", "SwanLabPlugin")
+PLUGINS = {CUT: f"axolotl.integrations.cut_cross_entropy.{CUT}", LIGER: f"axolotl.integrations.liger.{LIGER}"}
 SWITCHES = {"flash_attention": "fa2", "sdp_attention": "flash", "flex_attention": "fa2", "eager_attention": "eager"}
 SWITCHES |= {"xformers_attention": "fa1", "sage_attention": "flash"}
 WORDS = ATTENTION | {"xformers": "fa1", "sage": "flash"}
@@ -102,10 +106,39 @@ def _precision() -> Idea:
     return Idea(keys=(*switches, "fp8"), facts=("precision", "weights"), read=read, write=write)
 
 
-def _with_plugin(keys: Keys) -> list[str]:
-    """Return the plugins of a file and Liger's, without which axolotl knows none of Liger's keys."""
-    named = [str(one) for one in keys.raw("plugins") or ()]
-    return named if any("LigerPlugin" in one for one in named) else [*named, "axolotl.integrations.liger.LigerPlugin"]
+def _other_plugin(keys: Keys) -> str | None:
+    """The first plugin whose effect is not known."""
+    listed = [str(plugin) for plugin in keys.raw("plugins") or ()]
+    return next((name for name in listed if not name.startswith(OWN) or name.rpartition(".")[2] not in KNOWN), None)
+
+
+def _plugged(keys: Keys, name: str) -> bool:
+    """Whether a plugin is listed; axolotl drops the keys of one that is not, without a word (`integrations/config.py`)."""
+    return any(name in str(plugin) for plugin in keys.raw("plugins") or ())
+
+
+def _fuses_adapters(keys: Keys) -> bool:
+    """Whether adapters run in functions of axolotl's own, which it switches on by itself where no key of theirs is given
+    (`check_auto_enable_lora_kernels` of 0.19; 0.9 to 0.15 without dropout alone)."""
+    if not keys.has("adapter"):
+        return False
+    if keys.has(*FUNCTIONS, TABLE):
+        on = {bool(keys.flag(key)) for key in FUNCTIONS}
+        if len(on) > 1:
+            odd = next(key for key in FUNCTIONS if keys.has(key))
+            raise keys.wrong(
+                odd, f"runs some of the adapters in one function; read where {', '.join(FUNCTIONS)} are alike"
+            )
+        return on.pop()
+    sharded = [name for name in keys.document.names() if name.startswith("fsdp_config.")]
+    return (
+        keys.since(0, 9)
+        and not keys.has("rl")
+        and not (keys.word("adapter") == "lora" and keys.flag("load_in_8bit"))
+        and not (keys.since(0, 15) and keys.flag("trust_remote_code"))
+        and (keys.since(0, 16) or not keys.real("lora_dropout"))
+        and (not sharded or 2 in (keys.whole("fsdp_version"), keys.whole("fsdp_config.fsdp_version")))
+    )
 
 
 def _loss() -> Idea:
@@ -116,12 +149,24 @@ def _loss() -> Idea:
         """Whether norms and MLPs both are Liger's; one of them alone is bounded."""
         return bool(keys.flag(NORM) and any(keys.flag(name) for name in GATED))
 
+    def cuts(keys: Keys) -> bool:
+        """Whether cut cross-entropy is on, as it is where its plugin is listed and nothing else said (`CutCrossEntropyArgs`)."""
+        return _plugged(keys, CUT) and keys.flag(cut) is not False
+
     def read(keys: Keys) -> Facts:
-        facts: Facts = {"kernels": "liger" if kernels(keys) else "native"}
+        other = _other_plugin(keys)
+        if other is not None:
+            raise keys.wrong("plugins", f"{other!r} is a plugin that is not read; without it there is an estimate")
+        for plugin, names in ((CUT, (cut,)), (LIGER, (NORM, *GATED, fused))):
+            off = next((name for name in names if keys.flag(name) and not _plugged(keys, plugin)), None)
+            if off is not None:
+                raise keys.wrong(off, f"does nothing in axolotl unless plugins lists {PLUGINS[plugin]}")
+        running = ["liger"] * kernels(keys) + ["lora"] * _fuses_adapters(keys)
+        facts: Facts = {"kernels": "-".join(running) or "native"}
         if keys.flag(key):
             number = keys.whole(count)
             return facts | {"loss": f"chunked:{number}" if number else "chunked"}
-        if keys.flag(cut):
+        if cuts(keys):
             return facts | {"loss": "chunked"}
         if keys.flag(fused):
             return facts | {"loss": "auto" if kernels(keys) else "liger"}
@@ -130,25 +175,32 @@ def _loss() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         kind, _, number = (facts.get("loss") or "auto").partition(":")
-        on = facts.get("kernels") == "liger"
-        values: dict[str, Any] = dict.fromkeys((key, count, fused, cut))
+        word = facts.get("kernels") or "native"
+        on, cutting = word.startswith("liger"), kind == "chunked" and not number and _plugged(keys, CUT)
+        if kind not in ("auto", "chunked", "liger") and not (kind == "float32" and on):
+            return {}
+        functions = word.endswith("lora") if facts.get("lora_rank") else None
+        values: dict[str, Any] = {key: None, count: None, fused: None, cut: True if cutting else None, TABLE: None}
+        values |= dict.fromkeys(FUNCTIONS, functions)
         # One of them alone, which is bounded, stays.
         if on or kernels(keys):
             gated = next((name for name in GATED if keys.has(name)), GATED[0])
             values |= {NORM: True if on else None, gated: True if on else None}
-        if on or kind == "liger":
-            values["plugins"] = _with_plugin(keys)
+        listed = [str(plugin) for plugin in keys.raw("plugins") or ()]
+        plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
+        if (on or kind == "liger") and not _plugged(keys, LIGER):
+            plugins.append(PLUGINS[LIGER])
+        if plugins != listed:
+            values["plugins"] = plugins or None
         if kind == "liger" or (kind == "auto" and on):
             return values | {fused: True}
-        if kind == "auto" or (kind == "float32" and on):
-            return values
-        if kind != "chunked":
-            return {}
         return values | (
-            {cut: True} if keys.flag(cut) and not number else {key: True, count: int(number) if number else None}
+            {key: True, count: int(number) if number else None} if kind == "chunked" and not cutting else {}
         )
 
-    return Idea(keys=(key, count, fused, cut), facts=("loss", "kernels"), read=read, write=write)
+    return Idea(
+        keys=(key, count, fused, cut, *FUNCTIONS, TABLE, "plugins"), facts=("loss", "kernels"), read=read, write=write,
+    )  # fmt: skip
 
 
 def _adapter() -> Idea:

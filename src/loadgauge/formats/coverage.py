@@ -5,7 +5,8 @@ stops: it changes the answer in a way that is not modelled, so there is none (`S
 bounded: it changes the answer by no more than is known (`Bound`): the range is widened by that, and says so
 unknown: no list has it; it also stops the answer where its name suggests memory or time, and is reported otherwise
 
-The lists are `data/keys/<dialect>.toml`.
+The lists are `data/keys/<dialect>.toml`. A group that names the files of the tool that were `read` is proven; the others are
+known by their names alone, so a pattern there (`logger.*`) covers no key whose name suggests memory or time.
 """
 
 from __future__ import annotations
@@ -88,9 +89,11 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     ends in `_*` all names that begin so.
 
     source: the documentation of the keys
+    proven: of the harmless, those that the tool's source was read for
     """
 
     harmless: frozenset[str] = frozenset()
+    proven: frozenset[str] = frozenset()
     stops: Mapping[str, Stop] = {}
     bounded: Mapping[str, Bound] = {}
     source: str = ""
@@ -102,6 +105,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
                 "harmless": self.harmless, "stops": self.stops, "bounded": self.bounded,
             }  # fmt: skip
             matches = tuple(kind for kind, names in lists.items() if name in names)
+            guessed = name.endswith("*") and matches == ("harmless",) and name not in self.proven
+            if guessed and suspect(key[len(name) - 1 :]):
+                continue
             if matches:
                 return matches
         return ()
@@ -128,6 +134,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         """The same lists with `prefix` before each key, for a section of another file."""
         return Coverage(
             harmless=frozenset(f"{prefix}{key}" for key in self.harmless),
+            proven=frozenset(f"{prefix}{key}" for key in self.proven),
             stops={f"{prefix}{key}": rule for key, rule in self.stops.items()},
             bounded={f"{prefix}{key}": rule for key, rule in self.bounded.items()},
             source=self.source,
@@ -138,6 +145,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         own = {*self.harmless, *self.stops, *self.bounded}
         return Coverage(
             harmless=self.harmless | (other.harmless - own),
+            proven=self.proven | (other.proven - own),
             stops={key: rule for key, rule in other.stops.items() if key not in own} | dict(self.stops),
             bounded={key: rule for key, rule in other.bounded.items() if key not in own} | dict(self.bounded),
             source="; ".join(text for text in (self.source, other.source) if text),
@@ -200,10 +208,11 @@ class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys with one rule, separated by spaces, each after `prefix`. `off`: in the place of the usual values of a switch
-    that is off; `also_off`: more of them."""
+    that is off; `also_off`: more of them; `read`: the files of the tool that say so."""
 
     keys: str
     prefix: str = ""
+    read: str = ""
     why: str = ""
     off: tuple[Any, ...] | None = None
     also_off: tuple[Any, ...] = ()
@@ -220,9 +229,10 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of `data/keys`."""
+    """A file of `data/keys`. `proven`: the release whose source was read."""
 
     source: str
+    proven: str
     built_on: tuple[_Base, ...] = ()
     harmless: tuple[_Group, ...] = ()
     stops: tuple[_Group, ...] = ()
@@ -240,6 +250,7 @@ def key_lists(name: str) -> Coverage:
     file = msgspec.convert(tomllib.loads(text), _KeyFile)
     lists = Coverage(
         harmless=frozenset[str]().union(*(group.names() for group in file.harmless)),
+        proven=frozenset[str]().union(*(group.names() for group in file.harmless if group.read)),
         stops={key: Stop(group.why, group.values_off()) for group in file.stops for key in group.names()},
         bounded={
             key: Bound(group.why, group.values_off(), group.each, group.usual, group.parameter, group.kernels)

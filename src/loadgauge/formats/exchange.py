@@ -271,12 +271,13 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
     """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
     named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
     if keys.document.syntax == "argv":
-        named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml")))
+        named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml", ".json")))
     files: list[JobFile] = []
     for key, dialect, endings in named:
         name = keys.raw(key)
         name = name[0] if isinstance(name, list) and name else name
-        if not isinstance(name, str) or not name.endswith(endings):
+        outside = key == LAUNCHED_WITH and "$" in str(name)
+        if not isinstance(name, str) or not (outside or name.endswith(endings)):
             continue
         places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
         place = next((place for place in places if place.is_file()), None)
@@ -293,7 +294,8 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
             raise ConfigError(f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
                               key=keys.document.shown(key), file=file)  # fmt: skip
         chosen = dialect_of(dialect)
-        other = Keys(document(load(place), chosen.syntaxes[0], chosen, str(place)), str(place), chosen.auto)
+        written = SYNTAXES[place.suffix.lower()]
+        other = Keys(document(load(place), written, chosen, str(place)), str(place), chosen.auto)
         files.append(_read_alone(chosen, other, known))
         if dialect == "accelerate":
             files += _read_named(other, str(place), known, beside)

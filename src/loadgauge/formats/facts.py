@@ -95,12 +95,21 @@ def facts_given(flags: Mapping[str, Any]) -> dict[str, Fact]:
     return {name: Fact(value, f"--{name.replace('_', '-')}") for name, value in flags.items()}
 
 
+SWITCHED = {"recompute": "none", "precision": "fp32"}
+"""What two files have a switch of their own for, either of which is enough, and what it is where both are off: checkpoints of
+FSDP's and of the trainer's, autocast of the launcher's and of the trainer's (source: transformers 5.23, `training_args.py`;
+accelerate 1.15, `accelerator.py`)."""
+
+
 def merge(first: Mapping[str, Fact], second: Mapping[str, Fact], file: str = "") -> dict[str, Fact]:
-    """Merges the facts of two files of one job; a tool's default gives way. Raises `ConfigError` where two values differ."""
+    """Merges the facts of two files of one job; a tool's default gives way, and of two switches of one thing the one that is
+    off. Raises `ConfigError` where two values differ."""
     merged = dict(first)
     for name, fact in second.items():
         other = merged.get(name)
-        if other is None or (other.default and not fact.default):
+        if other is not None and name in SWITCHED and SWITCHED[name] in (fact.value, other.value):
+            merged[name] = other if fact.value == SWITCHED[name] else fact
+        elif other is None or (other.default and not fact.default):
             merged[name] = fact
         elif not fact.default and other.value != fact.value:
             raise ConfigError(f"{fact} contradicts {other}", file=file)

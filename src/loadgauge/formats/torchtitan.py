@@ -26,6 +26,7 @@ DEGREES = {
     "pp": "parallelism.pipeline_parallel_degree",
 }  # fmt: skip
 OLD = "experimental."
+WHOLE = {"model", "loss"}
 POLICIES = ("none", "full", "selective", "memory_budget")
 
 
@@ -253,6 +254,19 @@ def _offload() -> Idea:
     return Idea(keys=(key,), facts=("offload",), read=read, write=write)
 
 
+def _compiled() -> Idea:
+    """The idea of torch.compile, where it makes both the model and the loss, as it does unless it is told otherwise."""
+    inner, parts = compiled("compile.enable", "training.compile"), "compile.components"
+
+    def read(keys: Keys) -> Facts:
+        facts = inner.read(keys)
+        if facts["compile"] and set(keys.words(parts) or WHOLE) != WHOLE:
+            raise keys.wrong(parts, "compiles a part, which is not read; model and loss together are")
+        return facts
+
+    return Idea(keys=(*inner.keys, parts), facts=inner.facts, read=read, write=inner.write)
+
+
 TORCHTITAN = Dialect(
     name="torchtitan",
     title="torchtitan flags",
@@ -282,6 +296,6 @@ TORCHTITAN = Dialect(
         _precision(),
         _optimizer(),
         _offload(),
-        compiled("compile.enable", "training.compile"),
+        _compiled(),
     ),
 )

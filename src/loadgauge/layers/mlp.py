@@ -80,6 +80,8 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
     `x` in 16 bits.
     """
     view, tokens = build.view, build.view.tokens
+    inside = view.lora is not None and view.lora.fuses("up")  # the function of the adapters makes the activation too
+    fused = inside or build.kernels.activation == "fused"
     width = shard(spec.intermediate_size, view.tp, "intermediate_size")
     source, kept, reduced, workspace = build.enter(f"{prefix}.gather", x, hidden_size)
 
@@ -92,7 +94,7 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
 
     if not spec.gated:
         inner = activate(build, f"{prefix}.activation", column("up", width, True), spec.activation)
-    elif build.kernels.activation == "unfused" and not spec.fused_gate_up and not spec.activation.startswith("clamped"):
+    elif not fused and not spec.fused_gate_up and not spec.activation.startswith("clamped"):
         # In the order of `act(gate(x)) * up(x)`, which backward goes through the other way.
         gate = column("gate", width, True)
         gate = _cut_off(build, gate, tokens, prefix) if spec.cut_off else gate
@@ -106,7 +108,7 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
         else:
             gate, up = column("gate", width, True), column("up", width, False)
             gate = _cut_off(build, gate, tokens, prefix) if spec.cut_off else gate
-        inner = gated(build, gate, up, spec.activation, prefix)
+        inner = gated(build, gate, up, spec.activation, prefix, inside=inside)
     inner = build.dropout(f"{prefix}.inner_dropout", inner, spec.dropout)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
@@ -124,14 +126,19 @@ def _cut_off(build: Builder, gate: Tensor, tokens: Size, prefix: str) -> Tensor:
     return build.elementwise(output.name, (gate,), output, keeps=(gate, deviation, multiple, output))
 
 
-def gated(build: Builder, gate: Tensor, up: Tensor, activation: str, prefix: str = "mlp") -> Tensor:
-    """activation(gate) * up: one fused operation that keeps its two inputs, or two that keep the product's factors."""
+def gated(
+    build: Builder, gate: Tensor, up: Tensor, activation: str, prefix: str = "mlp", *, inside: bool = False
+) -> Tensor:
+    """activation(gate) * up: one fused operation that keeps its two inputs, or two that keep the product's factors.
+
+    inside: the function that runs the adapters of both, and of the last matrix, makes it
+    """
 
     def made(name: str) -> Tensor:
         return Tensor(f"{prefix}.{name}", gate.numel, gate.itemsize)
 
     output = made("multiply")
-    if build.kernels.activation == "fused":
+    if inside or build.kernels.activation == "fused":
         build.elementwise(output.name, (gate, up), output, keeps=(gate, up))
         if build.kernels.activation_in_place:
             build.operations[-1] = msgspec.structs.replace(build.operations[-1], overwrites=True)

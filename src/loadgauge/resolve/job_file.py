@@ -234,7 +234,7 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
     own = FRAMEWORKS.get(job.framework or "")
     # Where an unsaid loss may be one of several, the usual one says which.
-    usual = job.loss == "auto" and (own is None or not own.peft or job.kernels == "liger")
+    usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))
     meaningless = {
         "cp_comm": (job.cp or 1) == 1, "schedule": (job.pp or 1) == 1, "base": job.qlora is not True,
         "seq_len": job.task in TASKS and TASKS[job.task].rollout,  # a prompt and its answer

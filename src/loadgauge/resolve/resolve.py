@@ -29,7 +29,7 @@ from loadgauge.spec.host import HOST_LINK, PCIE_4, Host
 from loadgauge.spec.job import POSTTRAIN, Job
 from loadgauge.spec.layout import FULL_PIPE, Filled, Layout, RecomputePolicy
 from loadgauge.spec.lora import BASE_FORMATS
-from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.model import Mlp, ModelSpec
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.stacks import Stack
 from loadgauge.spec.topology import topology
@@ -121,7 +121,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "lora": adapters(job, chosen, job.framework or framework_of(job), fill),
         "offload": _offload(job.offload or "none"),
         "host": _host(job, card, assumed, file),
-        "kernels": job.kernels or "native",
+        "kernels": _kernels_of(job, chosen),
         "compiled": job.compile or False,
         "weights": job.weights,
         "checkpoint": chosen.dtype,
@@ -240,6 +240,16 @@ def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
         )
     assumed["--qlora"] = f"the copy that is named is stored in {found.stored}"
     return found.spec, job.replace(qlora=True, base=job.base or found.stored)
+
+
+def _kernels_of(job: Job, model: ModelSpec) -> str:
+    """The kernels that a model runs: functions of adapters are those of gated MLPs with matrices of their own
+    (source: axolotl 0.19, `find_self_attn_in_layer` and `find_mlp_in_layer` of `monkeypatch/lora_kernels.py`)."""
+    word = job.kernels or "native"
+    plain = [block.mlp for block in model.blocks if isinstance(block.mlp, Mlp)]
+    if word.endswith("lora") and any(not mlp.gated or mlp.fused_gate_up for mlp in plain):
+        return word.removesuffix("lora").rstrip("-") or "native"
+    return word
 
 
 def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:

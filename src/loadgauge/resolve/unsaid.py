@@ -53,7 +53,7 @@ def others(
         and framework.peft
         and of_transformers
         and job.loss is None
-        and job.kernels != "liger"
+        and not (job.kernels or "").startswith("liger")
         and model.head.kind == "lm"
     ):
         for value in LOSS_SFT.possible(stack):

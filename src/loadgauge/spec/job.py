@@ -208,8 +208,9 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     kernels: Annotated[
         str | None,
         _field(
-            "choice", "method", "Kernels in place of the framework's own: liger's norms, MLPs, rotations and loss.",
-            choices=("native", "liger"),
+            "choice", "method",
+            "Kernels in place of the framework's own: liger's norms, MLPs, rotations and loss; lora: adapters in one function.",
+            choices=("native", "liger", "lora", "liger-lora"),
         ),
     ] = None  # fmt: skip
     compile: Annotated[

@@ -184,7 +184,8 @@ def training(
         `LOW_PRECISIONS` (`fp8` is `fp8-tensorwise`); one that the framework does not have raises `NotModelled`
     attention: one of `ATTENTIONS`; `flash` is the kernel that the framework would choose
     loss: `auto` (the framework's), `chunked:N`, or one of `LOSSES`
-    kernels: `native`, or `liger`: Liger's norms, MLPs and rotations, and its loss unless another one is named
+    kernels: `native`; `liger`: Liger's norms, MLPs and rotations, and its loss unless another one is named; `lora`: adapters
+        run inside the functions of the attention and the MLP (axolotl's `lora_*_kernel`, after Unsloth's); `liger-lora`: both
     compiled: layers and loss are torch.compile's
     weights: the dtype they are loaded in, one of `WEIGHTS` (None: the framework's habit, by the releases of `stack`), which
         decides what `bf16` means where a framework trains weights as they are loaded; checkpoint: what `auto` is
@@ -197,8 +198,13 @@ def training(
     1.03125
     """
     chosen = choose(FRAMEWORKS, framework, "framework")
-    if kernels == "liger":
+    if kernels.endswith("lora") and lora is None:
+        raise ConfigError("lora are those of adapters; give --lora-rank", key="kernels")
+    if kernels.startswith("liger"):
         chosen = msgspec.structs.replace(chosen, kernels=with_liger(chosen.kernels))
+    if kernels.endswith("lora"):  # axolotl 0.19, `kernels/swiglu.py`, `kernels/geglu.py`
+        in_place = msgspec.structs.replace(chosen.kernels, activation_in_place=True)
+        chosen = msgspec.structs.replace(chosen, kernels=in_place)
     if compiled:
         chosen = msgspec.structs.replace(chosen, kernels=with_compile(chosen.kernels))
     loaded, sharded = "", None
@@ -251,12 +257,13 @@ def training(
     if lora is not None and chosen.peft:
         cast = recipe.autocast and (recipe.casts or chosen.casts) == "autocast"
         lora = lora.under_peft(autocast=cast or recipe.name.startswith(("bf16-mixed", "fp16-mixed")))
-        lora = msgspec.structs.replace(lora, fused=chosen.fused_adapters)
         # The optimizer has no float32 copies of 16-bit weights.
         recipe = msgspec.structs.replace(recipe, master=0, main_gradient=0, moment=recipe.weight)
     elif lora is not None and lora.dora and chosen.engine is not None:
         # PEFT's modules too, without autocast, and in the 16 bits that the engine casts the whole model to.
         lora = msgspec.structs.replace(lora, peft=True)
+    if lora is not None:
+        lora = msgspec.structs.replace(lora, fused=chosen.fused_adapters or kernels.endswith("lora"))
     run = msgspec.structs.replace(
         chosen.kernels,
         attention="eager" if attention == "eager" else "flash",
