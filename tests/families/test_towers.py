@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from command_line import typed
+from loadgauge import estimate
 from loadgauge.families import from_dict, models
 from loadgauge.families.catalogue import config as shipped
 from loadgauge.families.multimodal import WRAPPERS
@@ -77,3 +79,33 @@ def test_a_tower_of_sizes_that_are_not_stated_has_no_number() -> None:
         (tower,) = from_dict({**shipped("gemma-3-4b"), "vision_config": vision}).towers
         assert (tower.name, tower.parameters) == ("vision_config", None)
     assert not from_dict(shipped("llama-3.1-8b")).towers
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--gpu h100 --lora-rank 16", "--gpu h100 --lora-rank 16 --brief", "--gpu h100 --task dpo --lora-rank 8",
+     "--gpu h100 --task generate", "--gpu h100 --task generate --brief"],
+)  # fmt: skip
+def test_what_a_verdict_leaves_out_stands_below_it(line: str) -> None:
+    second = typed(f"estimate qwen3-vl-8b {line}").out.splitlines()[1]
+    assert second.startswith("Left out: vision_config (576.39 M parameters, at least 1.07 GiB)")
+    assert "Left out" not in typed(f"estimate qwen3-8b {line}").out
+
+
+def test_a_card_that_holds_all_but_the_towers_weights_decides_nothing() -> None:
+    said = {
+        "weights": "bfloat16",
+        "loss": "chunked",
+        "optimizer": "adamw-fused",
+        "qlora": True,
+        "kbit_upcast": "none",
+        "seq_len": 512,
+    }
+    memory = estimate("qwen3-vl-8b", **said).memory
+    (tower,) = memory.unsaid
+    assert tower.more == 2 * 576388336
+    between = (memory.high + memory.widest.high) / 2
+    found = estimate("qwen3-vl-8b", memory=f"{between / 2**30:.6f}GiB", **said).memory
+    assert found.verdict == "depends"
+    assert found.question is not None
+    assert (found.question.flag, found.question.key) == ("vision_config", True)

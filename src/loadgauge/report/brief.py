@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from loadgauge.estimate.result import Estimate
 from loadgauge.report.setup import length_words
 from loadgauge.report.table import console, draw_lines, terminal_width
-from loadgauge.report.verdict import WORDS, effort, question_words, range_words, verdict_words
+from loadgauge.report.verdict import WORDS, effort, left_out_words, question_words, range_words, verdict_words
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.memory_range import Counter
 from loadgauge.units import gib, in_gib, seconds
@@ -35,11 +35,12 @@ def brief(given: Setup, result: Estimate, counter: Counter | None = None, target
     memory = result.memory
     wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
     lines = (_counter(result, counter), _step(result), question_words(memory), *wide, _remedy(given, result))
-    short(memory, memory.parts, _run(given, result), lines, target)
+    left_out = left_out_words(result.model, result.training.precision.weight)
+    short(memory, memory.parts, [*left_out, _run(given, result)], lines, target)
 
 
 def short(
-    memory: Needs, parts: Mapping[str, float], run: str, lines: Iterable[str], target: Console | None = None
+    memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Console | None = None
 ) -> None:  # fmt: skip
     """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty."""
     from rich.text import Text
@@ -49,7 +50,12 @@ def short(
     first.stylize(style, 0, len(word))
     draw_lines(
         target or console(),
-        [first, Text(run, "dim"), *map(Text, largest_parts(parts)), *map(Text, filter(None, lines))],
+        [
+            first,
+            *(Text(line, "dim") for line in run),
+            *map(Text, largest_parts(parts)),
+            *map(Text, filter(None, lines)),
+        ],
     )
 
 

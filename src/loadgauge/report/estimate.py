@@ -13,7 +13,16 @@ from loadgauge.report.padding import padding
 from loadgauge.report.setup import layout_words, length_words, print_assumed
 from loadgauge.report.step_time import headline, timing
 from loadgauge.report.table import Column, bar, console, draw, heading, points
-from loadgauge.report.verdict import ENDINGS, STYLES, WORDS, effort, question_words, range_words, verdict_words
+from loadgauge.report.verdict import (
+    ENDINGS,
+    STYLES,
+    WORDS,
+    effort,
+    left_out_words,
+    question_words,
+    range_words,
+    verdict_words,
+)
 from loadgauge.resolve.reproduce import show_command
 from loadgauge.resolve.setup import Setup, worst_routing
 from loadgauge.spec.memory_range import COUNTERS, Counter
@@ -87,6 +96,7 @@ def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter |
     batch = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
     length = f"{'up to ' if given.lengths else ''}{length_words(result.model, layout.seq_len)}"
     lines = [
+        *left_out_words(result.model, result.training.precision.weight),
         f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {layout_words(layout)}.",
         f"A step of {batch} of {length}, micro-batch {layout.micro_batch}. Peak moment: {memory.moment}.",
     ]

@@ -11,7 +11,7 @@ from loadgauge.inference.time import Pass
 from loadgauge.report.brief import short
 from loadgauge.report.setup import print_assumed
 from loadgauge.report.table import Column, console, draw, heading, points
-from loadgauge.report.verdict import WORDS, verdict_words
+from loadgauge.report.verdict import WORDS, left_out_words, verdict_words
 from loadgauge.spec.serving import serving
 from loadgauge.units import count, flops, in_gib, seconds
 
@@ -23,7 +23,7 @@ def report(answer: Answer, assumed: Mapping[str, str]) -> None:
         f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})",
         style=WORDS[memory.verdict][1], soft_wrap=True,
     )  # fmt: skip
-    points(target, [_run(answer), *_largest(answer), *_headline(answer)], "")
+    points(target, [*_left_out(answer), _run(answer), *_largest(answer), *_headline(answer)], "")
     rows = [
         [name, in_gib(value), note]
         for name, value, note in (
@@ -56,7 +56,13 @@ def report(answer: Answer, assumed: Mapping[str, str]) -> None:
 
 def brief(answer: Answer) -> None:
     """Print the answer in ten lines: the verdict, what is run, the parts of the memory, the largest batch and the times."""
-    short(answer.memory, answer.memory.parts, _run(answer), (*_largest(answer), *_headline(answer)))
+    short(
+        answer.memory, answer.memory.parts, [*_left_out(answer), _run(answer)], (*_largest(answer), *_headline(answer))
+    )
+
+
+def _left_out(answer: Answer) -> list[str]:
+    return left_out_words(answer.model, 2)
 
 
 def _run(answer: Answer) -> str:

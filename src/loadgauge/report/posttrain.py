@@ -13,7 +13,7 @@ from loadgauge.posttrain.roles import Run
 from loadgauge.report.brief import short
 from loadgauge.report.setup import print_assumed
 from loadgauge.report.table import Column, console, draw, heading, points
-from loadgauge.report.verdict import WORDS, verdict_words
+from loadgauge.report.verdict import WORDS, left_out_words, verdict_words
 from loadgauge.units import gib, in_gib
 from loadgauge.verdict import needs
 
@@ -29,7 +29,7 @@ def report(
     """Print the answer. remedies: flags that were tried, with the memory of the run under them; took: lines about its time"""
     target, worst = console(), memory.worst
     target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
-    points(target, [*_lines(run, memory), *took, *_next(memory, remedies)], "")
+    points(target, [*_left_out(run), *_lines(run, memory), *took, *_next(memory, remedies)], "")
     roles = list(dict.fromkeys(one.role for phase in memory.phases for one in phase.residents))
     rows = [
         [phase.name, phase.side, *(in_gib(phase.of(role)) if phase.of(role) else "" for role in roles), in_gib(phase.total),
@@ -53,8 +53,12 @@ def report(
 
 def brief(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]], took: Sequence[str]) -> None:
     """Print the answer in ten lines: the verdict, the run, the largest parts of the fullest phase, the step, the remedy."""
-    first, *_ = _lines(run, memory)
-    short(memory, memory.worst.parts, f"{first} Fullest in {memory.worst.name}.", (*took, *_next(memory, remedies)[:1]))
+    first = [*_left_out(run), f"{_lines(run, memory)[0]} Fullest in {memory.worst.name}."]
+    short(memory, memory.worst.parts, first, (*took, *_next(memory, remedies)[:1]))
+
+
+def _left_out(run: Run) -> list[str]:
+    return left_out_words(run.trained.model, run.trained.training.precision.weight)
 
 
 def _lines(run: Run, memory: PostMemory) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from loadgauge.estimate.result import Estimate, Memory
-from loadgauge.units import gib, in_gib
+from loadgauge.spec.model import ModelSpec
+from loadgauge.units import count, gib, in_gib
 from loadgauge.verdict import Needs
 
 WORDS = {
@@ -59,6 +60,20 @@ def question_words(memory: Memory) -> str:
     ]
     asked = f"{question.flag} of the file, not read, decides" if question.key else f"{question.flag} decides"
     return f"{asked}: {'; '.join(answers)}."
+
+
+def left_out_words(model: ModelSpec, each: float) -> list[str]:
+    """Return a line about the towers of the model that a verdict leaves out; none where it has none.
+
+    each: bytes of a weight
+    """
+    towers = [
+        f"{tower.name} ({count(tower.parameters)} parameters, at least {gib(each * tower.parameters)})"
+        if tower.parameters
+        else f"{tower.name} (its size is not known here)"
+        for tower in model.towers
+    ]
+    return [f"Left out: {', '.join(towers)}, with its activations and time."] if towers else []
 
 
 def range_words(memory: Memory) -> list[str]:

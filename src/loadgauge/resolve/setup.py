@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from loadgauge.estimate.cost import Budget, Failures
@@ -48,7 +50,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         result = result.replace(assumed=self.assumed)
         if self.untimed:
             result = result.replace(untimed=self.untimed)
-        result = with_unsaid(self.with_uncounted(result), self.others)
+        result = open_to(with_unsaid(self.with_uncounted(result), self.others), _towers(result))
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
@@ -141,6 +143,15 @@ def widened(given: Setup, result: Estimate) -> Estimate:
         items.append(Uncounted("", named, low=max(0.0, -change), high=max(0.0, change)))
     notes = tuple(item.note for item in items if item.note)
     return open_to(result.replace(unmodelled=notes), (_unread(item, result) for item in items))
+
+
+def _towers(result: Estimate) -> Iterator[Unsaid]:
+    """The towers that the numbers leave out: a card must hold at least their weights, sharded as the others are."""
+    layout = result.layout
+    ranks = layout.zero_ranks if layout.zero >= result.training.framework.weights_stage else 1
+    for name, _, nbytes in result.towers_left_out:
+        if nbytes:
+            yield Unsaid(name, "left out", (Alternative("its weights alone", nbytes / ranks),), key=True)
 
 
 def _unread(item: Uncounted, result: Estimate) -> Unsaid:
