@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from command_line import typed
+
 pytest.importorskip("starlette", reason="the page needs the extra `web`")
 pytest.importorskip("playwright.sync_api", reason="the page is driven with playwright, which is missing")
 
@@ -188,29 +190,15 @@ def test_a_job_without_a_model_waits_for_one(opened: Any, tmp_path: Path) -> Non
 
 
 def test_what_decides_is_asked_in_the_verdict(opened: Any) -> None:
-    gib = 2**30
-    choices: list[dict[str, Any]] = [
-        {"value": "bfloat16", "assumed": True, "total": 20.1 * gib, "low": 19 * gib, "high": 21 * gib, "verdict": "fits"},
-        {"value": "float32", "assumed": False, "total": 33 * gib, "low": 32 * gib, "high": 34 * gib, "verdict": "does not fit"},
-    ]  # fmt: skip
-    asked = []
-
-    def stubbed(route: Any) -> None:
-        asked.append(route.request.post_data_json["flags"])
-        answer = route.fetch()
-        found = answer.json()
-        unsaid = "weights" not in asked[-1]
-        found["estimate"]["memory"] |= {
-            "verdict": "depends" if unsaid else "fits", "question": {"flag": "--weights", "choices": choices} if unsaid else None,
-        }  # fmt: skip
-        route.fulfill(response=answer, json=found)
-
-    page = opened("model=gpt2&gpu=rtx4090&gpus=1&seq-len=512")
-    page.route("**/api/estimate", stubbed)
-    change(page, "seq-len-number", "1024")
+    job = "olmo-3-7b --gpu h200-sxm-141gb --gpus 8"
+    own, other = (
+        json.loads(typed(f"estimate {job}{more} --json").out)["memory"] for more in ("", " --weights float32")
+    )
+    page = opened("model=olmo-3-7b&gpu=h200-sxm-141gb&gpus=8")
     line = page.locator(".question")
     text = " ".join(line.inner_text().split())
-    assert text == "Depends on --weights: bfloat16 20.1 GiB FITS (assumed) float32 33.0 GiB DOES NOT FIT"
+    first, second = (f"{memory['total'] / 2**30:.1f} GiB" for memory in (own, other))
+    assert text == f"Depends on --weights: bfloat16 {first} FITS (assumed) float32 {second} DOES NOT FIT"
     big = page.locator("#verdict-fit .big span").first
     assert (big.inner_text(), big.get_attribute("class")) == ("Depends", "depends")
     for theme in ("light", "dark"):
@@ -228,8 +216,14 @@ def test_what_decides_is_asked_in_the_verdict(opened: Any) -> None:
     page.locator("#language").click()
     until(page, lambda: "取决于" in line.inner_text() and big.inner_text() == "视情况而定")
     settled(page, lambda: page.locator(".question [data-choice='float32']").click())
-    assert asked[-1]["weights"] == "float32"
+    assert flags_of(page)["weights"] == "float32"
     assert line.count() == 0
+    assert big.get_attribute("class") == "bad"
+
+
+def test_what_the_verdict_leaves_out_is_said_under_it(opened: Any) -> None:
+    page = opened("model=qwen3-vl-8b&gpu=h100-sxm5-80gb&lora-rank=16")
+    assert "Left out: vision_config (≥ 1.1 GiB)" in page.locator("#verdict-fit").inner_text()
 
 
 def contrast(one: str, other: str) -> float:

@@ -37,19 +37,23 @@ function fits(answer, then) {
     h("p", { class: "big" }, h("span", { class: kind, "data-fits": String(memory.fits) }, t(`fit.${word}`)),
       asks("fit", t("fit.needs"), h("span", { class: "of" }, exact(gib(memory.total), memory.total, "B"), memory.capacity === null ? " GiB" : t("fit.of", { capacity: gib(memory.capacity) })))),
     memory.capacity === null ? h("p", { class: "under" }, toField("gpu", t("fit.unasked"))) : gauge(memory, then?.memory),
+    leftOut(answer.estimate.model.towers_left_out),
     question(memory.question),
     h("p", { class: "under" }, [place, term(memory.moment)].join(" · ")),
     h("p", { class: "under" }, [left, view.ranges !== "off" ? t("fit.range", { low: gib(memory.low), high: gib(memory.high) }) : null].filter(Boolean).join(" · ")),
     then ? delta(memory.total, then.memory.total, say.gib, true) : null);
 }
 
+/** What of the model itself the verdict leaves out. */
+const leftOut = (towers) => towers.length ? h("p", { class: "under" }, t("fit.left-out", { towers: towers.map(({ name, bytes }) => bytes === null ? name : `${name} (≥ ${gib(bytes)} GiB)`).join(", ") })) : null;
+
 /** The thing that was not said and decides: each of its values is a button that says it. */
 function question(asked) {
   if (!asked) return null;
   const { flag, choices } = asked;
-  return h("p", { class: "question" }, h("span", {}, t("fit.question"), " ", h("code", {}, flag), ": "), choices.map(({ value, assumed, total, low, high, verdict: word }) => {
+  return h("p", { class: "question" }, h("span", {}, t("fit.question"), " ", h("code", {}, flag), ": "), choices.map(({ value, assumed, total, low, high, verdict: word, fields }) => {
     const [key, kind] = verdictOf({ verdict: word });
-    return h("button", { class: "choice", type: "button", "data-choice": value, title: t("fit.range", { low: gib(low), high: gib(high) }), onclick: () => set({ [flag.replace(/^--/, "")]: value }, { push: true }) },
+    return h("button", { class: "choice", type: "button", "data-choice": value, title: t("fit.range", { low: gib(low), high: gib(high) }), disabled: !Object.keys(fields).length, onclick: () => set(Object.fromEntries(Object.entries(fields).map(([name, word]) => [name.replaceAll("_", "-"), word])), { push: true }) },
       `${value} ${gib(total)} GiB `, h("b", { class: kind }, t(`fit.${key}`)), assumed ? h("span", { class: "mute" }, ` ${t("fit.assumed")}`) : null);
   }));
 }
