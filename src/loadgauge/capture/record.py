@@ -178,7 +178,7 @@ def record(
         stated.check()
         observer.finish()
         found = _read(observer, ops, second, module, symbols, mode, begun)
-        found.assumed += (*job.notes, *(f"the loss is {words}" for words in losses))
+        found.assumed += (*job.notes, *(f"loss: {words}" for words in losses))
         if job.step is None and (name := unheard(module, keywords)):
             found.unheard = name
             found.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
