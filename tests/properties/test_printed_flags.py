@@ -333,7 +333,10 @@ def test_every_change_of_a_plan_can_be_typed(line: str) -> None:
         assert (result.memory.total, result.time.step) == (change["memory"]["total"], change["step"]), change
         # And so can the change, after the flags of the plan.
         replanned = document(f"plan {line.removesuffix(' --what-next')} {change['flags']}")["layouts"][0]
-        assert (replanned["memory"]["total"], replanned["time"]["step"]) == (change["memory"]["total"], change["step"]), change
+        assert (replanned["memory"]["total"], replanned["time"]["step"]) == (
+            change["memory"]["total"],
+            change["step"],
+        ), change
 
 
 @pytest.mark.parametrize("line", [

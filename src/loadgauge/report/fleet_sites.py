@@ -104,9 +104,7 @@ def _words(one: Across, asked: Sites) -> str:
     )
 
 
-def most_sites(
-    result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str], *, as_json: bool
-) -> int:
+def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str], *, as_json: bool) -> int:
     """Print the most sites that cost no more than `slack` of the tokens/s, and return the exit code 0."""
     best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
     if as_json:

@@ -108,7 +108,8 @@ def document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMem
     found: dict[str, Any] = {
         "task": run.task.name,
         "model": {"name": run.trained.model.name, "params": run.trained.params},
-        "gpu": None if run.gpu is None else run.gpu.id, "verdict": memory.verdict, "worst": memory.worst.name, "capacity": memory.capacity,
+        "gpu": None if run.gpu is None else run.gpu.id,
+        "verdict": memory.verdict, "worst": memory.worst.name, "capacity": memory.capacity,
         "gpus": {"trainer": run.placement.trainer, "rollout": run.placement.rollout, "all": run.placement.gpus},
         "roles": {
             name: {"model": member.model.name, "params": member.params, "uses": list(member.role.uses),
