@@ -64,10 +64,12 @@ class NotMeasured(Error, LookupError):
 
 
 class NothingFits(Error):
-    """No layout fits. `nearest` is the closest one, `missing` the bytes it lacks."""
+    """No layout fits. `nearest` is the closest one, `missing` the bytes it lacks, `counts` how many were looked at."""
 
-    def __init__(self, message: str, *, nearest: object = None, missing: float = 0) -> None:
-        self.nearest, self.missing = nearest, missing
+    def __init__(
+        self, message: str, *, nearest: object = None, missing: float = 0, counts: dict[str, float] | None = None
+    ) -> None:
+        self.nearest, self.missing, self.counts = nearest, missing, counts or {}
         super().__init__(message)
 
 

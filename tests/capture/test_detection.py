@@ -82,7 +82,7 @@ def test_boxes_that_are_left_are_stated_and_all_losses_are_trained() -> None:
     captures = loadgauge.capture(Boxes, inputs, optimizer="sgd", rows={LINE: 10})
     found = capture_at(captures.job, "", {"b": 2, "k": 30})
     assert found.flops(b=2, k=30) == counter.get_total_flops()
-    assert "the loss is the sum of classes, places" in found.assumed
+    assert "loss: the sum of classes, places" in found.assumed
     most = capture_at(loadgauge.capture(Boxes, inputs, optimizer="sgd", rows="most").job, "", {"b": 2, "k": 30})
     assert most.flops(b=2, k=30) > found.flops(b=2, k=30)
     with pytest.raises(ConfigError, match=rf"{LINE}.*--rows LINE=NUMBER"):

@@ -40,7 +40,7 @@ def test_the_figures_are_those_of_the_estimate(folder: Path) -> None:
     flags = "job.yaml --gpu 4090 --tokens 1B --price 0.5"
     code, (job,) = checked(flags)
     told = document(f"estimate {flags}")
-    assert (code, job["verdict"], job["problems"], job["before"]) == (0, "fits", [], None)
+    assert (code, job["memory"]["verdict"], job["problems"], job["before"]) == (0, "fits", [], None)
     time = told["time"]
     assert job["now"] == {
         "memory": told["memory"]["total"], "step": time["step"], "days": time["days"], "gpu-hours": time["gpu_hours"],

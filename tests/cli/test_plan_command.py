@@ -120,7 +120,7 @@ def test_questions_the_other_way_round_are_answered(line: str, text: str) -> Non
     assert found.code == 0
     assert text in found.out
     answers = document(line)["answers"]
-    assert all(one["layout"]["memory"]["verdict"] != "does not fit" for one in answers)
+    assert all(one["best"]["memory"]["verdict"] != "does not fit" for one in answers)
     assert "value" in answers[0]
 
 
@@ -144,7 +144,7 @@ def test_what_to_change_next_is_what_the_flags_give() -> None:
             continue
         again = document(f"{job} {change['flags']}")["layouts"][0]
         assert again["time"]["step"] == pytest.approx(change["step"], rel=1e-12), change["flags"]
-        assert again["memory"]["total"] == change["memory"], change["flags"]
+        assert again["memory"]["total"] == change["memory"]["total"], change["flags"]
 
 
 def test_one_consumer_gpu_is_enough_for_qlora(tmp_path: Path) -> None:

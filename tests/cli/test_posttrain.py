@@ -41,7 +41,7 @@ def test_what_does_not_fit_has_a_next_step_that_fits() -> None:
     found = typed(line)
     assert found.code == 1
     assert "DOES NOT FIT" in found.out
-    flags = next(item for item in document_of(line)["remedies"] if item["verdict"] == "fits")["flags"]
+    flags = next(item for item in document_of(line)["remedies"] if item["memory"]["verdict"] == "fits")["flags"]
     kept = line.replace("--micro-batch 4", "") if "--micro-batch" in flags else line
     assert typed(f"{kept} {flags}").code == 0
 

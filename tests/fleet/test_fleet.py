@@ -207,7 +207,7 @@ def test_the_answer(capsys) -> None:
         assert words in text
     code, text = ask(capsys, *WORDS, "--json", "--seed", "3")
     plain = json.loads(text)
-    assert sum(plain["time"].values()) == pytest.approx(1)
+    assert sum(plain["shares"].values()) == pytest.approx(1)
     assert plain["days"]["p10"] <= plain["days"]["p50"] <= plain["days"]["p90"]
     assert plain == json.loads(ask(capsys, *WORDS, "--json", "--seed", "3")[1])
     for topic in (

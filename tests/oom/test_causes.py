@@ -130,7 +130,7 @@ def test_changes_are_estimated(tmp_path: Path) -> None:
     assert document["changes"]
     for change in document["changes"]:
         again = json.loads(typed(["estimate", "llama-3.1-8b", *flags[2:], *change["flags"].split(), "--json"]).out)
-        assert again["memory"]["total"] == pytest.approx(change["total"])
+        assert again["memory"]["total"] == pytest.approx(change["memory"]["total"])
         assert again["memory"]["verdict"] != "does not fit"
     assert "Estimated:" in typed(["why", str(path), *flags]).out
 

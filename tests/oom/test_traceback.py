@@ -206,7 +206,7 @@ def test_why_prints_the_place_and_changes_that_fit(tmp_path: Path) -> None:
     assert document["place"]["phase"] == "optimizer step"
     assert document["place"]["same_size"].endswith("/ 8 ranks")
     assert document["changes"]
-    assert document["changes"][0]["verdict"] == "fits"
+    assert document["changes"][0]["memory"]["verdict"] == "fits"
 
 
 def test_a_text_without_a_traceback_has_no_place() -> None:

@@ -332,10 +332,13 @@ def test_every_change_of_a_plan_can_be_typed(line: str) -> None:
     for change in found["changes"]:
         result = again(change["command"])
         assert result.time is not None
-        assert (result.memory.total, result.time.step) == (change["memory"], change["step"]), change
+        assert (result.memory.total, result.time.step) == (change["memory"]["total"], change["step"]), change
         # And so can the change, after the flags of the plan.
         replanned = document(f"plan {line.removesuffix(' --what-next')} {change['flags']}")["layouts"][0]
-        assert (replanned["memory"]["total"], replanned["time"]["step"]) == (change["memory"], change["step"]), change
+        assert (replanned["memory"]["total"], replanned["time"]["step"]) == (
+            change["memory"]["total"],
+            change["step"],
+        ), change
 
 
 @pytest.mark.parametrize("line", [
@@ -350,14 +353,14 @@ def test_every_change_of_a_plan_can_be_typed(line: str) -> None:
 def test_every_answer_can_be_typed(line: str) -> None:
     answers = document(f"plan {line}")["answers"]
     for answer in answers:
-        result = again(answer["layout"]["command"])
+        result = again(answer["best"]["command"])
         assert result.time is not None
-        assert result.memory.total == answer["layout"]["memory"]["total"]
-        assert result.time.step == answer["layout"]["time"]["step"]
+        assert result.memory.total == answer["best"]["memory"]["total"]
+        assert result.time.step == answer["best"]["time"]["step"]
         for point in answer.get("curve", ()):
             there = again(point["command"])
             assert there.time is not None
-            assert (there.memory.total, there.time.step) == (point["memory"], point["step"])
+            assert (there.memory.total, there.time.step) == (point["memory"]["total"], point["step"])
             assert there.layout.micro_batch == point["micro_batch"]
     assert len(reproduced(typed(f"plan {line}").out)) == len(answers)
 

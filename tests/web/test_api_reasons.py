@@ -46,7 +46,7 @@ def uploads() -> Uploads:
 def ids(answer: dict[str, Any]) -> list[str]:
     """Every figure that the page shows of an answer."""
     found = ["fit"]
-    if "time" in answer["estimate"]:
+    if answer["estimate"]["time"] is not None:
         time = answer["estimate"]["time"]
         found += ["step", "rate", "mfu", *(name for name in ("days", "cost") if time.get(name))]
         found += [f"lane/{lane['lane']}" for lane in answer["panels"]["lanes"]]

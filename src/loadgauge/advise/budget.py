@@ -14,7 +14,7 @@ from loadgauge.resolve.setup import Setup
 from loadgauge.spec.job import Job
 from loadgauge.spec.job_text import positive_number
 from loadgauge.units import gib, parse, seconds
-from loadgauge.verdict import Verdict
+from loadgauge.verdict import Verdict, needs
 from loadgauge.verdict import exit_code as verdict_code
 
 
@@ -74,11 +74,15 @@ def _limit(name: str, value: str) -> float:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a job takes: verdict, [byte] of the GPU, and the quantities of a budget that the job says enough for."""
+    """What a job takes: verdict, [byte] of the GPU, and the quantities of a budget that the job says enough for.
+
+    memory: as every document has it (`verdict.needs`)
+    """
 
     verdict: Verdict
     capacity: float | None
     values: dict[str, float]
+    memory: dict[str, Any] = {}
 
     @classmethod
     def of(cls, given: Setup, result: Estimate) -> Figures:
@@ -91,7 +95,7 @@ class Figures(msgspec.Struct, frozen=True):
             values |= {"days": whole.days, "gpu-hours": whole.gpu_hours}
             if whole.cost is not None:
                 values["cost"] = whole.cost
-        return cls(result.memory.verdict, result.memory.capacity, values)
+        return cls(result.memory.verdict, result.memory.capacity, values, needs(result.memory))
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,8 +123,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "job": self.name,
             "ok": self.code == YES,
-            "verdict": None if self.now is None else self.now.verdict,
-            "capacity": None if self.now is None else self.now.capacity,
+            "memory": None if self.now is None else self.now.memory,
             "now": None if self.now is None else dict(self.now.values),
             "before": None if self.before is None else {"verdict": self.before.verdict, **self.before.values},
             "problems": list(self.problems),

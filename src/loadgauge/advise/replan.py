@@ -18,6 +18,7 @@ from loadgauge.spec.lora import Lora
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.training import Training, optimizer_of, spell_loss, training
 from loadgauge.units import parse
+from loadgauge.verdict import needs
 
 Progress = Callable[[str], None]
 
@@ -44,7 +45,7 @@ class Replanned(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the change with its layout as plain values for JSON."""
         return {
-            "change": self.what, "flags": self.flags, "step": self.step, "memory": self.best.memory.total,
+            "change": self.what, "flags": self.flags, "step": self.step, "memory": needs(self.best.memory),
             "step_before": self.before, "speed": self.speed, "layout": self.best.to_dict()["layout"],
         }  # fmt: skip
 

@@ -86,7 +86,8 @@ class Answer(msgspec.Struct, frozen=True):
             "fits": None,
             "verdict": "unknown",
         }
-        return document | {"memory": alone if self.needed is None else needs(self.needed)}
+        assumed = dict(line.partition(": ")[::2] for line in self.assumed)
+        return document | {"assumed": assumed, "memory": alone if self.needed is None else needs(self.needed)}
 
 
 def answer(

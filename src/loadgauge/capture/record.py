@@ -181,7 +181,7 @@ def record(
         stated.check()
         observer.finish()
         found = _read(observer, ops, second, module, symbols, mode, begun)
-        found.assumed += (*job.notes, *(f"the loss is {words}" for words in losses))
+        found.assumed += (*job.notes, *(f"loss: {words}" for words in losses))
         found.subject = subject(getattr(module, "config", None), keywords)
         if job.step is None and (name := unheard(module, keywords)):
             found.unheard = name

@@ -269,14 +269,14 @@ def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] 
     contrasted = all(name.startswith("model.") for name in found.parameters) and set(found.names) == {"b", "s", "t"}
     own = is_script(job.model)
     if step:
-        return ("a step is what --step runs, with the losses and optimizers it makes",)
+        return ("step: what --step runs, with the losses and optimizers it makes",)
     keys = {} if own else config_keys(job.model)
     usual = (usual_precision(keys, job.model) if is_library(keys) else None) or "bf16-pure"
     default = {"precision": "as the function makes it" if own else usual, "optimizer": "adamw"}
     if not own:
         default |= {"attention": "flash (PyTorch's own choice of kernel)", "recompute": "none"}
-    said = [f"{name} {getattr(job, name) or value}" for name, value in default.items()]
-    lines = [", ".join(said) + "; gradients freed after each step"]
+    lines = [f"--{name}: {value}" for name, value in default.items() if getattr(job, name) is None]
+    lines.append("gradients: freed after each step")
     if freeze:
         lines.append(f"not trained: parameters whose names contain {' or '.join(freeze)}")
     if "t" in found.names:
@@ -284,7 +284,7 @@ def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] 
         lines.append(f"t, the tokens {what}: as many as s, unless --size t=NUMBER")
     if "n" in found.names:
         lines.append(f"n, the samples of a sound: {SAMPLES:,} a second, {SECONDS} s unless --audio SECONDS")
-        lines.append("no frames are masked (SpecAugment) and no layers skipped (layerdrop): both are drawn at random")
+        lines.append("drawn at random: no frames are masked (SpecAugment), no layers skipped (layerdrop)")
     if "u" in found.names:
         lines.append(f"u, the tokens of a transcript: {SPOKEN} a second, unless --size u=NUMBER")
     return tuple(lines)

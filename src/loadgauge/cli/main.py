@@ -37,6 +37,7 @@ COMMANDS = {
     "serve": "the page: the same answers at a glance, recomputed while a slider moves",
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",
+    "schema": "the shape of every JSON document, as JSON Schema",
     "completion": "completion of commands, flags, models and GPUs in bash, zsh and fish",
 }
 """Commands and what they answer; each is `command` in the file of the same name in this folder."""

@@ -144,6 +144,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         layout, memory, training = self.layout, self.memory, self.training
         widest = memory.widest
         return {
+            "task": "train",
             "model": {
                 "name": self.model.name,
                 "model_type": self.model.model_type,
@@ -209,7 +210,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 "forward_per_step": self.flops.forward,
             },
             "network": [row.to_dict() for row in self.network],
-            **({} if self.time is None else {"time": self.time.to_dict()}),
+            **({"time": None, "untimed": self.untimed} if self.time is None else {"time": self.time.to_dict()}),
             "basis": dict(self.basis),
             "not_counted": list(self.not_counted),
             "assumed": dict(self.assumed),

@@ -18,6 +18,7 @@ from loadgauge.fleet.failures import Checkpoint, Failures, Recovery, Span, check
 from loadgauge.fleet.load import Load, loads
 from loadgauge.fleet.simulate import Outcome, Run, away, capacity, closed_form, simulate
 from loadgauge.units import parse, parse_count, share
+from loadgauge.verdict import needs
 
 HOST_STORAGE = 2e12 / 3072
 """Byte/s of storage for each host, where none is said: Llama 3's 3,072 hosts sustained 2 TB/s together (source: llama3)."""
@@ -187,9 +188,10 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         time, run = self.estimate.time, self.run
         assert time is not None
         return {
-            "model": self.estimate.model.name,
+            "model": {"name": self.estimate.model.name},
+            "gpu": self.estimate.gpu,
             "gpus": run.gpus,
-            "fits": self.estimate.memory.fits,
+            "memory": needs(self.estimate.memory),
             "spare_gpus": run.spares * run.node,
             "tokens": self.tokens,
             "step": time.step,
@@ -202,7 +204,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "gpu_hours": self.gpu_hours,
             "cost": None if self.price is None else self.price * self.gpu_hours,
             "energy_kwh": self.kilowatt_hours,
-            "time": self.names,
+            "shares": self.names,
             "failures": {
                 "id": self.failures.id, "source": list(self.failures.source),
                 "per_gpu_hour": [self.failures.low * HOUR, self.failures.high * HOUR],

@@ -119,8 +119,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         servers = asked.task == "generate"
         found: dict[str, Any] = {
             "model": {"name": self.model.name, "params": self.params, "active_params": self.active_params},
-            "task": msgspec.to_builtins(asked) | {"gpus": self.gpus},
-            "memory": msgspec.structs.asdict(self.memory) | needs(self.memory) | {"parts": self.memory.parts},
+            "task": asked.task,
+            "layout": {name: value for name, value in msgspec.to_builtins(asked).items() if name != "task"}
+            | {"gpus": self.gpus},
+            "gpu": None if self.gpu is None else self.gpu.id,
+            "memory": needs(self.memory) | {"rank": {"stage": self.memory.stage}, "parts": self.memory.parts},
             "largest_batch": self.largest,
             "not_counted": list(self.not_counted),
         }

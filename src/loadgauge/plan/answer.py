@@ -103,6 +103,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "seconds": result.seconds,
             "out_of_reach": out_of_reach(self.cases[-1].space),
             "assumed": self.setup.assumed,
+            "nearest": None,
+            "missing": None,
         }
 
 

@@ -313,7 +313,10 @@ def search(
         pool.trim()
     rows = best.pool.rows
     if not rows:
-        raise nothing_fits(cases, best.least.layout, best.least.case, margin)
+        nothing = nothing_fits(cases, best.least.layout, best.least.case, margin)
+        seconds_taken = time.perf_counter() - started
+        nothing.counts = {"evaluated": evaluated, "valid": best.valid, "fitting": 0, "seconds": seconds_taken}
+        raise nothing
     if objective == "network":
         slowest = NETWORK_SLACK * min(row.step for row in rows)
         rows = [row for row in rows if row.step <= slowest]

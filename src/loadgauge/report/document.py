@@ -8,6 +8,7 @@ from loadgauge.advise.assumptions import assumptions
 from loadgauge.estimate.result import Estimate, When
 from loadgauge.reasons.of_estimate import TOPICS, reason
 from loadgauge.resolve.setup import Setup, worst_routing
+from loadgauge.verdict import needs
 
 
 def estimate_document(
@@ -24,7 +25,7 @@ def estimate_document(
         document["outcomes"] = [
             {
                 "name": one.name, "value": one.value, "alternative": one.alternative,
-                "memory": result.memory.total + one.memory,
+                "total": result.memory.total + one.memory,
                 "step": None if one.step is None or result.time is None else result.time.step + one.step,
             }
             for one in assumptions(given, result)
@@ -32,39 +33,28 @@ def estimate_document(
     if given.file:
         document["file"] = given.file
     budget = given.budget(result) if given.job.tokens else None
-    if "time" in document:
-        document["time"].update({"days": None, "cost": None} if budget is None else budget.to_dict())
+    if document["time"] is not None and budget is not None:
+        document["time"].update(budget.to_dict())
     worst = given.worst_case()
     if worst is not None and given.lengths is not None:
-        memory = worst.memory
         document["lengths"] = {
             "mean": given.lengths.mean,
             "longest": given.lengths.longest,
             "expected_tokens": given.layout.tokens,
             "expected_pairs": given.layout.pairs,
             "fullest_tokens": None if given.layout.fullest is None else given.layout.fullest.tokens,
-            "worst_case": {
-                "total": memory.total,
-                "low": memory.low,
-                "high": memory.high,
-                "fits": memory.fits,
-                "verdict": memory.verdict,
-            },
+            "worst_case": needs(worst.memory),
         }
     expected = given.forecast()
     if expected is not None:
         document["forecast"] = expected.to_dict()
     routed = worst_routing(given, result)
     if routed is not None:
-        memory = routed.memory
         document["experts"] = {
             "imbalance": given.layout.expert_imbalance,
             "worst_imbalance": routed.layout.expert_imbalance,
-            "worst_case": {
-                "total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits,
-                "verdict": memory.verdict, "step": None if routed.time is None else routed.time.step,
-            },
-        }  # fmt: skip
+            "worst_case": needs(routed.memory) | {"step": None if routed.time is None else routed.time.step},
+        }
     if part in TOPICS:
         document["explain"] = reason(result, part, budget).to_dict()
     elif part is not None:

@@ -234,7 +234,7 @@ def _find(
     if question == "sites":
         from loadgauge.report.fleet_sites import most_sites
 
-        return most_sites(result, local, slack, as_json=as_json)
+        return most_sites(result, local, slack, assumed, as_json=as_json)
     base = fleet(result, tokens, msgspec.structs.replace(options, runs=min(options.runs, FEW)), price=price)
     if question == "checkpoint-interval":
         best, tried = best_interval(base)
@@ -273,10 +273,10 @@ def sites(job: Job, given: dict[str, Any], local: dict[str, Any], *, as_json: bo
     """Answer for several sites, and return the exit code 0."""
     from loadgauge.report import fleet_sites
 
-    result, _, said = chosen(job, given)
+    result, assumed, said = chosen(job, given)
     _of_steps(said, given, "--sites")
     tokens = parse_count(job.tokens or "", "tokens")
-    return fleet_sites.answer(result, local, said, tokens, job.price, as_json=as_json)
+    return fleet_sites.answer(result, local, said, tokens, job.price, assumed, as_json=as_json)
 
 
 def _of_steps(searched: str, given: dict[str, Any], question: str) -> None:

@@ -49,8 +49,9 @@ def _plain(one: Local) -> dict[str, Any]:
 
 
 def answer(
-    result: Estimate, given: dict[str, Any], said: str, tokens: float, price: float | None = None, *, as_json: bool
-) -> int:
+    result: Estimate, given: dict[str, Any], said: str, tokens: float, price: float | None, assumed: dict[str, str], *,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Print what the sites take, and return the exit code 0. tokens: of the whole run; price: of a GPU-hour"""
     asked = _read(result, given)
     found, others = local(result, asked), across(result, asked)
@@ -61,7 +62,8 @@ def answer(
         document(
             _plain(found)
             | whole
-            | {"one_job": [msgspec.structs.asdict(one) for one in others], "not_counted": list(NOT_COUNTED)}
+            | {"one_job": [msgspec.structs.asdict(one) for one in others]}
+            | {"assumed": assumed, "not_counted": list(NOT_COUNTED)}
         )
         return 0
     target = console()
@@ -102,11 +104,12 @@ def _words(one: Across, asked: Sites) -> str:
     )
 
 
-def most_sites(result: Estimate, given: dict[str, Any], slack: float, *, as_json: bool) -> int:
+def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str], *, as_json: bool) -> int:
     """Print the most sites that cost no more than `slack` of the tokens/s, and return the exit code 0."""
     best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
     if as_json:
-        document({"sites": best, "tried": [_plain(one) for one in tried], "not_counted": list(NOT_COUNTED)})
+        rows = [_plain(one) for one in tried]
+        document({"sites": best, "tried": rows, "assumed": assumed, "not_counted": list(NOT_COUNTED)})
         return 0
     target = console()
     plural = "s" if best > 1 else ""

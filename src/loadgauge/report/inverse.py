@@ -25,6 +25,7 @@ from loadgauge.resolve.resolve import asks_for_files
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.job import Job
 from loadgauge.units import in_gib, parse_count, seconds, share
+from loadgauge.verdict import needs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,7 +102,7 @@ def _complete(setup: Setup, answer: Answer, request: PlanRequest) -> Callable[[E
 def _document(setup: Setup, answer: Answer, request: PlanRequest) -> dict[str, Any]:
     """An answer for JSON."""
     complete = _complete(setup, answer, request)
-    fields = {"text": answer.text, "value": answer.value, "layout": documented(answer.best, complete)}
+    fields = {"text": answer.text, "value": answer.value, "best": documented(answer.best, complete)}
     if answer.curve:
         fields |= {"tight": answer.tight, "dividing": answer.dividing}
         fields["curve"] = [_point(best) | {"command": complete(best).command()} for best in answer.curve]
@@ -113,7 +114,7 @@ def _point(best: Estimate) -> dict[str, Any]:
     assert best.time is not None
     return {
         "micro_batch": int(best.layout.micro_batch), "global_batch": int(best.layout.global_batch),
-        "memory": best.memory.total, "verdict": best.memory.verdict, "step": best.time.step,
+        "memory": needs(best.memory), "step": best.time.step,
         "tokens_per_second": best.time.tokens / best.time.step,
         "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu, "mfu": best.time.mfu, "flags": layout_flags(best),
     }  # fmt: skip

@@ -317,8 +317,10 @@ def _nothing(error: NothingFits, request: PlanRequest, setup: Setup, cases: list
     if as_json:
         document(
             {
-                "objective": request.objective, "layouts": [], "pareto": [], "nearest": documented(nearest, complete),
-                "missing": error.missing, "changes": _documents(changes, complete), "assumed": setup.assumed,
+                "objective": request.objective, "margin": request.margin_bytes, "layouts": [], "pareto": [],
+                "tighter": None, **error.counts, "out_of_reach": out_of_reach(cases[-1].space),
+                "assumed": setup.assumed, "nearest": documented(nearest, complete), "missing": error.missing,
+                "why": [], "why_not": [], "changes": _documents(changes, complete),
             }
         )  # fmt: skip
         return 1

@@ -112,7 +112,10 @@ def document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMem
     """Return the document of `--json`: bytes and plain counts."""
     sequences, engine = run.sequences, memory.engine
     found: dict[str, Any] = {
-        "task": run.task.name, "verdict": memory.verdict, "worst": memory.worst.name, "capacity": memory.capacity,
+        "task": run.task.name,
+        "model": {"name": run.trained.model.name, "params": run.trained.params},
+        "gpu": None if run.gpu is None else run.gpu.id,
+        "verdict": memory.verdict, "worst": memory.worst.name, "capacity": memory.capacity,
         "gpus": {"trainer": run.placement.trainer, "rollout": run.placement.rollout, "all": run.placement.gpus},
         "roles": {
             name: {"model": member.model.name, "params": member.params, "uses": list(member.role.uses),
@@ -128,7 +131,7 @@ def document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMem
             ],
         },
         "host": memory.host, "assumed": run.assumed,
-        "remedies": [{"flags": flags, "verdict": one.verdict, "total": one.decisive.total} for flags, one in remedies],
+        "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in remedies],
         "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
     if engine is not None and run.engine is not None:
@@ -136,7 +139,7 @@ def document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMem
             "engine": run.engine.text(), "replicas": run.replicas, "cache": engine.pool, "cache_demand": engine.demand,
             "cache_of_a_token": engine.token, "at_once": engine.running, "asked": engine.asked,
         }  # fmt: skip
-        found["step"] = {
+        found["sequences"] = {
             "prompts": sequences.prompts, "samples": sequences.samples, "prompt_len": sequences.prompt,
             "answer_mean": sequences.answers.mean, "answer_longest": sequences.answers.longest,
         }  # fmt: skip

@@ -14,6 +14,7 @@ from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.spec.job import Job
 from loadgauge.spec.tasks import TASKS
 from loadgauge.units import gib, in_gib
+from loadgauge.verdict import needs
 
 
 def answer(job: Job, given: dict[str, tuple[Any, ...]], *, as_json: bool) -> int:
@@ -78,8 +79,8 @@ def document(found: Found) -> dict[str, Any]:
             return None
         held = choice.memory
         return {
-            "command": choice.job.command(), "verdict": held.verdict, "worst": held.decisive.name,
-            "bytes": held.decisive.total, **time_document(choice.time, "", choice.job),
+            "command": choice.job.command(), "memory": needs(held) | {"moment": held.worst.name},
+            **time_document(choice.time, "", choice.job),
         }  # fmt: skip
 
     return {

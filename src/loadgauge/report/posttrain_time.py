@@ -87,8 +87,10 @@ def document(time: StepTime | None, untimed: str, job: Job) -> dict[str, Any]:
     if time is None:
         return {"time": None, "untimed": untimed}
     found = msgspec.to_builtins(time) | {"tokens_per_second_per_gpu": time.tokens_per_second_per_gpu}
+    found["tokens_per_step"] = found.pop("tokens")
+    found |= {"days": None, "cost": None}
     if job.steps is not None:
-        found["run"] = {"steps": job.steps, "days": time.days(job.steps)}
-        if job.price is not None:
-            found["run"]["money"] = time.money(job.steps, job.price)
+        days = time.days(job.steps)
+        cost = None if job.price is None else time.money(job.steps, job.price)
+        found |= {"steps": job.steps, "days": days, "gpu_hours": days * 24 * time.gpus, "cost": cost}
     return {"time": found}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgauge.report.table import Column, console, draw, heading, points
 from loadgauge.units import gib, in_gib
+from loadgauge.verdict import needs
 
 if TYPE_CHECKING:
     from loadgauge.advise.try_ import Tried
@@ -114,9 +115,7 @@ def print_changes(estimated: str, changes: Sequence[Tried]) -> None:
 
 def describe_change(change: Tried) -> dict[str, Any]:
     """Return a change and its estimated memory [bytes], as `loadgauge why --json` has it."""
-    memory = change.result.memory
-    return {"flags": change.flags, "note": change.note, "total": memory.total, "fits": memory.fits,
-            "verdict": memory.verdict}  # fmt: skip
+    return {"flags": change.flags, "note": change.note, "memory": needs(change.result.memory)}
 
 
 def _print_causes(findings: Findings) -> None:

@@ -45,7 +45,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, object]:
         """Return the row of `validate --json`."""
-        fields = msgspec.structs.asdict(self) | {"assumed": list(self.assumed)}
+        fields = msgspec.structs.asdict(self) | {"assumed": dict(line.partition(": ")[::2] for line in self.assumed)}
         del fields["configuration"]
         return fields
 

@@ -68,7 +68,6 @@ def answer(question: OfTask, uploads: Uploads) -> dict[str, Any]:
         **found.document(),
         "command": named(job, uploads).command(),
         "left_out": left,
-        "model": found.run.trained.model.name,
         "histogram": histogram(found.run.sequences.answers) if rollout else None,
     }
 

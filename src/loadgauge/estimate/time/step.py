@@ -146,7 +146,7 @@ class Time(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.tdp is None else self.tdp * self.gpus * self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the `time` of `estimate --json`: seconds and plain numbers."""
+        """Return the `time` of `estimate --json`: seconds and plain numbers; days and cost are those of a whole run."""
         return {
             "step": self.step,
             "low": self.low,
@@ -159,6 +159,8 @@ class Time(msgspec.Struct, frozen=True, kw_only=True):
             "mfu": self.mfu,
             "hfu": self.hfu,
             "scale": self.scale,
+            "days": None,
+            "cost": None,
         }
 
 

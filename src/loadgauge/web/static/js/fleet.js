@@ -116,7 +116,7 @@ function distribution() {
 const told = (topic, name, ...content) => asksBy(() => ask("fleet", { ...JSON.parse(sent), why: topic }), `fleet/${topic}`, name, ...content);
 
 function where() {
-  const parts = Object.entries(found.time).filter(([, share]) => share > 0.0005);
+  const parts = Object.entries(found.shares).filter(([, share]) => share > 0.0005);
   return h("p", { class: "legend foot" }, parts.map(([name, share]) => h("span", {}, h("i", { style: { background: name === "progress" ? "var(--compute)" : name === "idle spares" ? "var(--temporary)" : "var(--exposed)" } }), told(name.replaceAll(" ", "-"), word(name), `${word(name)} ${percent(share)}`))));
 }
 

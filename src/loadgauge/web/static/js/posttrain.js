@@ -44,7 +44,7 @@ export const posttrain = new Panel({
   id: "posttrain",
   wide: true,
   draw,
-  sub: () => (found && !problem ? t("post.sub", { task: found.task.toUpperCase(), model: found.model, gpus: fixed(found.gpus.all) }) : ""),
+  sub: () => (found && !problem ? t("post.sub", { task: found.task.toUpperCase(), model: found.model.name, gpus: fixed(found.gpus.all) }) : ""),
   table: () => ({
     columns: [{ text: t("post.phase"), words: true }, ...roles().map((one) => ({ text: `${term(one)} [GiB]` })), { text: t("post.together") }, { text: t("post.range") }, { text: t("post.seconds") }],
     rows: (found?.memory.phases ?? []).map((phase) => [term(phase.phase), ...roles().map((role) => gib(held(phase, role), 2)), gib(phase.total, 2), `${gib(phase.low)} – ${gib(phase.high)}`,
@@ -113,9 +113,9 @@ function verdict() {
     h("p", { class: "cheapest", style: { margin: 0 } }, h("strong", { style: { color: kind ? `var(--${kind})` : "inherit" } }, t(`fit.${word}`)), " ",
       t("post.needs", { total: gib(worst.total), low: gib(worst.low), high: gib(worst.high), phase: term(worst.phase) }), found.capacity === null ? "" : t("post.room", { capacity: gib(found.capacity) })),
     h("p", {}, time ? t("post.step", { step: seconds(time.step), low: seconds(time.low), high: seconds(time.high), bound: term(time.bound) }) : refusal(found.untimed), time?.generation ? ` ${t("post.rate", { rate: fixed(time.tokens_per_second_per_gpu) })}` : time ? ` ${t("post.trained", { rate: fixed(time.tokens_per_second_per_gpu) })}` : ""),
-    time?.run ? h("p", { id: "post-run" }, h("strong", { "data-value": time.run.days }, t("post.run", { steps: fixed(time.run.steps), days: significant(time.run.days), hours: counted(24 * time.run.days * time.gpus) })), " ", time.run.money === undefined ? t("post.priceless") : h("strong", { "data-value": time.run.money }, t("post.money", { money: money(time.run.money).join(" ").trim(), price: flags.price }))) : null,
+    time?.days ? h("p", { id: "post-run" }, h("strong", { "data-value": time.days }, t("post.run", { steps: fixed(time.steps), days: significant(time.days), hours: counted(time.gpu_hours) })), " ", time.cost === null ? t("post.priceless") : h("strong", { "data-value": time.cost }, t("post.money", { money: money(time.cost).join(" ").trim(), price: flags.price }))) : null,
     rollout ? h("p", {}, t("post.cache", { cache: gib(rollout.cache), once: fixed(rollout.at_once), asked: fixed(rollout.asked), replicas: fixed(rollout.replicas) }), time?.generation ? ` ${t("post.tail", { idle: percent(time.generation.idle, 0), tail: percent(time.generation.tail / time.generation.seconds, 0) })}` : "") : null,
-    found.remedies.map((one) => h("p", {}, t("post.next"), " ", h("code", {}, one.flags), ` (${t(`fit.${verdictOf(one)[0]}`)}, ${gib(one.total)} GiB)`)),
+    found.remedies.map((one) => h("p", {}, t("post.next"), " ", h("code", {}, one.flags), ` (${t(`fit.${verdictOf(one.memory)[0]}`)}, ${gib(one.memory.total)} GiB)`)),
     found.left_out.length ? h("p", { class: "note" }, t("post.left-out", { flags: found.left_out.join(", ") })) : null);
 }
 
