@@ -63,7 +63,7 @@ def test_the_whole_model_is_trained_where_that_can_fit(line: str, needed: tuple[
     """No adapters, no more GPUs: the next step fits as typed, and without any one of its flags it does not."""
     line = f"estimate {line} --task grpo --gpu h100-sxm5-80gb"
     first = document_of(line)["remedies"][0]
-    assert first["verdict"] == "fits"
+    assert first["memory"]["verdict"] == "fits"
     flags = dict(zip(*[iter(first["flags"].split())] * 2, strict=True))
     assert not {"--lora-rank", "--gpus"} & flags.keys()
     assert all(word in first["flags"] for word in needed)

@@ -132,11 +132,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             ("token", self.last, (known.token_low, known.token_high)),
         ):
             if one is not None:
-                # Kernels alone are no first token of a server: their seconds do not lie in its range.
-                ends = ("servers_low", "servers_high") if servers and name == "first" else ("low", "high")
+                # A server's first token takes no less than its kernels, and up to what servers were measured to take.
+                least = min(factors[0], self.software) if servers else factors[0]
                 found[name] = {
                     "flops": one.flops, "bytes": one.moved, "seconds": one.seconds * self.software,
-                    **{end: one.seconds * factor for end, factor in zip(ends, factors, strict=True)}, "lanes": one.lanes,
+                    "low": one.seconds * least, "high": one.seconds * factors[1], "lanes": one.lanes,
                     "traffic": [msgspec.structs.asdict(row) for row in one.traffic],
                 }  # fmt: skip
         if self.token is not None:
