@@ -80,7 +80,9 @@ def _imports(path: Path) -> tuple[set[str], set[Path]]:
     libraries, files = set(), set()
     for name in re.findall(r"^[ \t]*(?:from|import)[ \t]+([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
         library = name.partition(".")[0]
-        shared = [base / f"{part.replace('.', '/')}.py" for base in SHARED for part in (name, library, f"{name}.__init__")]
+        shared = [
+            base / f"{part.replace('.', '/')}.py" for base in SHARED for part in (name, library, f"{name}.__init__")
+        ]
         here = [file for file in shared if file.is_file()]
         files |= set(here)
         libraries |= set() if here else {library}

@@ -35,7 +35,9 @@ def test_bytecode_beside_what_tests_share_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("target", ["docs", "planner", "operators", "serving", "rollout", "range", "accuracy", "runs", "bench"])
+@pytest.mark.parametrize(
+    "target", ["docs", "planner", "operators", "serving", "rollout", "range", "accuracy", "runs", "bench"]
+)
 def test_what_builds_pages_installs_nothing_outside_its_own_environment(target: str) -> None:
     elsewhere = run(ROOT, "make", "--always-make", "--dry-run", target, VENV="/elsewhere").stdout
     assert "/elsewhere/bin/python" in elsewhere

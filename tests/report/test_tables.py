@@ -297,6 +297,9 @@ def test_a_snapshot_with_hostile_names(tmp_path: Path) -> None:
 )
 def test_closed_and_full_streams(redirection: str, code: int, said: str) -> None:
     found = subprocess.run(
-        ["/bin/sh", "-c", f"{shlex.quote(sys.executable)} -m loadgauge {redirection}"], capture_output=True, text=True, check=False
+        ["/bin/sh", "-c", f"{shlex.quote(sys.executable)} -m loadgauge {redirection}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (found.returncode, found.stderr) == (code, said)
