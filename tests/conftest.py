@@ -102,8 +102,7 @@ def _alone(path: Path) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes to make says how busy the machine is.
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("quick", settings.get_profile("any machine"), max_examples=EXAMPLES)
-    settings.load_profile("quick" if config.option.markexpr == "quick" else "any machine")
+    settings.load_profile("any machine")
     config.addinivalue_line("markers", "slow: takes seconds, or starts PyTorch; not for `make quick`")
     config.addinivalue_line("markers", "quick: of the sample that `make quick` runs")
     config.addinivalue_line("markers", "kernels: depends on the kernels that PyTorch chooses for this CPU")
@@ -122,7 +121,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     taken: Counter[str] = Counter()
     for item in items:
         if _in(item.path, KERNELS):
@@ -131,6 +130,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if taken[function] < ITEMS and _alone(item.path) and not item.get_closest_marker("slow"):
             item.add_marker("quick")
             taken[function] += 1
+        how = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
+        if config.option.markexpr == "quick" and how is not None:
+            few = settings(how, max_examples=min(how.max_examples, EXAMPLES))
+            item.obj._hypothesis_internal_use_settings = few  # type: ignore[attr-defined]
         if isinstance(item, pytest.Function) and _in(item.path, WARM):
             item.fixturenames.insert(0, "warm_children")  # before what a file's fixtures start
 

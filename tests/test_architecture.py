@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -45,8 +46,14 @@ def modules() -> dict[str, Path]:
     }
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def imports(path: Path) -> tuple[tuple[str, bool], ...]:
     """Every module or name that is imported, and whether the import stands at the top of the file (outside type checking)."""
+    return tuple(imported(path))
+
+
+def imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """The same, in the order of the tree."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = {
         id(inner)
@@ -75,6 +82,7 @@ def inside(name: str, known: dict[str, Path]) -> str | None:
     return "__init__"
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     known = modules()
     return {

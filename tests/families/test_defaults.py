@@ -64,9 +64,7 @@ def test_the_defaults_are_those_of_the_configuration_classes() -> None:
     assert tool["FILE"].read_text(encoding="utf-8") == tool["as_json"](written)
 
 
-@pytest.mark.parametrize("model_type", KINDS)
-def test_activation(model_type: str) -> None:
-    ours, theirs = read(model_type)
+def activation(model_type: str, ours: Any, theirs: Any) -> None:
     names = ("activation_function", "hidden_activation", "hidden_act", "activation")
     expected = NO_KEY.get(model_type, {}).get("activation") or first(theirs, *names)
     assert ours.blocks[-1].mlp.activation == expected
@@ -75,9 +73,7 @@ def test_activation(model_type: str) -> None:
             assert block.mlp.shared.activation == expected
 
 
-@pytest.mark.parametrize("model_type", KINDS)
-def test_dropout(model_type: str) -> None:
-    ours, theirs = read(model_type)
+def dropout(model_type: str, ours: Any, theirs: Any) -> None:
     block = ours.blocks[-1]
     hidden = {"hidden_dropout_prob", "hidden_dropout", "dropout"}
     assert block.attention.dropout == first(
@@ -96,9 +92,7 @@ def test_dropout(model_type: str) -> None:
     assert block.dropout == first(theirs, *sorted(names), default=0.0)
 
 
-@pytest.mark.parametrize("model_type", KINDS)
-def test_positions(model_type: str) -> None:
-    ours, theirs = read(model_type)
+def positions(model_type: str, ours: Any, theirs: Any) -> None:
     longest = first(theirs, "max_position_embeddings", "n_positions", "max_seq_len")
     spare = 2 if model_type in ("opt", "biogpt") else 0  # rows that no token reaches
     assert (ours.learned_positions or ours.max_position_embeddings) == (None if longest is None else longest + spare)
@@ -114,9 +108,7 @@ def layer_types(model_type: str, theirs: Any) -> list[str]:
     return [kind] * theirs.num_hidden_layers
 
 
-@pytest.mark.parametrize("model_type", KINDS)
-def test_windows(model_type: str) -> None:
-    ours, theirs = read(model_type)
+def windows(model_type: str, ours: Any, theirs: Any) -> None:
     window = first(theirs, "attention_chunk_size", "window_size", "sliding_window")
     kinds = layer_types(model_type, theirs)
     seen = [None if kind == "full_attention" else window for kind in kinds]
@@ -125,10 +117,8 @@ def test_windows(model_type: str) -> None:
     assert [ours.blocks[index].attention.sliding_window for index in ours.pattern] == seen
 
 
-@pytest.mark.parametrize("model_type", KINDS)
-def test_rotation(model_type: str) -> None:
+def rotation(model_type: str, ours: Any, theirs: Any) -> None:
     """Which layers rotate, and how much of each head."""
-    ours, theirs = read(model_type)
     angles = first(theirs, "rope_parameters", default={})
     kinds = layer_types(model_type, theirs)
     rotates = [bool(angles) or first(theirs, "rotary_dim") is not None] * len(ours.pattern)
@@ -147,3 +137,13 @@ def test_rotation(model_type: str) -> None:
         if block.attention.rotary:
             stated = first(theirs, "rotary_dim") or int(block.attention.head_dim * factor)
             assert (block.attention.rotary_dim or block.attention.head_dim) == stated
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_what_parameters_do_not_show(model_type: str) -> None:
+    ours, theirs = read(model_type)
+    activation(model_type, ours, theirs)
+    dropout(model_type, ours, theirs)
+    positions(model_type, ours, theirs)
+    windows(model_type, ours, theirs)
+    rotation(model_type, ours, theirs)

@@ -7,6 +7,9 @@ that is not fused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
@@ -49,21 +52,38 @@ def check(
     return memory
 
 
+def in_turn(cases: Sequence[Any]) -> list[Any]:
+    """Each case in both types, with checkpoints in one of them: in the one and in the other by turns."""
+    types = list(DTYPES.items())
+    return [
+        pytest.param(case, dtype, checkpointed, id=f"{case}-{name}-{'checkpointed' if checkpointed else 'kept'}")
+        for turn, case in enumerate(cases)
+        for (name, dtype), checkpointed in zip(types, (turn % 2 == 1, turn % 2 == 0), strict=True)
+    ]
+
+
 # A wide loss is over after all attention, whose kind is then no matter. CPUs without 16-bit instructions are slow at these.
-@checkpoints
-@dtypes
-@pytest.mark.parametrize(("vocab", "attention"), [(64, "eager"), (64, "sdpa"), (6000, "sdpa")])
-@pytest.mark.parametrize("name", ["llama-gqa", "gpt2"])
-def test_vocabularies(name: str, vocab: int, attention: str, dtype: torch.dtype, checkpointed: bool) -> None:
+LOSSES = [
+    (name, vocab, attention)
+    for name, rows in (
+        ("llama-gqa", [(64, "eager"), (64, "sdpa"), (6000, "sdpa")]), ("gpt2", [(64, "sdpa"), (64, "eager"), (6000, "sdpa")]),
+    )
+    for vocab, attention in rows
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "dtype", "checkpointed"), in_turn(LOSSES))
+def test_vocabularies(case: tuple[str, int, str], dtype: torch.dtype, checkpointed: bool) -> None:
+    name, vocab, attention = case
     built = build(name, attention, dtype, vocab_size=vocab, **WIDE)
     memory = check(built, 256, 2 if dtype == torch.float32 else 1, checkpointed=checkpointed)
     if vocab == 6000:  # the least, in thousands, with which all these models need the most there
         assert memory.moment == "loss"
 
 
-@checkpoints
-@dtypes
-@pytest.mark.parametrize("name", ["llama-mqa", "qwen3", "phi3", "gemma3", "opt", "bert"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "checkpointed"), in_turn(["llama-mqa", "qwen3", "phi3", "gemma3", "opt", "bert"])
+)
 def test_families(name: str, dtype: torch.dtype, checkpointed: bool) -> None:
     keys = {"head_dim": 32} if name.startswith(("qwen3", "gemma")) else {}
     if name == "opt":

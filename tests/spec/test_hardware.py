@@ -79,11 +79,6 @@ def band(value: float, low: float, high: float) -> bool:
     return low <= value <= high
 
 
-@pytest.fixture(params=gpu_ids())
-def card(request: pytest.FixtureRequest) -> Gpu:
-    return gpu(request.param)
-
-
 def test_the_catalogue_lists_each_file_once():
     assert len(gpu_ids()) > 160
     assert [card.id for card in gpus()] == sorted(gpu_ids())
@@ -120,18 +115,18 @@ def test_every_figure_equals_the_table():
         assert found == pytest.approx(stated, rel=1e-12), id
 
 
-def test_every_figure_is_in_the_unit_of_its_field(card):
+def every_figure_is_in_the_unit_of_its_field(card):
     for key, figure in figures(card):
         assert figure.kind == ("byte" if key.startswith("memory.") and "band" not in key else COLUMNS[key][2]), key
 
 
-def test_every_figure_has_a_known_source(card):
+def every_figure_has_a_known_source(card):
     for key, figure in figures(card):
         assert set(figure.sources) <= set(sources()), key
         assert len(set(figure.sources)) == len(figure.sources) == len(figure.works()) > 0, key
 
 
-def test_memory_is_sane(card):
+def memory_is_sane(card):
     assert band(card.memory.label.value, 6e9, 1000e9)
     if card.memory.bandwidth:
         assert band(card.memory_bandwidth, 60e9, 20_000e9)
@@ -139,14 +134,14 @@ def test_memory_is_sane(card):
         assert band(card.capacity / card.memory_bandwidth, 0.01, 0.5 if card.memory.shared else 0.1)
 
 
-def test_shared_memory_is_that_of_a_system(card):
+def shared_memory_is_that_of_a_system(card):
     assert card.memory.shared == (card.segment == "unified")
     if card.memory.usable:
         assert card.memory.shared
         assert band(card.capacity / card.memory.label.value, 0.5, 0.81)  # half to three quarters, GiB of GB
 
 
-def test_the_driver_reports_at_least_the_decimal_label(card):
+def the_driver_reports_at_least_the_decimal_label(card):
     """The stated basis of reading a label "GB" as 10^9: never more than is there, and within 15 %."""
     if card.memory.reported:
         assert re.fullmatch(r"[0-9]+ GB", card.memory.label.text)
@@ -168,7 +163,7 @@ def test_chips_less_ecc_less_the_driver_is_a_little_less_than_what_the_driver_re
         assert band(msgspec.structs.replace(card, memory=memory).capacity / card.capacity, 0.975, 1.0), card.id
 
 
-def test_narrower_numbers_are_at_least_as_fast(card):
+def narrower_numbers_are_at_least_as_fast(card):
     rate = {p: card.peak(p) for p in PRECISIONS if getattr(card.peaks, p)}
     order = [p for p in ("fp32", "tf32", "bf16", "fp8", "fp4") if p in rate]
     assert [rate[p] for p in order] == sorted(rate[p] for p in order)
@@ -179,7 +174,7 @@ def test_narrower_numbers_are_at_least_as_fast(card):
         assert rate["int8"] >= rate["bf16"] or (card.id in INT8_BELOW_BF16)
 
 
-def test_peaks_keep_their_ratios(card):
+def peaks_keep_their_ratios(card):
     """Sparse doubles and per-die halves show as a ratio that no dense rate has."""
     figure = card.peaks.bf16 or card.peaks.fp16
     if figure is None:
@@ -197,7 +192,7 @@ def test_peaks_keep_their_ratios(card):
         assert band(half / card.memory_bandwidth, 10 if pascal else 30, 600)
 
 
-def test_links_are_faster_than_adapters_and_slower_than_memory(card):
+def links_are_faster_than_adapters_and_slower_than_memory(card):
     if card.interconnect.bandwidth:
         assert card.interconnect.kind
         assert band(card.link_bandwidth, 30e9, 2000e9)
@@ -211,7 +206,7 @@ def test_links_are_faster_than_adapters_and_slower_than_memory(card):
             assert card.nic_bandwidth < card.link_bandwidth
 
 
-def test_power_and_measured_rates_are_sane(card):
+def power_and_measured_rates_are_sane(card):
     if card.power.tdp:
         assert band(card.tdp, 30, 2000)
         if (half := card.peaks.bf16 or card.peaks.fp16) is not None:
@@ -220,7 +215,7 @@ def test_power_and_measured_rates_are_sane(card):
         assert band(card.bf16_best / card.peak("bf16"), 0.5, 0.98)
 
 
-def test_what_is_left_empty_raises_not_stated(card):
+def what_is_left_empty_raises_not_stated(card):
     stated = {key for key, _ in figures(card)}
     plugged = {"link.bandwidth"} if card.form == "card" and card.host.pcie else set()  # linked by PCI Express
     for key in set(ASK) - stated - plugged:
@@ -233,6 +228,21 @@ def test_what_is_left_empty_raises_not_stated(card):
         assert f"data/gpus/{card.id}.toml" in message
     for key in set(ASK) & stated:
         assert ASK[key](card) > 0
+
+
+@pytest.mark.parametrize("id", gpu_ids())
+def test_a_card_is_stated_well(id):
+    card = gpu(id)
+    every_figure_is_in_the_unit_of_its_field(card)
+    every_figure_has_a_known_source(card)
+    memory_is_sane(card)
+    shared_memory_is_that_of_a_system(card)
+    the_driver_reports_at_least_the_decimal_label(card)
+    narrower_numbers_are_at_least_as_fast(card)
+    peaks_keep_their_ratios(card)
+    links_are_faster_than_adapters_and_slower_than_memory(card)
+    power_and_measured_rates_are_sane(card)
+    what_is_left_empty_raises_not_stated(card)
 
 
 def test_published_figures():

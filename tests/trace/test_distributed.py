@@ -64,8 +64,14 @@ def test_collectives_and_peaks_are_those_of_real_processes(way: str, real: Said)
     size = SIZES[way]
     said = [one for one in real[str(size)] if one["way"] == way]
     assert sorted(one["rank"] for one in said) == list(range(size))
-    for one in said:
-        found = dry(way, size, one["rank"])
+    traced: dict[str, Trace] = {}
+    staged = way in ranks.SHARED and "pp" in ranks.SHARED[way][1]
+    # The first and the last rank; those between too, but where they send the same as another one and are of no stage.
+    for one in sorted(said, key=lambda one: one["rank"] % (size - 1)):
+        sends = json.dumps(one["calls"])
+        if staged or one["rank"] in (0, size - 1) or sends not in traced:
+            traced[sends] = dry(way, size, one["rank"])
+        found = traced[sends]
         calls: dict[tuple[str, int], list[int]] = {}
         for kind, nbytes, group in one["calls"]:
             calls.setdefault((plain(kind), group), []).append(nbytes)
