@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -29,7 +30,7 @@ def command(name: str | None) -> None:
     click.echo(text if name is None else json.dumps(schema_of(name, text), ensure_ascii=False, indent=2), nl=bool(name))
 
 
-def schema_of(name: str, text: str) -> dict[str, object]:
+def schema_of(name: str, text: str) -> dict[str, Any]:
     """Return the schema of a command, or of a form of one, with all that it refers to; text: that of `data/schema.json`.
 
     Raises `ConfigError`.
@@ -38,7 +39,7 @@ def schema_of(name: str, text: str) -> dict[str, object]:
     >>> sorted(schema_of("saved.cases", read_data("schema.json"))["$defs"])
     ['amount', 'case', 'saved.cases', 'version']
     """
-    whole = json.loads(text)
+    whole: dict[str, Any] = json.loads(text)
     shapes = whole["$defs"]
     commands = [entry["$ref"].removeprefix(PREFIX) for entry in whole["anyOf"]]
     names = [*commands, *(each for each in shapes if each.partition(".")[0] in commands and "." in each)]

@@ -108,8 +108,14 @@ def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: d
     """Print the most sites that cost no more than `slack` of the tokens/s, and return the exit code 0."""
     best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
     if as_json:
-        rows = [_plain(one) for one in tried]
-        document({"sites": best, "tried": rows, "assumed": assumed, "not_counted": list(NOT_COUNTED)})
+        document(
+            {
+                "sites": best,
+                "tried": [_plain(one) for one in tried],
+                "assumed": assumed,
+                "not_counted": list(NOT_COUNTED),
+            }
+        )
         return 0
     target = console()
     plural = "s" if best > 1 else ""
