@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol
 from loadgauge.errors import NO, YES
 
 Verdict = Literal["fits", "tight", "depends", "does not fit", "unknown"]
-ORDER: tuple[Verdict, ...] = ("fits", "unknown", "depends", "tight", "does not fit")
-"""From the best to the worst, as answers are ranked."""
+RANK: dict[Verdict, int] = {"fits": 0, "unknown": 0, "depends": 1, "tight": 2, "does not fit": 3}
+"""The worse, the higher: what fits is ranked first."""
 
 
 class Needs(Protocol):

@@ -360,7 +360,7 @@ def test_defaults_are_those_of_the_version(
         ),
         ("job.yaml", AXOLOTL.replace("adapter: qlora\n", ""), "no adapter trains"),
         ("job.yaml", AXOLOTL + "fp16: true\nbfloat16: true\n", "contradicts another switch"),
-        ("x.py", "print(1)", "is a program, which is not run"),
+        ("x.py", "print(1)", "is a program or a notebook, which is not run"),
         ("x.yaml", "a: 1\n", "no keys of a job file that is known"),
     ],
 )

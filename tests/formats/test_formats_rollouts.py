@@ -199,7 +199,7 @@ def test_the_command_answers(name: str, tmp_path: Path) -> None:
     place = tmp_path / FILES[name][0]
     place.write_text(FILES[name][1])
     found = document(f"estimate {place} --gpu h100-sxm5-80gb")
-    phases = [one["phase"] for one in found["memory"]]
+    phases = [one["phase"] for one in found["memory"]["phases"]]
     assert phases[0] == "generate"
     assert "update" in phases
     assert ("old log-probs" in phases) == (name != "prime-rl")
@@ -271,7 +271,7 @@ def test_a_step_without_old_log_probs_has_no_such_phase() -> None:
     gone = [one for one in whole["time"]["phases"] if one["name"] == "old log-probs"]
     assert len(gone) == 1
     assert not any(one["name"] == "old log-probs" for one in less["time"]["phases"])
-    assert not any(one["phase"] == "old log-probs" for one in less["memory"])
+    assert not any(one["phase"] == "old log-probs" for one in less["memory"]["phases"])
     # The rest is a share of the other phases.
     assert whole["time"]["step"] - less["time"]["step"] == pytest.approx(1.05 * gone[0]["seconds"])
 

@@ -44,7 +44,7 @@ def test_a_file_s_task_is_estimated(text: str, task: str, tmp_path: Path) -> Non
     assert f"--task {task}" in flags
     again = document(f"{flags.strip()} --gpu h100-sxm5-80gb")
     assert again["task"] == task
-    assert found["memory"][0]["total"] == pytest.approx(again["memory"][0]["total"], rel=0.35)  # another trainer's loss
+    assert found["memory"]["phases"][0]["total"] == pytest.approx(again["memory"]["phases"][0]["total"], rel=0.35)
 
 
 def test_a_command_of_ms_swift_s_sft_is_not_given_a_task(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_files_that_generate_their_answers(text: str, to: str, flags: str, tmp_p
     place.write_text(text)
     assert flags in typed(f"convert {place} --to flags").out
     found = document(f"estimate {place} --gpu h100-sxm5-80gb")
-    assert found["memory"][0]["phase"] == "generate"
-    assert not any(part["role"] == "critic" for phase in found["memory"] for part in phase["parts"])
+    assert found["memory"]["phases"][0]["phase"] == "generate"
+    assert not any(part["role"] == "critic" for phase in found["memory"]["phases"] for part in phase["parts"])
     other = tmp_path / "b.yaml"
     other.write_text(typed(f"convert {place} --to {to}").out)
     assert flags in typed(f"convert {other} --to flags").out
@@ -153,7 +153,7 @@ def test_a_reference_of_llamafactory_is_a_second_model_where_it_is_named(tmp_pat
         place.write_text(FACTORY + more)
         found = document(f"estimate {place} --gpu b200-sxm-180gb")
         weights = [
-            one["bytes"] for phase in found["memory"] if phase["phase"] == "update" for one in phase["parts"]
+            one["bytes"] for phase in found["memory"]["phases"] if phase["phase"] == "update" for one in phase["parts"]
             if (one["role"], one["part"]) == ("reference", "weights")
         ]  # fmt: skip
         assert sum(weights) == held
@@ -169,11 +169,11 @@ def test_adapters_that_score_are_those_of_the_policy_once_more(tmp_path: Path) -
     place.write_text(PPO.replace("reward_model_type: full\n", "").replace("meta-llama/Llama-3.2-1B", "saves/reward"))
     assert "--reward-model adapter" in typed(f"convert {place} --to flags").out
     found = document(f"estimate {place} --gpu h100-sxm5-80gb")
-    update = next(phase for phase in found["memory"] if phase["phase"] == "update")
+    update = next(phase for phase in found["memory"]["phases"] if phase["phase"] == "update")
     scores = {one["part"]: one["bytes"] for one in update["parts"] if one["role"] == "reward model"}
     shapes = 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
     assert scores == {"adapters": 4 * 8 * shapes * 32}
-    assert any(phase["phase"] == "reward" for phase in found["memory"])
+    assert any(phase["phase"] == "reward" for phase in found["memory"]["phases"])
     alone = typed("estimate llama-3.1-8b --task ppo --reward-model adapter --critic shared")
     assert (alone.code, alone.err.count("\n")) == (2, 1)
     assert "needs adapters" in alone.err
@@ -193,7 +193,7 @@ def test_a_reference_of_llamafactory_is_not_widened(tmp_path: Path) -> None:
     place.write_text(FACTORY.replace("finetuning_type: lora", "finetuning_type: full"))
     found = document(f"estimate {place} --gpu b200-sxm-180gb")
     held = {
-        one["role"]: one["bytes"] for phase in found["memory"] if phase["phase"] == "update" for one in phase["parts"]
+        one["role"]: one["bytes"] for phase in found["memory"]["phases"] if phase["phase"] == "update" for one in phase["parts"]
         if one["part"] == "weights"
     }  # fmt: skip
     assert held["reference"] == 2 * 8_030_261_248
@@ -329,8 +329,8 @@ def test_a_file_of_trl_and_its_flags_have_one_answer(text: str, flags: str, tmp_
     weights = "" if "simpo" in flags or "cpo" in flags else " --weights float32"
     rows = f"--micro-batch 2 --global-batch 8 --zero 3 --recompute full --framework huggingface{length}{weights}"
     again = document(f"estimate qwen2.5-0.5b --task {flags} {rows} {sharded}")
-    assert [(one["phase"], one["total"]) for one in found["memory"]] == [
-        (one["phase"], one["total"]) for one in again["memory"]
+    assert [(one["phase"], one["total"]) for one in found["memory"]["phases"]] == [
+        (one["phase"], one["total"]) for one in again["memory"]["phases"]
     ]
     assert place.read_text() == typed(f"convert {place} --onto {place} --to trl").out
 
@@ -409,7 +409,7 @@ def test_a_model_with_a_task_is_written_as_a_file(tmp_path: Path) -> None:
     given, read_ = (
         document(f"estimate {one} --gpu h100-sxm5-80gb") for one in (flags, f"{place} --gpus 8")
     )  # fmt: skip
-    assert [one["total"] for one in given["memory"]] == [one["total"] for one in read_["memory"]]
+    assert [one["total"] for one in given["memory"]["phases"]] == [one["total"] for one in read_["memory"]["phases"]]
     made = typed("convert llama-3.1-8b --task grpo --gpus 8 --zero 3 --answers 512 --to verl")
     assert (made.code, made.err) == (0, "")
     assert "use_kl_loss=True" in made.out

@@ -110,7 +110,7 @@ def step(place: Path, text: str, flags: str = "") -> dict[str, Any]:
 
 
 def phases(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {one["phase"]: one for one in found["memory"]}
+    return {one["phase"]: one for one in found["memory"]["phases"]}
 
 
 def test_the_whole_step_of_a_grpo_script_is_that_of_its_flags(tmp_path: Path) -> None:

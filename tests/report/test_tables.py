@@ -261,7 +261,7 @@ def test_documents_read_the_same_and_act_on_nothing() -> None:
         tables.document({"text": HOSTILE, "more": "\x7f\ud7ff中é", "count": [1, 2.5]})
     assert all(letter.isprintable() or letter == "\n" for letter in out.getvalue())
     assert "中é" in out.getvalue()
-    assert json.loads(out.getvalue()) == {"text": HOSTILE, "more": "\x7f\ud7ff中é", "count": [1, 2.5]}
+    assert json.loads(out.getvalue()) == {"schema": 1, "text": HOSTILE, "more": "\x7f\ud7ff中é", "count": [1, 2.5]}
 
 
 @given(st.text(max_size=40))

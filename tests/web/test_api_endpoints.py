@@ -95,8 +95,9 @@ def test_post_training_is_that_of_the_command(served: Served, asked: dict[str, s
         "--gpu h100-sxm5-80gb --gpus 64 --tp 8 --pp 2 --sequence-parallel --zero 1 --micro-batch 1 --global-batch 64"
     )
     same = document(f"estimate llama-3.1-70b {layout} {line}")
-    assert {name: found[name] for name in same} == same
     assert document(found["command"].removeprefix("loadgauge ")) == same
+    del same["schema"]
+    assert {name: found[name] for name in same} == same
     rolls = ["seq-len"] if asked["task"] == "grpo" else []
     assert set(found["left_out"]) == {"tokens", "price", *rolls}
     if rolls:
@@ -265,19 +266,26 @@ TRACEBACK = (
 )
 
 
+def plain(words: list[str]) -> Any:
+    """What a command prints as JSON, without the version of its shape."""
+    found = json.loads(typed([*words, "--json"]).out)
+    del found["schema"]
+    return found
+
+
 @pytest.mark.parametrize("text", [TRACEBACK, "Killed", "CUDA Error: out of memory at /w/cumem_allocator.cpp:62"])
 def test_an_error_has_the_command_s_whole_answer(served: Served, text: str) -> None:
     """Cause, place and remedies; and the changes of the page's run are those that the command estimates."""
     flags = {"model": "qwen3-8b", "gpu": "4090", "lora-rank": "16", "seq-len": "4096", "micro-batch": "2"}
     found, printed = (
         served.answer("/api/drop", name="error.txt", text=text),
-        json.loads(typed(["why", text, "--json"]).out),
+        plain(["why", text]),
     )
     assert found["why"] == printed
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     yours, run = (
         served.answer("/api/fitting", flags=flags, text=text),
-        json.loads(typed(["why", text, *words, "--json"]).out),
+        plain(["why", text, *words]),
     )
     assert yours["changes"] == run["changes"]
     assert run["changes"]
@@ -497,8 +505,8 @@ def test_a_question_that_kills_workers_is_given_up(how: tuple[signal.Signals, ..
             ended_by(killed, each)
         with pytest.raises(Refused, match="broke off"):
             await question
-        with pytest.raises(Failed, match="out-of-memory"):
-            await worker.ask("text", "", name="x.txt", text="CUDA: ried to allocate nothing")
+        with pytest.raises(Failed, match="cannot be read"):
+            await worker.ask("text", "", name="x.txt", text="CUDA out of memory. Tried to allocate nothing")
         await worker.close()
 
     asyncio.run(check())

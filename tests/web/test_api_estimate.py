@@ -54,6 +54,7 @@ def without_outcomes(text: str) -> Any:
     """A document without what other assumptions come to, which the page asks for apart."""
     found = json.loads(text)
     found.pop("outcomes", None)
+    found.pop("schema", None)
     return found
 
 

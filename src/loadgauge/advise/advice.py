@@ -9,7 +9,7 @@ from loadgauge.advise.changes import FIT, Change, Run, changes, tp_factors
 from loadgauge.advise.try_ import Tried, complete, flags, try_change
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.setup import Setup
-from loadgauge.verdict import ORDER
+from loadgauge.verdict import RANK
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6
@@ -35,8 +35,8 @@ def advice(setup: Setup) -> list[Tried]:
         last = (_together(setup), _unsloth(setup), _more_gpus(setup), _adapters(setup), _shorter(setup))
         fitting += [trial for trial in last if trial is not None]
     before = setup.estimate().memory
-    better = ORDER[1 : ORDER.index(before.verdict)]  # one that may fit is a step on
-    fitting += sorted((trial for trial in tried if trial.result.memory.verdict in better), key=_rank)
+    # One that may fit is a step on.
+    fitting += sorted((trial for trial in tried if 0 < _rank(trial) < RANK[before.verdict]), key=_rank)
     if fitting:
         return fitting[:MOST_SHOWN]
     smaller = [trial for trial in tried if trial.result.memory.total < before.total]
@@ -69,7 +69,7 @@ def _unsaid(result: Estimate) -> dict[str, Any]:
 
 
 def _rank(trial: Tried) -> int:
-    return ORDER.index(trial.result.memory.verdict)
+    return RANK[trial.result.memory.verdict]
 
 
 def _closeness(trial: Tried) -> tuple[int, float]:

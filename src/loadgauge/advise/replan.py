@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -111,7 +111,18 @@ def _apply(case: Case, fields: dict[str, Any]) -> Case:
             links[place] = msgspec.structs.replace(links[place], bandwidth=parse(fields[name])[0])
             return msgspec.structs.replace(case, cluster=msgspec.structs.replace(case.cluster, links=tuple(links)))
     sizes = {name: fields.get(name) for name in ("gpus", "global_batch", "seq_len")}
-    return reopen(case, **sizes, training=_training(case, fields))
+    changed = _training(case, fields)
+    again = reopen(case, **sizes, training=changed)
+    return again if changed is None else msgspec.structs.replace(again, others=tuple(_others(case, fields, changed)))
+
+
+def _others(case: Case, fields: dict[str, Any], changed: Training) -> Iterator[Training]:
+    """The other ways in which the changed job may train, where the change does not say it."""
+    for other in case.others:
+        if not ({"optimizer", "offload"} & fields.keys() and other.optimizer != case.training.optimizer):
+            also = _training(msgspec.structs.replace(case, training=other), fields)
+            if also is not None and also != changed:
+                yield also
 
 
 def _training(case: Case, fields: dict[str, Any]) -> Training | None:

@@ -23,7 +23,7 @@ from loadgauge.spec.axes import COMMUNICATION
 from loadgauge.spec.hardware import gpu as kind_of_gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
-from loadgauge.verdict import ORDER
+from loadgauge.verdict import RANK
 
 STEP = 1024
 """Tokens that a sequence length is found to."""
@@ -450,4 +450,4 @@ def cheapest_gpu(
         answers.append(Answer(f"{card.name}: {cost:,.2f} for a billion tokens", cost, best))
     if not answers:
         raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
-    return sorted(answers, key=lambda answer: (ORDER.index(answer.best.memory.verdict), answer.value)), rest
+    return sorted(answers, key=lambda answer: (RANK[answer.best.memory.verdict], answer.value)), rest

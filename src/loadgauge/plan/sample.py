@@ -9,11 +9,18 @@ from loadgauge.spec.layout import Layout
 
 
 class Sampler:
-    """Keeps up to `each` layouts of every structure that fit, as (memory [bytes], step [s], layout) in `rows`."""
+    """Keeps up to `each` layouts of every structure that fit, as (memory [bytes], step [s], layout) in `rows`; where none
+    does, those that are tight."""
 
     def __init__(self, each: int) -> None:
         self.each = each
-        self.rows: list[tuple[float, float, Layout]] = []
+        self.sure: list[tuple[float, float, Layout]] = []
+        self.tight: list[tuple[float, float, Layout]] = []
+
+    @property
+    def rows(self) -> list[tuple[float, float, Layout]]:
+        """What was kept."""
+        return self.sure or self.tight
 
     def widen(self, wanted: Wanted, limit: float) -> Wanted:
         """Has some layouts of each structure timed that need at most `limit` bytes, besides those that are wanted."""
@@ -31,10 +38,11 @@ class Sampler:
         """Keeps some of the layouts of one structure that were timed and need at most `limit` bytes."""
         import numpy
 
-        timed = numpy.flatnonzero((batch.memory <= limit) & (batch.step < numpy.inf))
-        for index in spaced(timed, self.each):
-            layout = batch.grid.layout(batch.structure, int(batch.places[index]))
-            self.rows.append((float(batch.memory[index]), float(batch.step[index]), layout))
+        timed, fits = (batch.memory <= limit) & (batch.step < numpy.inf), batch.high <= limit
+        for rows, members in ((self.sure, timed & fits), (self.tight, timed & ~fits)):
+            for index in spaced(numpy.flatnonzero(members), self.each):
+                layout = batch.grid.layout(batch.structure, int(batch.places[index]))
+                rows.append((float(batch.memory[index]), float(batch.step[index]), layout))
 
 
 def spaced(places: Any, most: int) -> Any:

@@ -28,7 +28,7 @@ from loadgauge.spec.calibration import efficiencies as calibrated
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.training import Training
-from loadgauge.verdict import ORDER
+from loadgauge.verdict import RANK
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -400,7 +400,7 @@ def _exact(
         case, layout = cases[row.case], row.layout
         exact = estimates.once((row.case, layout), case.estimate, layout)
         second = seconds(exact) if objective == "network" else exact.memory.total
-        word = ORDER.index(exact.memory.verdict)
+        word = RANK[exact.memory.verdict]
         ranked.append(((word, score(objective, case, exact), second, _simplicity(layout)), place, exact))
     ranked.sort(key=lambda entry: entry[:2])
     return [(place, exact) for _, place, exact in ranked]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from loadgauge.estimate.memory.counters import Reading
-from loadgauge.verdict import ORDER, Verdict, judge
+from loadgauge.verdict import RANK, Verdict, judge
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -92,11 +92,11 @@ def ask(
     def answers(thing: Unsaid) -> tuple[Choice, ...]:
         return tuple(choice(other.value, other.change, thing.fields(other.value)) for other in thing.others)
 
-    worse = ORDER[max(ORDER.index(verdict), ORDER.index("depends")) + 1 :]
+    bar = RANK[max(verdict, "depends", key=RANK.__getitem__)]
     growing = sorted((thing for thing in unsaid if thing.more > 0), key=lambda thing: -thing.more)
     for thing in growing:
         others = answers(thing)
-        if any(other.verdict in worse for other in others):
+        if any(RANK[other.verdict] > bar for other in others):
             break
     else:
         if verdict == "tight" or not growing:
