@@ -232,7 +232,7 @@ def test_a_step_that_does_not_fit_is_no_run(capsys) -> None:
     assert "DOES NOT FIT" in text
     code, text = ask(capsys, *words, "--json")
     assert code == 1
-    assert json.loads(text)["fits"] is False
+    assert json.loads(text)["memory"]["verdict"] == "does not fit"
 
 
 def test_circuit_switches_replace_a_block(capsys) -> None:
