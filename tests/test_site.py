@@ -119,7 +119,9 @@ QUESTIONS = {  # What a stranger asks, and what the answer must have in it.
 
 def start_page() -> dict[str, str]:
     """The questions of the start page, with the command of each."""
-    rows = re.findall(r"^\| \[(.*?)\]\(.*?\) \| `(loadgauge .*?)` \|$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| \[(.*?)\]\(.*?\) \| `(loadgauge .*?)` \|$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     return {question.replace("`", ""): line for question, line in rows}
 
 
@@ -151,10 +153,10 @@ def test_every_dialect_has_a_section_with_a_command() -> None:
 def test_the_settings_of_the_tutorial_are_those_of_the_example() -> None:
     (block,) = (
         block["body"]
-        for block in FENCE.finditer((DOCS / "tutorials" / "platform.md").read_text())
+        for block in FENCE.finditer((DOCS / "tutorials" / "platform.md").read_text(encoding="utf-8"))
         if block["language"] == "toml"
     )
-    assert block == (ROOT / "examples" / "loadgauge.toml").read_text()
+    assert block == (ROOT / "examples" / "loadgauge.toml").read_text(encoding="utf-8")
 
 
 # The site as it is built

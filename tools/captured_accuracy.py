@@ -222,7 +222,7 @@ if __name__ == "__main__":
         sys.exit()
     if given == ["--modules"]:
         for so_far in modules(own):
-            path.write_text(json.dumps(of_types | {"own": so_far}, indent=0))
+            path.write_text(json.dumps(of_types | {"own": so_far}, indent=0), encoding="utf-8")
         sys.exit()
     missing = [kind for kind in TYPES if kind not in done]
     run_each(

@@ -202,7 +202,7 @@ def tried(kind: str) -> dict[str, Any]:
             else:
                 config = small_config(kind, LAYERS)
                 target = str(Path(folder) / f"{kind}.json")
-                Path(target).write_text(json.dumps(config.to_dict(), default=str))
+                Path(target).write_text(json.dumps(config.to_dict(), default=str), encoding="utf-8")
                 asked["road"] = "captured"
                 job = of_config(config, run)
             for way, zero in ZERO.items():
@@ -278,11 +278,11 @@ if __name__ == "__main__":
     import transformers
 
     path, given = Path(sys.argv[1]), sys.argv[2:]
-    done = json.loads(path.read_text()) if path.exists() else {}
+    done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if given == ["--page"]:
         versions = f"transformers {transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}"
         PAGE.write_text(page({kind: done[kind] for kind in TYPES if kind in done}, versions))
         sys.exit()
     for kind in given or [kind for kind in TYPES if kind not in done]:
         done[kind] = tried(kind)
-        path.write_text(json.dumps(done, indent=0))
+        path.write_text(json.dumps(done, indent=0), encoding="utf-8")

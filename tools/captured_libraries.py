@@ -281,7 +281,7 @@ def _both(pair: list[int]) -> str:
 def main(place: str, *names: str) -> None:
     """Fill the file of results, or write the page of them."""
     file = Path(place)
-    done = json.loads(file.read_text()) if file.exists() else {}
+    done = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if names == ("page",):
         Path(__file__).parents[1].joinpath("docs", "captured-libraries.md").write_text(page(done))
         return
@@ -292,7 +292,7 @@ def main(place: str, *names: str) -> None:
             continue
         done[name] = forked(name)
         print(name, json.dumps(done[name])[:300], flush=True)
-        file.write_text(json.dumps(done, indent=1))
+        file.write_text(json.dumps(done, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

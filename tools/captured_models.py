@@ -207,7 +207,7 @@ def ready() -> tuple[str, str]:
 
 def results(path: Path) -> dict[str, Any]:
     """What was written so far."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
 
@@ -218,7 +218,7 @@ def run_each(
     for kind in kinds:
         done[kind] = work(kind)
         print(kind, said(done[kind]), flush=True)
-        path.write_text(json.dumps(done, indent=0))
+        path.write_text(json.dumps(done, indent=0), encoding="utf-8")
 
 
 if __name__ == "__main__":
@@ -228,9 +228,9 @@ if __name__ == "__main__":
     path, given = Path(sys.argv[1]), sys.argv[2:]
     done = results(path)
     if given == ["--page"]:
-        before = json.loads(TABLE.read_text())["types"]
+        before = json.loads(TABLE.read_text(encoding="utf-8"))["types"]
         releases = "transformers {} and PyTorch {}".format(*versions)
-        PAGE.write_text(page(done, standing(PAGE.read_text()), model_types(), releases))
+        PAGE.write_text(page(done, standing(PAGE.read_text(encoding="utf-8")), model_types(), releases))
         TABLE.write_text(table(done, before, model_types(), *versions))
         sys.exit()
     missing = [kind for kind in model_types() if kind not in done]

@@ -236,7 +236,7 @@ def main(path: Path, types: list[str]) -> None:
     def numbers(*_: Any) -> Any:
         raise NotModelled("numbers alone: what formulas say is compared in docs/captured-accuracy.md")
 
-    done: dict[str, list[str]] = json.loads(path.read_text()) if path.exists() else {}
+    done: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if types == ["--page"]:
         versions = ", ".join(f"{name} {version(name).partition('+')[0]}" for name in ("peft", "transformers", "torch"))
         PAGE.write_text(page(done, versions))
@@ -249,7 +249,7 @@ def main(path: Path, types: list[str]) -> None:
             for line in rows(kind, CASES[kind]):
                 done[kind].append(line)
                 print(line, flush=True)
-                path.write_text(json.dumps(done, indent=0))
+                path.write_text(json.dumps(done, indent=0), encoding="utf-8")
         except Exception as error:
             done[kind].append(f"| {kind} | {type(error).__name__}: {str(error)[:100]} | | | | | | |")
             print(done[kind][-1], flush=True)

@@ -108,8 +108,8 @@ if __name__ == "__main__":
     from loadgauge.capture.small import model_types
 
     path, given = Path(sys.argv[1]), sys.argv[2:]
-    done = json.loads(path.read_text()) if path.exists() else {}
+    done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for kind in given or [kind for kind in model_types() if kind not in done]:
         done[kind] = forked(kind, trained)
         print(kind, done[kind], flush=True)
-        path.write_text(json.dumps(done, indent=0))
+        path.write_text(json.dumps(done, indent=0), encoding="utf-8")

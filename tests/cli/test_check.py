@@ -181,13 +181,13 @@ def act(folder: Path, **inputs: str) -> tuple[int, str, str, str]:
     """The Action's script in a folder: exit code, log, summary and outputs."""
     told = {name: str(folder.parent / name) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
     for place in told.values():
-        Path(place).write_text("")
+        Path(place).write_text("", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(ROOT / "packaging/action/check.py")], cwd=folder, capture_output=True, text=True,
         env={**os.environ, "GITHUB_BASE_REF": "", **told, **inputs},
     )  # fmt: skip
     assert not done.stderr
-    return done.returncode, done.stdout, *(Path(place).read_text() for place in told.values())  # type: ignore[return-value]
+    return done.returncode, done.stdout, *(Path(place).read_text(encoding="utf-8") for place in told.values())  # type: ignore[return-value]
 
 
 def test_the_action_fails_a_pull_request_that_no_longer_fits(pull_request: Path) -> None:

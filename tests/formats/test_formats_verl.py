@@ -104,7 +104,7 @@ def test_offload_between_the_updates_is_no_offload_in_them() -> None:
 
 
 def step(place: Path, text: str, flags: str = "") -> dict[str, Any]:
-    place.write_text(text)
+    place.write_text(text, encoding="utf-8")
     found: dict[str, Any] = document(f"estimate {place} --gpu h100-sxm5-80gb {flags}")
     return found
 

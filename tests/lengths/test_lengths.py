@@ -355,7 +355,7 @@ def test_what_a_command_line_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="zero byte"):
         Lengths.parse("a\0b")
     monkeypatch.chdir(tmp_path)
-    Path("uniform:7").write_text("512\n")  # A file goes before its meaning.
+    Path("uniform:7").write_text("512\n", encoding="utf-8")  # A file goes before its meaning.
     assert Lengths.parse("uniform:7") == Lengths.of([512])
 
 

@@ -110,7 +110,7 @@ def processes(target: Path) -> dict[str, Any] | str:
     for _ in range(2):
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
         if done.returncode == 0:
-            return json.loads(target.read_text())
+            return json.loads(target.read_text(encoding="utf-8"))
         if done.returncode == wire_workers.NO_COUNTER:
             return "skipped: sockets do not say what they sent (that needs Linux 4.19 and a loopback interface)"
     return done.stderr

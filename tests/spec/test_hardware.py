@@ -346,7 +346,7 @@ def test_a_short_name_is_the_commonest_variant():
         "NVIDIA H100 80GB HBM3": "h100-sxm5-80gb", "NVIDIA H100 PCIe": "h100-pcie-80gb", "NVIDIA L40S": "l40s",
     }.items():  # fmt: skip
         assert gpu(text).id == id
-    names = tomllib.loads((Path(loadgauge.__file__).parent / "data/gpu_names.toml").read_text())
+    names = tomllib.loads((Path(loadgauge.__file__).parent / "data/gpu_names.toml").read_text(encoding="utf-8"))
     assert set(names.values()) <= set(gpu_ids())
     assert not set(names) & set(gpu_ids())
 

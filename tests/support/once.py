@@ -16,7 +16,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[], Any]) ->
     folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    with open(folder / f"{name}.lock", "w") as lock:
+    with open(folder / f"{name}.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = folder / f"{name}.json"
         if not done.exists():

@@ -340,7 +340,7 @@ def run_rank(rank: int, ranks: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=600)
     )
-    Path(folder, f"{rank}.json").write_text(json.dumps(measure(ranks)))
+    Path(folder, f"{rank}.json").write_text(json.dumps(measure(ranks)), encoding="utf-8")
     dist.barrier()
 
 
@@ -372,7 +372,7 @@ def run_ranks(ranks: int) -> list[Any]:
             signal.alarm(0)
             for child in children:
                 os.kill(child, signal.SIGKILL)
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+        return [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
 
 
 def late(*_: Any) -> None:
@@ -386,7 +386,7 @@ def main(target: str) -> int:
     signal.signal(signal.SIGALRM, late)
     gc.collect()
     gc.freeze()  # the ranks, which are forked, do not look through what is imported
-    Path(target).write_text(json.dumps({ranks: run_ranks(ranks) for ranks in RANKS}))
+    Path(target).write_text(json.dumps({ranks: run_ranks(ranks) for ranks in RANKS}), encoding="utf-8")
     return 0
 
 

@@ -198,7 +198,9 @@ def test_a_script_finds_itself_on_its_own_gpu() -> None:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path: Path = tmp_path_factory.mktemp("model") / "config.json"
-    path.write_text(json.dumps({**KEYS, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    path.write_text(
+        json.dumps({**KEYS, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}), encoding="utf-8"
+    )
     return str(path)
 
 

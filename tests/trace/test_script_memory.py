@@ -185,7 +185,7 @@ def test_kept_and_saved_agree(script: Path) -> None:
 
 
 def test_a_function_on_the_cpu(script: Path) -> None:
-    source = script.read_text().replace("at_import =", "# at_import =")
+    source = script.read_text(encoding="utf-8").replace("at_import =", "# at_import =")
     path = script.with_name("without.py")
     path.write_text(source)
     found = typed(["trace", f"{path}:on_cpu", "--json"])

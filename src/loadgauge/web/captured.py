@@ -124,10 +124,10 @@ def capture(wanted: dict[str, Any], stage: str) -> dict[str, Any]:
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     if hasattr(os, "nice"):
         os.nice(5)  # the page goes on meanwhile
-    Path(stage).write_text("imports")
+    Path(stage).write_text("imports", encoding="utf-8")
     import transformers  # noqa: F401
 
-    Path(stage).write_text("runs")
+    Path(stage).write_text("runs", encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
         place = Path(folder) / "config.json"
         place.write_bytes(msgspec.json.encode(asked.keys))
