@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def test_more_connections_than_files_may_be_open(log: str, tmp_path: Path) -> No
                     os.write(stderr, b"x")
             os.set_blocking(stderr, True)
         home = str(Path(loadgauge.__file__).parents[1])
-        command = f"ulimit -n 256; exec {sys.executable} -m loadgauge serve --port 0 --no-browser --json"
+        command = f"ulimit -n 256; exec {shlex.quote(sys.executable)} -m loadgauge serve --port 0 --no-browser --json"
         words, env = ["bash", "-c", command], {**os.environ, "PYTHONPATH": home}
         process = stack.enter_context(
             subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
