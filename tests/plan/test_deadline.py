@@ -52,7 +52,7 @@ def test_times_beside_an_answer_are_of_one_utilisation(question: str, assumed: s
     """Days are tokens over the rate beside them, and what is printed to reproduce them gives all of it."""
     found = document(f"{BASE.replace('none', 'full')} {question} {assumed}")
     (answer,) = found["answers"]
-    layout, value = answer["layout"], answer["value"]
+    layout, value = answer["best"], answer["value"]
     tokens = value if "find tokens" in question else 100e9
     sizes = {one["gpus"]: one["days"] for one in found.get("sizes", ())}
     days = 3 if "find tokens" in question else sizes.get(value, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def test_the_default_dtype_comes_back() -> None:
 def test_article_5_from_a_file(case: int, constant: str, kept: int, peak: int) -> None:
     """The article's own tensors of 2^29 elements, which hold no data."""
     file = Path(__file__).parents[2] / "docs" / "examples" / f"article5.py:case{case}"
-    line = f"saved {file} --constant '{constant}' --dtype float16 --device cuda --shape 512,1024,1024"
+    line = f"saved {shlex.quote(str(file))} --constant '{constant}' --dtype float16 --device cuda --shape 512,1024,1024"
     found = document(line)
     assert (found["persistent"] / 2**30, found["peak"] / 2**30) == (kept, peak)
 

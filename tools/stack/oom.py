@@ -258,7 +258,7 @@ def judged(script: Script) -> Verdict:
     document = answer(script, failure, limit)
     place, expected = document["place"], tensor(script, phase, failure)
     named = f"{place['tensor']} {document['place'].get('same_size') or ''}"
-    fitting = [change for change in document["changes"] if change["fits"]]
+    fitting = [change for change in document["changes"] if change["memory"]["verdict"] in ("fits", "depends")]
     for change in fitting:
         try:
             fields = fields_of(change["flags"])
@@ -270,7 +270,7 @@ def judged(script: Script) -> Verdict:
         if not isinstance(outcome, Ran):
             remedy += (
                 f" [fails again in {outcome[0]}, {outcome[1].op} {list(outcome[1].shape)} {outcome[1].dtype}; estimated"
-                f" {change['total'] / 2**20:.0f} MiB with {outside / 2**20:.0f} outside, limit {limit / 2**20:.0f}]"
+                f" {change['memory']['total'] / 2**20:.0f} MiB with {outside / 2**20:.0f} outside, limit {limit / 2**20:.0f}]"
             )
         break
     else:

@@ -106,15 +106,22 @@ def _precision() -> Idea:
     return Idea(keys=(*switches, "fp8"), facts=("precision", "weights"), read=read, write=write)
 
 
+def _plugins(keys: Keys) -> list[str]:
+    """The plugins that are listed. Raises ConfigError where `plugins` is not a list."""
+    listed = keys.raw("plugins") or []
+    if not isinstance(listed, list):
+        raise keys.wrong("plugins", f"must be a list of names, not {listed!r}")
+    return [str(plugin) for plugin in listed]
+
+
 def _other_plugin(keys: Keys) -> str | None:
     """The first plugin whose effect is not known."""
-    listed = [str(plugin) for plugin in keys.raw("plugins") or ()]
-    return next((name for name in listed if not name.startswith(OWN) or name.rpartition(".")[2] not in KNOWN), None)
+    return next((name for name in _plugins(keys) if not name.startswith(OWN) or name.rpartition(".")[2] not in KNOWN), None)
 
 
 def _plugged(keys: Keys, name: str) -> bool:
     """Whether a plugin is listed; axolotl drops the keys of one that is not, without a word (`integrations/config.py`)."""
-    return any(name in str(plugin) for plugin in keys.raw("plugins") or ())
+    return any(name in plugin for plugin in _plugins(keys))
 
 
 def _fuses_adapters(keys: Keys) -> bool:
@@ -186,7 +193,7 @@ def _loss() -> Idea:
         if on or kernels(keys):
             gated = next((name for name in GATED if keys.has(name)), GATED[0])
             values |= {NORM: True if on else None, gated: True if on else None}
-        listed = [str(plugin) for plugin in keys.raw("plugins") or ()]
+        listed = _plugins(keys)
         plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
         if (on or kind == "liger") and not _plugged(keys, LIGER):
             plugins.append(PLUGINS[LIGER])
