@@ -57,7 +57,7 @@ versions:        ## what must hold with the oldest and a middle PyTorch and tran
 # Without what those tools train with: no release of them agrees with all others on that.
 parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-Core, axolotl, LLaMA-Factory and verl themselves
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/parsers -r tests/support/parsers.txt
-	PYTHONPATH=$(VENV)/parsers $(BIN)/python -m pytest -rs tests/formats/test_formats_parsers.py tests/formats/test_formats_coverage.py tests/formats/test_formats_proven.py
+	PYTHONPATH=$(VENV)/parsers $(BIN)/python -m pytest -rs tests/job_files/test_formats_parsers.py tests/job_files/test_formats_coverage.py tests/job_files/test_formats_proven.py
 
 lint: $(VENV)/installed-dev ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -100,7 +100,7 @@ bench: $(PAGES) ## speed, as a dated table in benchmarks/
 	$(RUN) benchmarks/search_speed.py
 
 gpu: $(VENV)/installed-dev ## calibrate this machine's GPU, and measure 26 trainings on it (an hour); GPU=h100-sxm5-80gb names it
-	$(BIN)/python -m loadgauge.compare.gpu_runs $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
+	$(BIN)/python -m loadgauge.pytorch.compare.gpu_runs $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
 
 # The date of the last commit is that of every file inside, so that the same commit gives the same bytes anywhere.
 dist: $(VENV)/installed-dev ## wheel and source distribution in dist/, reproducible, checked, and tried in an empty environment

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 from loadgauge import cluster, estimate, gpu, model, training
-from loadgauge.plan.axis_values import space_for
-from loadgauge.plan.search import Case, search
-from loadgauge.spec.layout import SCHEDULES
+from loadgauge.core.definitions.layout.layout import SCHEDULES
+from loadgauge.core.plan.search import Case, search
+from loadgauge.core.plan.space.axis_values import space_for
 
 SPACES = [
     ("llama-3.1-405b", 16384, 2048, 8192),
@@ -35,9 +35,9 @@ Of each layout the memory is worked out, to the byte that a single estimate give
 
 - exact where there is no pipeline, and where the schedule was played: the event simulation, for many layouts at once;
 - else bounded: its pipeline takes at least what its slowest stage is busy, with the first micro-batch on its way there
-  and the last one on its way back (a closed form; `plan/batch/schedule.py`, `least`). By that bound it cannot be among the
+  and the last one on its way back (a closed form; `core/plan/batch/schedule.py`, `least`). By that bound it cannot be among the
   20 best layouts nor on the front of time and memory, or it does not fit, so its exact time is not needed. The answer is
-  that of the second table (tests/plan/test_search_plan.py).
+  that of the second table (tests/core/plan/test_search_plan.py).
 
 No closed form replaces a time that is reported or ranked: the 20 best layouts and the front are estimated one by one in
 the end, and `SearchResult.moved` counts those that then change places.

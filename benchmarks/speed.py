@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 
 import loadgauge
-from loadgauge.estimate.estimate import estimate
-from loadgauge.estimate.schedule.simulate import simulate
-from loadgauge.families.reference import llama_block, llama_model
-from loadgauge.layers import View, block_layer
-from loadgauge.spec.kernels import Kernels
-from loadgauge.web.handlers import Question
-from loadgauge.web.handlers import estimate as answer
-from loadgauge.web.uploads import Uploads
+from loadgauge.core.definitions.model.kernels import Kernels
+from loadgauge.core.estimate.estimate import estimate
+from loadgauge.core.estimate.schedule.simulate import simulate
+from loadgauge.core.families.reference import llama_block, llama_model
+from loadgauge.core.layers import View, block_layer
+from loadgauge.page.inputs.uploads import Uploads
+from loadgauge.page.server.handlers import Question
+from loadgauge.page.server.handlers import estimate as answer
 
 LAYOUTS = 1_000_000
 SMALL_PAGE = {"model": "llama-3.1-8b", "gpu": "h100-sxm5-80gb", "gpus": "8", "zero": "3", "seq-len": "8192"}

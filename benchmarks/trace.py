@@ -40,11 +40,11 @@ def one(name: str) -> dict[str, object]:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    from loadgauge.spec.job import Job
-    from loadgauge.trace.jobs import ConfigJob
-    from loadgauge.trace.target import hugging_face
-    from loadgauge.trace.torch_run import TorchRun
-    from loadgauge.trace.trace import trace
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.trace.programs.jobs import ConfigJob
+    from loadgauge.pytorch.trace.programs.target import hugging_face
+    from loadgauge.pytorch.trace.torch_run import TorchRun
+    from loadgauge.pytorch.trace.trace import trace
 
     model, _, by = name.partition(" by ")
     config, run = hugging_face(model), TorchRun.of(Job(model=""))
@@ -68,10 +68,10 @@ def one_of_many(config: object, by: str) -> int:
     """Two steps of one rank."""
     import logging
 
-    from loadgauge.spec.job import Job
-    from loadgauge.trace.target import config_job
-    from loadgauge.trace.torch_run import TorchRun
-    from loadgauge.trace.trace import trace
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.trace.programs.target import config_job
+    from loadgauge.pytorch.trace.torch_run import TorchRun
+    from loadgauge.pytorch.trace.trace import trace
 
     logging.disable(logging.CRITICAL)
     run = TorchRun.of(Job(model="", **SHARED[by]))  # type: ignore[arg-type]
@@ -84,8 +84,8 @@ def by_memtracker(config: object, run: object) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    from loadgauge.trace.device.patches import no_packed_sequences
-    from loadgauge.trace.jobs import build_model
+    from loadgauge.pytorch.device.patches import no_packed_sequences
+    from loadgauge.pytorch.trace.programs.jobs import build_model
 
     with FakeTensorMode(), torch.device("cpu"), no_packed_sequences():
         model = build_model(config, run, "cpu")  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
     python docs/articles.py
 
-A test runs every command and looks for what its output must say (tests/articles/test_items.py).
+A test runs every command and looks for what its output must say (tests/evidence/articles/test_items.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from loadgauge.articles.article import verdicts
+from loadgauge.evidence.articles.article import verdicts
 
 HERE = Path(__file__).parent
 TITLES = {

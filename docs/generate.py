@@ -7,14 +7,21 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgauge.capture.world import tried
-from loadgauge.cli.equation import arguments as command_arguments
-from loadgauge.cli.equation import command
-from loadgauge.equation.equation import Equation, equations
-from loadgauge.estimate.parameters import parameters
-from loadgauge.families import model, model_sources, model_types, models
-from loadgauge.sources import cite
-from loadgauge.spec.model import Attention, Block, CompressedAttention, LatentAttention, ModelSpec, Moe
+from loadgauge.core.answers.equations.equation import Equation, equations
+from loadgauge.core.base.sources import cite
+from loadgauge.core.command_line.equation import arguments as command_arguments
+from loadgauge.core.command_line.equation import command
+from loadgauge.core.definitions.model.model import (
+    Attention,
+    Block,
+    CompressedAttention,
+    LatentAttention,
+    ModelSpec,
+    Moe,
+)
+from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.core.families import model, model_sources, model_types, models
+from loadgauge.pytorch.capture.requests.world import tried
 
 HERE = Path(__file__).parent
 MIXERS = {
@@ -121,7 +128,7 @@ def models_page() -> str:
         "# Models",
         "",
         f"Made by `make docs`. loadgauge reads configs of {len(by_type)} values of `model_type` and comes with",
-        f"{len(models())} models. `tests/families/` compares the parameters of all of them with transformers' own",
+        f"{len(models())} models. `tests/core/families/` compares the parameters of all of them with transformers' own",
         "classes, without what turns images into features. Active parameters are those a token passes through: the",
         "experts it is sent to, and both tables.",
         "",
@@ -239,8 +246,8 @@ def equations_page() -> str:
         "# Equations",
         "",
         "Made by `make docs`: each is what the command above it prints, read off the same list of operations that gives",
-        "the numbers of `loadgauge estimate`. `tests/equation/test_equation.py`, `tests/equation/test_equation_experts.py` and",
-        "`tests/paper/` compare them with the papers' and with derivations by hand. `loadgauge equation` takes any model",
+        "the numbers of `loadgauge estimate`. `tests/core/answers/equations/test_equation.py`, `tests/core/answers/equations/test_equation_experts.py` and",
+        "`tests/core/paper/` compare them with the papers' and with derivations by hand. `loadgauge equation` takes any model",
         "of [the catalogue](models.md) as `--layer` too, a number in place of each letter of ranks (`--tp 8`), and",
         "prints LaTeX (`--latex`) and JSON (`--json`).",
         "",

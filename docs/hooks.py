@@ -30,10 +30,10 @@ OUTSIDE_HERE, OUTSIDE = (re.compile(rf"\[([^\]\n]*)\]\({up}[^)\n]*\)") for up in
 API = {
     "loadgauge": "The facade. Each function and type is imported when it is first used.",
     "loadgauge.train": "Padding-free training (needs the extra `torch`): see [the guide](padding-free.md).",
-    "loadgauge.measure.watch": "In a training loop (needs the extra `torch`): see [the guide](callbacks.md).",
-    "loadgauge.measure.trainer_watch": "The same as a callback of transformers.",
-    "loadgauge.measure.lightning_watch": "The same as a callback of Lightning.",
-    "loadgauge.notebook": "A view with sliders in a notebook (needs the extra `notebook`).",
+    "loadgauge.pytorch.measure.watch": "In a training loop (needs the extra `torch`): see [the guide](callbacks.md).",
+    "loadgauge.pytorch.measure.trainer_watch": "The same as a callback of transformers.",
+    "loadgauge.pytorch.measure.lightning_watch": "The same as a callback of Lightning.",
+    "loadgauge.sheets.notebook": "A view with sliders in a notebook (needs the extra `notebook`).",
 }
 """Modules of the reference: their public names, with what is said before them."""
 LONGEST = 45
@@ -48,7 +48,7 @@ def outputs() -> bool:
 @cache
 def printed(line: str, longest: int | None = LONGEST) -> str:
     """What a command prints in 90 columns, in a folder with the files of `examples/`; its first `longest` lines."""
-    from loadgauge.cli.main import run
+    from loadgauge.core.command_line.main import run
 
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -250,9 +250,9 @@ def commands() -> str:
     """The reference of the command line, from the commands themselves."""
     import click
 
-    from loadgauge.cli.main import COMMANDS
-    from loadgauge.cli.main import commands as group
-    from loadgauge.spec.job import fields
+    from loadgauge.core.command_line.main import COMMANDS
+    from loadgauge.core.command_line.main import commands as group
+    from loadgauge.core.definitions.job.job import fields
 
     lines = ["# Command line", "", "`man loadgauge` has the same. Exit codes: 0 yes, 1 no, 2 cannot tell.", ""]
     context = click.Context(group, info_name="loadgauge")

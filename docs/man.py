@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from loadgauge.cli.main import COMMANDS, FIRST, commands
-from loadgauge.spec.job import WHOLE_RUN, fields
+from loadgauge.core.command_line.main import COMMANDS, FIRST, commands
+from loadgauge.core.definitions.job.job import WHOLE_RUN, fields
 
 EXITS = {
     "0": "yes: it fits; the command did what was asked",

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from accuracy.choices import Choice
-    from loadgauge.estimate.result import Estimate
-    from loadgauge.spec.layout import Layout
+    from loadgauge.core.definitions.layout.layout import Layout
+    from loadgauge.core.estimate.result import Estimate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 PAGE = Path(__file__).with_name("planner.md")
@@ -30,7 +30,7 @@ MEANS = {"zero": "ZeRO", "sequence_parallel": "sequence parallelism", "recompute
 
 def printed(line: str) -> str:
     """What a command prints, in 110 columns, without how long it took."""
-    from loadgauge.cli.main import run
+    from loadgauge.core.command_line.main import run
 
     os.environ["COLUMNS"] = "110"
     out, err = io.StringIO(), io.StringIO()
@@ -42,8 +42,8 @@ def printed(line: str) -> str:
 
 def dialects() -> str:
     """The table of dialects."""
-    from loadgauge.formats.dialects import FILES as NAMES
-    from loadgauge.formats.dialects import dialect
+    from loadgauge.job_files.dialects import FILES as NAMES
+    from loadgauge.job_files.dialects import dialect
 
     known = [dialect(name) for name in NAMES]
     words = {"argv": "command line", "python": "script, notebook", "yaml": "YAML", "json": "JSON", "toml": "TOML"}
@@ -58,8 +58,8 @@ def dialects() -> str:
 def published() -> str:
     """Published layouts beside the planner's best, by our own model."""
     from accuracy.choices import choose, configurations
-    from loadgauge.errors import Error
-    from loadgauge.validate.runs import published as rows
+    from loadgauge.core.base.errors import Error
+    from loadgauge.evidence.validate.runs import published as rows
 
     choices: list[Choice] = []
     left: list[str] = []
@@ -124,7 +124,7 @@ def short(layout: Layout) -> str:
 
 def because(own: Estimate, best: Estimate) -> str:
     """Which of its means the best changes, and where most of the time goes that it saves."""
-    from loadgauge.report.step_time import LANES
+    from loadgauge.core.text.estimate.step_time import LANES
 
     before, after = own.layout, best.layout
     changed = [

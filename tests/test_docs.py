@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from loadgauge.equation.equation import QUANTITIES
-from loadgauge.equation.layers import LAYERS
-from loadgauge.families import model_types, models
-from loadgauge.sources import cite
+from loadgauge.core.answers.equations.equation import QUANTITIES
+from loadgauge.core.answers.equations.layers import LAYERS
+from loadgauge.core.base.sources import cite
+from loadgauge.core.families import model_types, models
 
 DOCS = Path(__file__).parents[1] / "docs"
 

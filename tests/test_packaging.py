@@ -110,7 +110,7 @@ importlib.util.find_spec = find_spec
 
 import contextlib, io
 import loadgauge
-from loadgauge.cli.main import run
+from loadgauge.core.command_line.main import run
 assert loadgauge.__file__.startswith(sys.argv[1]), loadgauge.__file__
 answers = []
 for line in json.load(sys.stdin):
@@ -132,7 +132,7 @@ NEEDS = {
     "module.py:": "torch",
 }
 """What asks for an extra, by the words of a command."""
-ELSEWHERE = {"loadgauge validate": "takes a minute; tests/validate predicts the same runs"}
+ELSEWHERE = {"loadgauge validate": "takes a minute; tests/evidence/validate predicts the same runs"}
 
 
 def dependencies() -> set[str]:
@@ -207,8 +207,8 @@ def test_the_man_page_has_every_command_and_is_roff() -> None:
     import doctest
     import importlib.util
 
-    from loadgauge.cli.main import COMMANDS
-    from loadgauge.spec.job import fields
+    from loadgauge.core.command_line.main import COMMANDS
+    from loadgauge.core.definitions.job.job import fields
 
     spec = importlib.util.spec_from_file_location("docs_man", ROOT / "docs" / "man.py")
     assert spec is not None

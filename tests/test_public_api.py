@@ -18,8 +18,8 @@ import pytest
 import loadgauge
 from command_line import document, typed
 from loadgauge.api import Flags, TaskFlags
-from loadgauge.errors import ConfigError, Error, LayoutError
-from loadgauge.spec.job import POSTTRAIN, Job, fields
+from loadgauge.core.base.errors import ConfigError, Error, LayoutError
+from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
 
 GPU = "h100-sxm5-80gb"
 JOB: dict[str, Any] = {"gpus": 8, "zero": 3, "seq_len": 2048}
@@ -174,11 +174,11 @@ def test_a_public_name_hides_no_module() -> None:
 
 
 def test_the_package_can_be_called_and_imported_from() -> None:
-    import loadgauge.estimate.memory.rank_memory as by_name
+    import loadgauge.core.estimate.memory.rank_memory as by_name
     from loadgauge import estimate
-    from loadgauge.estimate.memory import rank_memory
+    from loadgauge.core.estimate.memory import rank_memory
 
-    assert by_name is rank_memory is sys.modules["loadgauge.estimate.memory.rank_memory"]
+    assert by_name is rank_memory is sys.modules["loadgauge.core.estimate.memory.rank_memory"]
     assert isinstance(estimate, ModuleType)
     assert estimate is loadgauge.estimate
     assert callable(estimate)
@@ -191,11 +191,11 @@ def test_the_package_can_be_called_and_imported_from() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import loadgauge.estimate.memory.rank_memory as m; assert m.MemoryModel",
-        "from loadgauge.estimate.memory import rank_memory; assert rank_memory.MemoryModel",
+        "import loadgauge.core.estimate.memory.rank_memory as m; assert m.MemoryModel",
+        "from loadgauge.core.estimate.memory import rank_memory; assert rank_memory.MemoryModel",
         "from loadgauge import estimate; assert estimate('gpt2').params",
         "import loadgauge.estimate; assert loadgauge.estimate('gpt2').params",
-        "import loadgauge as lg; from loadgauge.estimate.estimate import estimate; assert lg.estimate('gpt2').params",
+        "import loadgauge as lg; from loadgauge.core.estimate.estimate import estimate; assert lg.estimate('gpt2').params",
     ],
 )
 def test_every_way_of_importing_works_in_a_fresh_process(code: str) -> None:
@@ -210,9 +210,9 @@ def test_importing_the_facade_loads_nothing_heavy() -> None:
         "rich",
         "click",
         "msgspec",
-        "loadgauge.cli",
-        "loadgauge.spec",
-        "loadgauge.layers",
+        "loadgauge.core.command_line",
+        "loadgauge.core.definitions",
+        "loadgauge.core.layers",
     )
     code = f"import sys, loadgauge; print([name for name in {heavy!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -227,13 +227,13 @@ def test_what_needs_no_estimate_imports_none(words: str) -> None:
         "numpy",
         "rich",
         "msgspec",
-        "loadgauge.estimate.result",
-        "loadgauge.spec",
-        "loadgauge.layers",
+        "loadgauge.core.estimate.result",
+        "loadgauge.core.definitions",
+        "loadgauge.core.layers",
     )
     code = f"""
 import sys
-from loadgauge.cli.main import run
+from loadgauge.core.command_line.main import run
 code = run({words.split()!r})
 print(code, [name for name in {heavy!r} if name in sys.modules])
 """
@@ -253,9 +253,9 @@ def test_every_public_name_is_found_listed_and_kept() -> None:
 
 STRANGER = """
 import loadgauge as lg
-import loadgauge.estimate.memory.rank_memory as memory
+import loadgauge.core.estimate.memory.rank_memory as memory
 from loadgauge import Layout, estimate
-from loadgauge.estimate.result import Estimate
+from loadgauge.core.estimate.result import Estimate
 
 result: Estimate = lg.estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=8192)
 other: Estimate = estimate(lg.model("gpt2"), Layout(seq_len=1024), gpu=lg.gpu("rtx4090"))

@@ -9,17 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from loadgauge.estimate.memory.states import state_elements
-from loadgauge.layers.operations import Weight
-from loadgauge.spec.axes import AXES, COMMUNICATION, DEGREES, FACTORS, MODEL_PARALLEL, RANK_AXES, RANK_ORDER, STAGE_AXES
-from loadgauge.spec.frameworks import FRAMEWORKS
-from loadgauge.spec.job import Job
-from loadgauge.spec.layout import Layout
-from loadgauge.spec.optimizers import OPTIMIZERS, torch_optimizers
-from loadgauge.spec.precision import PRECISIONS
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.axes import (
+    AXES,
+    COMMUNICATION,
+    DEGREES,
+    FACTORS,
+    MODEL_PARALLEL,
+    RANK_AXES,
+    RANK_ORDER,
+    STAGE_AXES,
+)
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS, torch_optimizers
+from loadgauge.core.definitions.training.precision import PRECISIONS
+from loadgauge.core.estimate.states.states import state_elements
+from loadgauge.core.layers.operations.operations import Weight
 
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
-OWN = ("spec/axes.py", "formats/torchtitan.py")
+OWN = ("core/definitions/layout/axes.py", "job_files/pre_training/torchtitan.py")
 """The table, and a dialect's words for it."""
 PARALLEL = set(AXES) - {"zero", "replicas"}
 
@@ -54,7 +63,7 @@ def test_no_framework_is_asked_for_by_name() -> None:
     assert not [
         f"{file}:{line}"
         for file, tree in sources()
-        if file != "spec/frameworks.py"
+        if file != "core/definitions/training/frameworks.py"
         for line in names_of_frameworks_asked_for(tree)
     ]
     wrong = 'if given.framework.name == "megatron" or TABLE[framework.name]: pass'

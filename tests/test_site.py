@@ -19,32 +19,32 @@ from ruamel.yaml import YAML
 
 from command_line import Outcome, typed
 from documented import FENCE, ROOT, commands, workplace
-from loadgauge.articles.article import article
-from loadgauge.cli.main import COMMANDS
-from loadgauge.formats.dialects import FILES, dialect
+from loadgauge.core.command_line.main import COMMANDS
+from loadgauge.evidence.articles.article import article
+from loadgauge.job_files.dialects import FILES, dialect
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
     str(path.relative_to(DOCS))
     for path in DOCS.rglob("*.md")
     if path.parent.name != "decisions" and path.name not in ("equations.md", "articles.md")
-)  # Their commands are run, all of them, and their answers compared by tests/test_docs.py and tests/articles.
+)  # Their commands are run, all of them, and their answers compared by tests/test_docs.py and tests/evidence/articles.
 ELSEWHERE = {
-    "loadgauge serve": "tests/web drives the page",
-    "loadgauge validate": "takes a minute; tests/validate predicts the same runs",
-    "loadgauge compare": "takes a minute; tests/compare compares",
-    "loadgauge measure": "tests/measure measures",
-    "loadgauge calibrate": "needs a GPU; tests/measure calibrates a simulated one",
-    "loadgauge trace": "takes PyTorch half a minute; tests/trace traces, and one is run below",
-    "loadgauge capture": "takes PyTorch some seconds each; tests/capture captures, and one is run below",
-    "loadgauge estimate bitnet.json --gpu rtx4090": "captures an adapted model; tests/capture adapts",
-    "loadgauge estimate llava/config.json": "captures a model with a tower; tests/capture trains parts of one",
-    "loadgauge estimate granite-speech/config.json": "captures a model of text and sound; tests/capture has theirs",
-    "loadgauge estimate t5/config.json": "captures a model of two texts; tests/capture has their lengths",
-    "loadgauge estimate wav2vec2-classifier/config.json": "captures a model of sound; tests/capture has its length",
-    "loadgauge plan bart/config.json": "captures a model of two texts; tests/capture has their lengths",
-    "loadgauge plan llama-3.1-70b": "takes seconds; tests/plan plans, and tests/test_packaging.py runs the README's",
-    "loadgauge plan --sweep sweep.toml": "starts processes; tests/plan sweeps",
+    "loadgauge serve": "tests/page drives the page",
+    "loadgauge validate": "takes a minute; tests/evidence/validate predicts the same runs",
+    "loadgauge compare": "takes a minute; tests/pytorch/compare compares",
+    "loadgauge measure": "tests/pytorch/measure measures",
+    "loadgauge calibrate": "needs a GPU; tests/pytorch/measure calibrates a simulated one",
+    "loadgauge trace": "takes PyTorch half a minute; tests/pytorch/trace traces, and one is run below",
+    "loadgauge capture": "takes PyTorch some seconds each; tests/pytorch/capture captures, and one is run below",
+    "loadgauge estimate bitnet.json --gpu rtx4090": "captures an adapted model; tests/pytorch/capture adapts",
+    "loadgauge estimate llava/config.json": "captures a model with a tower; tests/pytorch/capture trains parts of one",
+    "loadgauge estimate granite-speech/config.json": "captures a model of text and sound; tests/pytorch/capture has theirs",
+    "loadgauge estimate t5/config.json": "captures a model of two texts; tests/pytorch/capture has their lengths",
+    "loadgauge estimate wav2vec2-classifier/config.json": "captures a model of sound; tests/pytorch/capture has its length",
+    "loadgauge plan bart/config.json": "captures a model of two texts; tests/pytorch/capture has their lengths",
+    "loadgauge plan llama-3.1-70b": "takes seconds; tests/core/plan plans, and tests/test_packaging.py runs the README's",
+    "loadgauge plan --sweep sweep.toml": "starts processes; tests/core/plan sweeps",
 }
 """Commands that are not run here, by how they begin, and who runs the like."""
 RUN = {

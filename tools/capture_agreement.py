@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import loadgauge
-from loadgauge.capture import road
-from loadgauge.capture.small import small_config
-from loadgauge.errors import Error
-from loadgauge.estimate.result import Estimate
-from loadgauge.trace import subprocess
+from loadgauge.core.base.errors import Error
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.pytorch.capture import road
+from loadgauge.pytorch.capture.inputs.small import small_config
+from loadgauge.pytorch.trace import subprocess
 
 PAGE = Path(__file__).parents[1] / "docs" / "capture-agreement.md"
 TYPES = ("llama", "gpt2", "bert", "qwen3_moe", "mixtral", "deepseek_v3", "gemma3_text")

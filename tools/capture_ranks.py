@@ -18,9 +18,9 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from loadgauge.capture.kinds import model_class
-from loadgauge.capture.sharding import shard, splits_of
-from loadgauge.capture.small import small_config
+from loadgauge.pytorch.capture.inputs.kinds import model_class
+from loadgauge.pytorch.capture.inputs.small import small_config
+from loadgauge.pytorch.capture.requests.sharding import shard, splits_of
 
 
 def built(kind: str) -> Any:

@@ -48,13 +48,13 @@ def tried(kind: str) -> dict[str, Any]:
     """What comparing one type comes to: a row for each variant and size."""
     import torch
 
-    from loadgauge.capture.capture import Captures
-    from loadgauge.capture.kinds import of_config
-    from loadgauge.capture.record import record
-    from loadgauge.capture.small import precision, small_config
-    from loadgauge.errors import ConfigError, first_line
-    from loadgauge.spec.job import Job
-    from loadgauge.trace.torch_run import TorchRun
+    from loadgauge.core.base.errors import ConfigError, first_line
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.capture.capture import Captures
+    from loadgauge.pytorch.capture.inputs.kinds import of_config
+    from loadgauge.pytorch.capture.inputs.small import precision, small_config
+    from loadgauge.pytorch.capture.record import record
+    from loadgauge.pytorch.trace.torch_run import TorchRun
 
     torch.set_num_threads(1)
     begun = time.process_time()
@@ -118,7 +118,7 @@ def modules(out: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import runpy
 
     import loadgauge
-    from loadgauge.capture.record import record
+    from loadgauge.pytorch.capture.record import record
 
     known = runpy.run_path(str(PAGE.parents[1] / "examples" / "own_modules.py"))["MODULES"]
     for name, (make, inputs, step) in known.items():

@@ -50,9 +50,9 @@ class Step(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and write it down."""
-        from loadgauge.capture.record import views
-        from loadgauge.trace.record.allocations import op_name
-        from loadgauge.trace.record.sizes import leaves
+        from loadgauge.pytorch.capture.record import views
+        from loadgauge.pytorch.record.allocations import op_name
+        from loadgauge.pytorch.record.sizes import leaves
 
         name = func._schema.name.partition("::")[2]
         self._read(name, args)
@@ -97,7 +97,7 @@ class Step(TorchDispatchMode):
 
 def _asking() -> str:
     """The innermost line that is neither PyTorch's, loadgauge's nor this file's."""
-    from loadgauge.trace.device.read import of_program, place
+    from loadgauge.pytorch.device.read import of_program, place
 
     frame: Any = sys._getframe(1)
     while not of_program(frame.f_code.co_filename) or frame.f_code.co_filename == __file__:
@@ -108,7 +108,7 @@ def _asking() -> str:
 def compared(name: str, side: int = SIDE) -> dict[str, Any]:
     """What comparing one model of the library comes to."""
     import loadgauge
-    from loadgauge.capture.libraries import _made
+    from loadgauge.pytorch.capture.inputs.libraries import _made
 
     torch.set_num_threads(1)
     vision = torchvision()
@@ -136,7 +136,7 @@ def against_step(
     Pairs are of the capture and of the step; `most` has FLOPs and kept bytes of a capture with as many rows as there can be, `peak`
     the peak of both captures [bytes].
     """
-    from loadgauge.capture.record import record
+    from loadgauge.pytorch.capture.record import record
 
     most = record(job("most"), sizes)
     asked = {line.partition(": ")[0] for line in most.assumed if "rows" in line}

@@ -114,8 +114,8 @@ class Wrapped:
         from torch.distributed.optim import ZeroRedundancyOptimizer
         from torch.utils._pytree import tree_leaves
 
-        from loadgauge.capture.blocks import blocks
-        from loadgauge.trace.record.allocations import INPUTS as GIVEN
+        from loadgauge.pytorch.capture.lists.blocks import blocks
+        from loadgauge.pytorch.record.allocations import INPUTS as GIVEN
 
         module, run, tracker = self.module, self.job.run, observer.tracker
         tracker.suspended += 1
@@ -161,16 +161,16 @@ class Wrapped:
 def tried(kind: str) -> dict[str, Any]:
     """What comparing one type comes to: (estimate, dry run) [bytes] for each precision and way."""
     import loadgauge
-    from loadgauge.capture import list_request
-    from loadgauge.capture.call import module_of
-    from loadgauge.capture.kinds import of_config
-    from loadgauge.capture.small import small_config
-    from loadgauge.errors import Error, NotModelled
-    from loadgauge.spec.job import Job
-    from loadgauge.trace import subprocess
-    from loadgauge.trace.script import function
-    from loadgauge.trace.torch_run import TorchRun
-    from loadgauge.trace.trace import trace
+    from loadgauge.core.base.errors import Error, NotModelled
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.capture.call import module_of
+    from loadgauge.pytorch.capture.inputs.kinds import of_config
+    from loadgauge.pytorch.capture.inputs.small import small_config
+    from loadgauge.pytorch.capture.requests import list_request
+    from loadgauge.pytorch.trace import subprocess
+    from loadgauge.pytorch.trace.programs.script import function
+    from loadgauge.pytorch.trace.torch_run import TorchRun
+    from loadgauge.pytorch.trace.trace import trace
 
     def in_child(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
         return work(request, **arguments)

@@ -114,13 +114,13 @@ def tried(name: str) -> dict[str, Any]:
     """What comparing one model comes to: a row for each size."""
     import torch
 
-    from loadgauge.capture.capture import Captures
-    from loadgauge.capture.libraries import of_keys
-    from loadgauge.capture.record import record
-    from loadgauge.capture.target import config_keys
-    from loadgauge.errors import ConfigError, first_line
-    from loadgauge.spec.job import Job
-    from loadgauge.trace.torch_run import TorchRun
+    from loadgauge.core.base.errors import ConfigError, first_line
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.capture.capture import Captures
+    from loadgauge.pytorch.capture.inputs.libraries import of_keys
+    from loadgauge.pytorch.capture.inputs.target import config_keys
+    from loadgauge.pytorch.capture.record import record
+    from loadgauge.pytorch.trace.torch_run import TorchRun
 
     if name in detectors():
         from captured_detection import compared as against_its_step
@@ -173,9 +173,9 @@ def published() -> dict[str, dict[str, Any]]:
     """Parameters of whole published configs, as a capture has them and as the class has them on the meta device."""
     import torch
 
-    from loadgauge.capture.libraries import of_keys
-    from loadgauge.spec.job import Job
-    from loadgauge.trace.torch_run import TorchRun
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.capture.inputs.libraries import of_keys
+    from loadgauge.pytorch.trace.torch_run import TorchRun
 
     found = {}
     for name, (keys, said) in PUBLISHED.items():

@@ -34,16 +34,16 @@ def tried(kind: str) -> dict[str, Any]:
     """What capturing one type comes to."""
     import torch
 
-    from loadgauge.capture.call import with_rows
-    from loadgauge.capture.capture import Captures
-    from loadgauge.capture.inputs import beside_tokens
-    from loadgauge.capture.kinds import model_class, of_config
-    from loadgauge.capture.sizes import SAMPLES, SECONDS
-    from loadgauge.capture.small import precision, rows, small_config
-    from loadgauge.capture.target import SOUND
-    from loadgauge.errors import ConfigError
-    from loadgauge.spec.job import Job
-    from loadgauge.trace.torch_run import TorchRun
+    from loadgauge.core.base.errors import ConfigError
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.capture.call import with_rows
+    from loadgauge.pytorch.capture.capture import Captures
+    from loadgauge.pytorch.capture.inputs.inputs import beside_tokens
+    from loadgauge.pytorch.capture.inputs.kinds import model_class, of_config
+    from loadgauge.pytorch.capture.inputs.small import precision, rows, small_config
+    from loadgauge.pytorch.capture.inputs.target import SOUND
+    from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
+    from loadgauge.pytorch.trace.torch_run import TorchRun
 
     torch.set_num_threads(1)
     begun = time.process_time()
@@ -201,7 +201,7 @@ def ready() -> tuple[str, str]:
     import transformers
     from transformers import CONFIG_MAPPING  # noqa: F401
 
-    importlib.import_module("loadgauge.capture.capture")
+    importlib.import_module("loadgauge.pytorch.capture.capture")
     return transformers.__version__, torch.__version__.partition("+")[0]
 
 
@@ -223,7 +223,7 @@ def run_each(
 
 if __name__ == "__main__":
     versions = ready()
-    from loadgauge.capture.small import model_types
+    from loadgauge.pytorch.capture.inputs.small import model_types
 
     path, given = Path(sys.argv[1]), sys.argv[2:]
     done = results(path)

@@ -20,16 +20,17 @@ from typing import Any
 import msgspec
 
 import loadgauge
-from loadgauge.capture import list_request, road
-from loadgauge.capture.kinds import of_config
-from loadgauge.capture.record import Recorded, Sized, record
-from loadgauge.capture.small import small_config
-from loadgauge.errors import Error, NotModelled
-from loadgauge.estimate.memory.rank_memory import stages
-from loadgauge.estimate.result import Estimate
-from loadgauge.spec.job import Job
-from loadgauge.trace import subprocess
-from loadgauge.trace.torch_run import TorchRun
+from loadgauge.core.base.errors import Error, NotModelled
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.estimate.memory.rank_memory import stages
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.pytorch.capture import road
+from loadgauge.pytorch.capture.inputs.kinds import of_config
+from loadgauge.pytorch.capture.inputs.small import small_config
+from loadgauge.pytorch.capture.record import Recorded, Sized, record
+from loadgauge.pytorch.capture.requests import list_request
+from loadgauge.pytorch.trace import subprocess
+from loadgauge.pytorch.trace.torch_run import TorchRun
 
 PAGE = Path(__file__).parents[1] / "docs" / "captured-tuning.md"
 RANK = 8

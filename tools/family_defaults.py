@@ -3,7 +3,7 @@
     python tools/family_defaults.py
 
 One line a family, with the keys that its class declares and that can change memory or FLOPs. Needs transformers;
-`tests/families/test_defaults.py` checks that the file is what this writes.
+`tests/core/families/test_defaults.py` checks that the file is what this writes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from loadgauge.families.hf import model_types
-from loadgauge.families.multimodal import TEXT_READERS
-from loadgauge.families.reader import HARMLESS, HARMLESS_BEGINNINGS, HARMLESS_ENDINGS
+from loadgauge.core.families.encoders.multimodal import TEXT_READERS
+from loadgauge.core.families.hf import model_types
+from loadgauge.core.families.reader import HARMLESS, HARMLESS_BEGINNINGS, HARMLESS_ENDINGS
 
 FILE = Path(__file__).parents[1] / "src" / "loadgauge" / "data" / "family_defaults.json"
 SAME_CLASS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from loadgauge.errors import Error
-from loadgauge.families.catalogue import model
-from loadgauge.inference.passes import split
-from loadgauge.inference.time import Clock
-from loadgauge.spec.cluster import cluster
-from loadgauge.spec.hardware import gpu
-from loadgauge.spec.inference import Inference
+from loadgauge.core.base.errors import Error
+from loadgauge.core.definitions.hardware.cluster import cluster
+from loadgauge.core.definitions.hardware.hardware import gpu
+from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.families.catalogue import model
+from loadgauge.core.serving.passes import split
+from loadgauge.core.serving.time import Clock
 
 MODELS = {
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b", "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",

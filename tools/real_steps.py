@@ -30,10 +30,10 @@ def trained(kind: str) -> dict[str, Any]:
     """One forward and backward pass with values: the loss, or why there is none."""
     import torch
 
-    from loadgauge.capture.kinds import model_class, of_config
-    from loadgauge.capture.small import small_config
-    from loadgauge.spec.job import Job
-    from loadgauge.trace.torch_run import TorchRun
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.capture.inputs.kinds import model_class, of_config
+    from loadgauge.pytorch.capture.inputs.small import small_config
+    from loadgauge.pytorch.trace.torch_run import TorchRun
 
     config = small_config(kind)
     with torch.device("meta"):
@@ -104,8 +104,8 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     importlib.import_module("transformers")
-    importlib.import_module("loadgauge.capture.capture")
-    from loadgauge.capture.small import model_types
+    importlib.import_module("loadgauge.pytorch.capture.capture")
+    from loadgauge.pytorch.capture.inputs.small import model_types
 
     path, given = Path(sys.argv[1]), sys.argv[2:]
     done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

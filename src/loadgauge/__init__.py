@@ -22,28 +22,28 @@ True
 from typing import TYPE_CHECKING
 
 from loadgauge._version import __version__ as __version__
-from loadgauge.callable_package import load as _load
-from loadgauge.callable_package import make_callable as _make_callable
-from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
-from loadgauge.roads import ROADS as _ROADS
+from loadgauge.core.base.callable_package import load as _load
+from loadgauge.core.base.callable_package import make_callable as _make_callable
+from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
+from loadgauge.core.base.model_sources import ROADS as _ROADS
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate, posttrain
-    from loadgauge.capture.call import capture
-    from loadgauge.equation.equation import equation, equations
-    from loadgauge.estimate.parameters import parameters
-    from loadgauge.families.catalogue import find_model as model
-    from loadgauge.families.catalogue import models
-    from loadgauge.families.hf import from_dict, from_hf
-    from loadgauge.plan.answer import plan
-    from loadgauge.resolve.convert import convert
-    from loadgauge.spec.cluster import cluster
-    from loadgauge.spec.hardware import gpu, gpu_ids
-    from loadgauge.spec.job import Job
-    from loadgauge.spec.layout import Layout, RecomputePolicy
-    from loadgauge.spec.lora import Lora
-    from loadgauge.spec.training import training
-    from loadgauge.trace.call_job import trace
+    from loadgauge.core.answers.equations.equation import equation, equations
+    from loadgauge.core.definitions.hardware.cluster import cluster
+    from loadgauge.core.definitions.hardware.hardware import gpu, gpu_ids
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
+    from loadgauge.core.definitions.model.lora import Lora
+    from loadgauge.core.definitions.training.training import training
+    from loadgauge.core.estimate.states.parameters import parameters
+    from loadgauge.core.families.catalogue import find_model as model
+    from loadgauge.core.families.catalogue import models
+    from loadgauge.core.families.hf import from_dict, from_hf
+    from loadgauge.core.plan.answer import plan
+    from loadgauge.job_files.convert import convert
+    from loadgauge.pytorch.capture.call import capture
+    from loadgauge.pytorch.trace.programs.call_job import trace
 
 
 __all__ = [
@@ -79,30 +79,30 @@ __all__ = [
 
 
 _LAZY = {
-    "Job": "loadgauge.spec.job:Job",
-    "Layout": "loadgauge.spec.layout:Layout",
-    "Lora": "loadgauge.spec.lora:Lora",
-    "RecomputePolicy": "loadgauge.spec.layout:RecomputePolicy",
-    "cluster": "loadgauge.spec.cluster:cluster",
-    "convert": "loadgauge.resolve.convert:convert",
-    "equations": "loadgauge.equation.equation:equations",
-    "from_dict": "loadgauge.families.hf:from_dict",
-    "from_hf": "loadgauge.families.hf:from_hf",
-    "gpu": "loadgauge.spec.hardware:gpu",
-    "gpu_ids": "loadgauge.spec.hardware:gpu_ids",
-    "model": "loadgauge.families.catalogue:find_model",
-    "models": "loadgauge.families.catalogue:models",
-    "parameters": "loadgauge.estimate.parameters:parameters",
-    "training": "loadgauge.spec.training:training",
+    "Job": "loadgauge.core.definitions.job.job:Job",
+    "Layout": "loadgauge.core.definitions.layout.layout:Layout",
+    "Lora": "loadgauge.core.definitions.model.lora:Lora",
+    "RecomputePolicy": "loadgauge.core.definitions.layout.layout:RecomputePolicy",
+    "cluster": "loadgauge.core.definitions.hardware.cluster:cluster",
+    "convert": "loadgauge.job_files.convert:convert",
+    "equations": "loadgauge.core.answers.equations.equation:equations",
+    "from_dict": "loadgauge.core.families.hf:from_dict",
+    "from_hf": "loadgauge.core.families.hf:from_hf",
+    "gpu": "loadgauge.core.definitions.hardware.hardware:gpu",
+    "gpu_ids": "loadgauge.core.definitions.hardware.hardware:gpu_ids",
+    "model": "loadgauge.core.families.catalogue:find_model",
+    "models": "loadgauge.core.families.catalogue:models",
+    "parameters": "loadgauge.core.estimate.states.parameters:parameters",
+    "training": "loadgauge.core.definitions.training.training:training",
 }
 """Names and where they are defined; each is imported at its first use, so that a command imports only what it needs."""
 _CALLABLE = {
-    "capture": "loadgauge.capture.call:capture",
-    "equation": "loadgauge.equation.equation:equation",
+    "capture": "loadgauge.pytorch.capture.call:capture",
+    "equation": "loadgauge.core.answers.equations.equation:equation",
     "estimate": "loadgauge.api:estimate",
-    "plan": "loadgauge.plan.answer:plan",
+    "plan": "loadgauge.core.plan.answer:plan",
     "posttrain": "loadgauge.api:posttrain",
-    "trace": "loadgauge.trace.call_job:trace",
+    "trace": "loadgauge.pytorch.trace.programs.call_job:trace",
 }
 """Packages that are functions as well, and the function that answers (see `callable_package`)."""
 
@@ -120,7 +120,7 @@ def __dir__() -> list[str]:
 
 def _captured(job: object, why: str) -> object:
     """The road of models that no family reads."""
-    road = _load("loadgauge.capture.road:road")
+    road = _load("loadgauge.pytorch.capture.road:road")
     return road(job, why)
 
 

@@ -1,6 +1,6 @@
 """`python -m loadgauge`: the command line."""
 
-from loadgauge.cli.main import main
+from loadgauge.core.command_line.main import main
 
 if __name__ == "__main__":
     main()

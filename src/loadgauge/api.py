@@ -9,24 +9,24 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import msgspec
 
-from loadgauge.errors import ConfigError, NotStated
-from loadgauge.estimate.estimate import estimate as of_specifications
-from loadgauge.estimate.result import Estimate
-from loadgauge.families.catalogue import find_model
-from loadgauge.families.reader import shown
-from loadgauge.posttrain.memory import PostMemory, memory
-from loadgauge.posttrain.roles import Run
-from loadgauge.posttrain.step import StepTime, timed
-from loadgauge.resolve.posttrain import resolve_posttrain
-from loadgauge.resolve.resolve import resolve_job
-from loadgauge.spec.calibration import Efficiencies
-from loadgauge.spec.cluster import cluster as cluster_of
-from loadgauge.spec.hardware import Cluster, Gpu
-from loadgauge.spec.hardware import gpu as gpu_of
-from loadgauge.spec.job import Job
-from loadgauge.spec.layout import Layout, Schedule
-from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import Training
+from loadgauge.core.base.errors import ConfigError, NotStated
+from loadgauge.core.definitions.hardware.calibration import Efficiencies
+from loadgauge.core.definitions.hardware.cluster import cluster as cluster_of
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
+from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.layout import Layout, Schedule
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.estimate.estimate import estimate as of_specifications
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.families.catalogue import find_model
+from loadgauge.core.families.reader import shown
+from loadgauge.core.post_training.memory import PostMemory, memory
+from loadgauge.core.post_training.roles import Run
+from loadgauge.core.post_training.step import StepTime, timed
+from loadgauge.core.resolve.posttrain import resolve_posttrain
+from loadgauge.core.resolve.resolve import resolve_job
 
 
 class Flags(TypedDict, total=False):

@@ -1,6 +1,6 @@
 """What the five articles say, claim by claim, in plain arithmetic: formulas and figures, by which commands' answers are judged.
 
-Claims whose values are rows of `loadgauge article` are in tests/articles/test_recomputed.py.
+Claims whose values are rows of `loadgauge article` are in tests/evidence/articles/test_recomputed.py.
 """
 
 from __future__ import annotations
@@ -200,4 +200,4 @@ NO_FIGURE = {
     for place in places
 }
 """Claims that state a figure of no formula, or none: what something is called, how runs compare, what autograd keeps
-(tests/paper/test_article5.py counts it)."""
+(tests/core/paper/test_article5.py counts it)."""

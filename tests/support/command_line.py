@@ -8,7 +8,7 @@ import json
 import shlex
 from typing import Any, NamedTuple
 
-from loadgauge.cli.main import run
+from loadgauge.core.command_line.main import run
 
 FITS = "estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3"
 TOO_BIG = "estimate llama-3.1-8b --gpu rtx4090"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from loadgauge.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.train import Collator, check, describe, enable, target_count
 from padfree_families import Double, build, padded, ragged
 

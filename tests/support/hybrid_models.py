@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import stand_ins
-from loadgauge.families.hf import from_dict
-from loadgauge.layers import View, block_layer
-from loadgauge.layers.operations import Layer
-from loadgauge.spec.frameworks import TRANSFORMERS
-from loadgauge.spec.kernels import Dtypes
-from loadgauge.spec.model import ModelSpec
+from loadgauge.core.definitions.model.kernels import Dtypes
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.frameworks import TRANSFORMERS
+from loadgauge.core.families.hf import from_dict
+from loadgauge.core.layers import View, block_layer
+from loadgauge.core.layers.operations.operations import Layer
 from recorded import FORMULAS
 
 SIZES = {

@@ -1,4 +1,4 @@
-"""What `loadgauge.trace.subprocess` runs in a child process, run in this one."""
+"""What `loadgauge.pytorch.trace.subprocess` runs in a child process, run in this one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         module, _, function = work.partition(":")
         return call(getattr(import_module(module), function), request, **arguments)
 
-    monkeypatch.setattr("loadgauge.trace.subprocess.in_child", call)
-    monkeypatch.setattr("loadgauge.trace.subprocess.named_in_child", named)
+    monkeypatch.setattr("loadgauge.pytorch.trace.subprocess.in_child", call)
+    monkeypatch.setattr("loadgauge.pytorch.trace.subprocess.named_in_child", named)
     return ran

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from loadgauge.spec.job import Job
+from loadgauge.core.definitions.job.job import Job
 
 FEW, SOME = st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 3, 5, 8, 16))
 LENGTHS = st.sampled_from((512, 1024, 2048, 4096, 8192, 131072))

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from loadgauge.trace.script import FunctionJob
-from loadgauge.trace.trace import trace
+from loadgauge.pytorch.trace.programs.script import FunctionJob
+from loadgauge.pytorch.trace.trace import trace
 
 PRODUCTS = ("mm", "linear", "bmm", "addmm", "_scaled_dot_product", "bitsandbytes")
 """Operators that are no pass over the elements."""

@@ -16,7 +16,7 @@ transformers.logging.set_verbosity_error()
 from transformers.initialization import no_init_weights  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
-from loadgauge.families import model_types  # noqa: E402
+from loadgauge.core.families import model_types  # noqa: E402
 
 NOT_COUNTED = (
     "vision_tower", "multi_modal_projector", "vision_model", "visual.", "mm_projector", "connector",

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import math
 
-from loadgauge.algebra import Size
-from loadgauge.estimate.cost import DAY
-from loadgauge.estimate.flops import Flops
-from loadgauge.layers import View, block_layer, embedding_layer, head_layer
-from loadgauge.spec.kernels import Kernels
-from loadgauge.spec.model import (
+from loadgauge.core.base.algebra import Size
+from loadgauge.core.definitions.model.kernels import Kernels
+from loadgauge.core.definitions.model.model import (
     Attention,
     GatedDeltaNet,
     LatentAttention,
@@ -23,6 +20,9 @@ from loadgauge.spec.model import (
     ModelSpec,
     ShortConvolution,
 )
+from loadgauge.core.estimate.time.cost import DAY
+from loadgauge.core.estimate.time.flops import Flops
+from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
 
 
 def korthikanti_hardware_flops(layers: Size, hidden_size: Size, vocab_size: Size, seq_len: Size, batch: Size) -> Size:
@@ -55,7 +55,7 @@ def korthikanti_selective_overhead(hidden_size: Size, seq_len: Size) -> Size:
 def square_root_checkpointing(activations_gb: float) -> float:
     """The square root of the activations in GB, taken for what checkpointing leaves of them [GB].
 
-    Source: a post on training memory whose Python code has been copied widely (article 2 of tests/paper). Wrong: a root
+    Source: a post on training memory whose Python code has been copied widely (article 2 of tests/core/paper). Wrong: a root
     of bytes depends on the unit, so the same memory counted in MB or in bytes gives other answers. The square root of
     chen2016 is of the number of layers. Right: `estimate.recompute.checkpointed`.
 
@@ -68,7 +68,7 @@ def square_root_checkpointing(activations_gb: float) -> float:
 def states_with_master(params: Size, itemsize: Size) -> Size:
     """(p + p + 12) bytes a parameter, whatever the precision p [bytes].
 
-    Source: the same post (article 2 of tests/paper). Wrong at p = 4: training in float32 has no float32 copy of the
+    Source: the same post (article 2 of tests/core/paper). Wrong at p = 4: training in float32 has no float32 copy of the
     weights beside them, so it needs 4 + 4 + 8 = 16 bytes, not 20 (megatron-lm). Right: `estimate.states.model_states`.
 
     >>> states_with_master(10, 2), states_with_master(10, 4)
@@ -121,7 +121,7 @@ def padding_free_activations(hidden_size: Size, heads: Size, tokens: Size) -> Si
 def cluster_tensor_elements(micro_batch: Size, seq_len: Size, hidden_size: Size) -> Size:
     """4 b s h a micro-batch: elements that tensor parallelism all-reduces on one rank.
 
-    Source: a post on sizing a cluster (article 3 of tests/paper). Wrong: that is one layer; a rank has l/p of them. Right:
+    Source: a post on sizing a cluster (article 3 of tests/core/paper). Wrong: that is one layer; a rank has l/p of them. Right:
     the rows of `estimate.traffic.stage_traffic`.
 
     >>> cluster_tensor_elements(1, 2048, 12288) == 4 * 2048 * 12288
@@ -133,7 +133,7 @@ def cluster_tensor_elements(micro_batch: Size, seq_len: Size, hidden_size: Size)
 def cluster_pipeline_elements(micro_batch: Size, seq_len: Size, hidden_size: Size) -> Size:
     """2 b s h a step: elements that an inner pipeline stage sends.
 
-    Source: the same post (article 3 of tests/paper). Wrong: that is one micro-batch; a step has m of them. Right: the rows
+    Source: the same post (article 3 of tests/core/paper). Wrong: that is one micro-batch; a step has m of them. Right: the rows
     of `estimate.traffic.stage_traffic`.
 
     >>> cluster_pipeline_elements(1, 2048, 12288) == 2 * 2048 * 12288
@@ -145,7 +145,7 @@ def cluster_pipeline_elements(micro_batch: Size, seq_len: Size, hidden_size: Siz
 def cluster_tensor_bandwidth(ranks: Size, hidden_size: Size, achieved_flops: Size, share: Size) -> Size:
     """(t - 1) X / (6 r h): byte/s that tensor parallelism needs to take a share r of compute's time, 16-bit activations.
 
-    Source: the same post (article 3 of tests/paper), whose 100 to 300 GB/s it gives. Wrong: 8 FLOPs a parameter and token
+    Source: the same post (article 3 of tests/core/paper), whose 100 to 300 GB/s it gives. Wrong: 8 FLOPs a parameter and token
     are those of full recomputation, which runs 2 of the 4 all-reduces of a layer again. Right: (t - 1) X / (4 r h), by
     `estimate.network.bandwidth_needed` of the rows with full recomputation.
 
@@ -172,7 +172,7 @@ def rule_of_thumb(params: Size, tokens: Size, *, full_recompute: bool = False) -
 def forward_flops_per_token(model: ModelSpec, context: Size) -> Size:
     """FLOPs to infer one token with `context` tokens before it: 2 per matrix parameter and 4 h a layer and token seen.
 
-    >>> from loadgauge.families.reference import gpt_model
+    >>> from loadgauge.core.families.reference import gpt_model
     >>> forward_flops_per_token(gpt_model(96, 12288, 96, 51200), 0) == 2 * (12 * 96 * 12288**2 + 12288 * 51200)
     True
     """
@@ -189,7 +189,7 @@ def kv_cache_bytes(model: ModelSpec, sequences: Size, length: Size, itemsize: Si
     Multi-head latent attention keeps the latent and the rotated part of the keys instead (source: deepseek2024v2), and a
     linear mixer a state that does not grow.
 
-    >>> from loadgauge.families.reference import gpt_model
+    >>> from loadgauge.core.families.reference import gpt_model
     >>> kv_cache_bytes(gpt_model(96, 12288, 96, 50257), 64, 512 + 32)
     164282499072
     """
@@ -261,7 +261,7 @@ def utilisation(flops: Size, seconds: Size, gpus: Size, peak_flops: Size) -> Siz
 def matrix_parameters(model: ModelSpec) -> Size:
     """Parameters in the blocks' matrices: without norms, biases and tables. 12 l h^2 for a GPT (source: narayanan2021).
 
-    >>> from loadgauge.families.reference import gpt_model
+    >>> from loadgauge.core.families.reference import gpt_model
     >>> matrix_parameters(gpt_model(96, 12288, 96, 51200)) == 12 * 96 * 12288**2
     True
     """

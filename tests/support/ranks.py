@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from loadgauge.trace.checkpointing import DEFAULT_KEEP
+from loadgauge.pytorch.trace.checkpointing import DEFAULT_KEEP
 
 H, LAYERS, TOKENS, DEVICE = 128, 3, 64, "cpu"
 
@@ -119,7 +119,7 @@ def shared(name: str, rank: int) -> Any:
     """A small Llama, as rank `rank` has it."""
     from transformers import LlamaConfig
 
-    from loadgauge.trace.parallel.parallel import ParallelJob
+    from loadgauge.pytorch.parallel.parallel import ParallelJob
     from torch_runs import torch_run
 
     size, parallel, settings = SHARED[name]
@@ -289,9 +289,9 @@ def warm() -> None:
     """What every rank imports is imported once, and never looked through for garbage."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import loadgauge.trace.parallel.parallel
-    import loadgauge.trace.parallel.stages
-    import loadgauge.trace.parallel.tensor_parallel  # noqa: F401
+    import loadgauge.pytorch.parallel.parallel
+    import loadgauge.pytorch.parallel.stages
+    import loadgauge.pytorch.parallel.tensor_parallel  # noqa: F401
 
     gc.collect()
     gc.freeze()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from loadgauge.layers.operations import Layer
+from loadgauge.core.layers.operations.operations import Layer
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from loadgauge.web.app import server
+from loadgauge.page.server.app import server
 
 TOKEN = "t" * 43
 LLAMA: dict[str, Any] = {

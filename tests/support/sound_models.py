@@ -12,9 +12,9 @@ transformers = pytest.importorskip("transformers")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from loadgauge.capture.kinds import model_class, of_config  # noqa: E402
-from loadgauge.spec.job import Job  # noqa: E402
-from loadgauge.trace.torch_run import TorchRun  # noqa: E402
+from loadgauge.core.definitions.job.job import Job  # noqa: E402
+from loadgauge.pytorch.capture.inputs.kinds import model_class, of_config  # noqa: E402
+from loadgauge.pytorch.trace.torch_run import TorchRun  # noqa: E402
 from torch_kept import addresses, owned  # noqa: E402
 
 TOKEN, PICTURE = 300, 301

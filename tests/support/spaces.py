@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from loadgauge import Lora, cluster, estimate, gpu, model, training
-from loadgauge.lengths import Lengths
-from loadgauge.plan.search import Case
-from loadgauge.plan.space import SIZES, Space, divisors
-from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
-from loadgauge.spec.overlap import Overlap
+from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.definitions.layout.layout import SCHEDULES, Layout, RecomputePolicy
+from loadgauge.core.definitions.layout.overlap import Overlap
+from loadgauge.core.plan.search import Case
+from loadgauge.core.plan.space.space import SIZES, Space, divisors
 
 POLICIES = tuple(map(RecomputePolicy.parse, ("none", "selective", "full")))
 

@@ -10,15 +10,15 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from loadgauge.errors import Error
-from loadgauge.families import models
-from loadgauge.families.catalogue import find_model
-from loadgauge.families.reference import gpt_block, llama_block
-from loadgauge.resolve.resolve import resolve_job
-from loadgauge.spec.hardware import gpu_ids
-from loadgauge.spec.job import Job
-from loadgauge.spec.kernels import Dtypes, Kernels
-from loadgauge.spec.model import Block, ModelSpec, Moe, Norm
+from loadgauge.core.base.errors import Error
+from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.kernels import Dtypes, Kernels
+from loadgauge.core.definitions.model.model import Block, ModelSpec, Moe, Norm
+from loadgauge.core.families import models
+from loadgauge.core.families.catalogue import find_model
+from loadgauge.core.families.reference import gpt_block, llama_block
+from loadgauge.core.resolve.resolve import resolve_job
 
 TP = (1, 2, 4, 8)
 

@@ -16,7 +16,7 @@ import pytest
 
 import loadgauge
 from command_line import typed
-from loadgauge.plan.sweep.grid import Cell, Row
+from loadgauge.core.plan.space.grid import Cell, Row
 
 SMALL = """
 model = ["gpt2", "llama-3.1-8b", "no-such-model"]

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from loadgauge.layers import View, block_layer
-from loadgauge.layers.operations import Layer
-from loadgauge.spec.kernels import PAPER
-from loadgauge.spec.layout import Layout
-from loadgauge.spec.model import Block, ModelSpec
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.model.kernels import PAPER
+from loadgauge.core.definitions.model.model import Block, ModelSpec
+from loadgauge.core.layers import View, block_layer
+from loadgauge.core.layers.operations.operations import Layer
 
 _TEXT = (Path(__file__).parents[1] / "paper" / "theory_cases.json").read_text(encoding="utf-8")
 CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in json.loads(_TEXT)}

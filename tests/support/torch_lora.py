@@ -8,9 +8,9 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from loadgauge.layers import View, block_layer
-from loadgauge.layers.operations import Layer
-from loadgauge.spec.lora import Lora
+from loadgauge.core.definitions.model.lora import Lora
+from loadgauge.core.layers import View, block_layer
+from loadgauge.core.layers.operations.operations import Layer
 from torch_models import build
 
 PROJECTIONS = {

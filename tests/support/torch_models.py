@@ -10,10 +10,10 @@ import torch
 import transformers
 from torch import nn
 
-from loadgauge.families.hf import from_dict
-from loadgauge.layers import View
-from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import Training, training
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.training import Training, training
+from loadgauge.core.families.hf import from_dict
+from loadgauge.core.layers import View
 from torch_kept import Storages, addresses, keeping, owned, total
 
 SIZES = {

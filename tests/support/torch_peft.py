@@ -12,8 +12,8 @@ import transformers
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from loadgauge.trace.script import FunctionJob
-from loadgauge.trace.trace import Trace, trace
+from loadgauge.pytorch.trace.programs.script import FunctionJob
+from loadgauge.pytorch.trace.trace import Trace, trace
 
 SIZES = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 8,

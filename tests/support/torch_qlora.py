@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import nn
 
-from loadgauge.trace.script import FunctionJob
-from loadgauge.trace.trace import Trace, trace
+from loadgauge.pytorch.trace.programs.script import FunctionJob
+from loadgauge.pytorch.trace.trace import Trace, trace
 from torch_peft import CudaBackend, in_four_bits
 
 FORMATS = {"nf4": ("nf4", True), "nf4-single": ("nf4", False), "fp4": ("fp4", False)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.spec.job import Job
-from loadgauge.trace.torch_run import TorchRun
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.pytorch.trace.torch_run import TorchRun
 
 
 def torch_run(rank: int = 0, keep: tuple[str, ...] = (), **fields: Any) -> TorchRun:

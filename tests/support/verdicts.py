@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.units import GIB
+from loadgauge.core.base.units import GIB
 
 WORDS = {"fits": "FITS", "tight": "TIGHT", "depends": "DEPENDS", "does not fit": "DOES NOT FIT", "unknown": "NEEDS"}
 

@@ -1,6 +1,6 @@
 """Children of `loadgauge trace` that begin with PyTorch imported.
 
-Each is a process of its own, as `loadgauge.trace.subprocess` starts it, and runs the same `main`; but it is forked from a
+Each is a process of its own, as `loadgauge.pytorch.trace.subprocess` starts it, and runs the same `main`; but it is forked from a
 process that has imported PyTorch and transformers, which is most of the time that a small trace takes. (Tests of the
 page, of `measure` and its command, and doctests, start theirs from nothing.)
 """
@@ -48,7 +48,7 @@ class Source:
 
 
 class Child:
-    """What `loadgauge.trace.subprocess` uses of a `subprocess.Popen`."""
+    """What `loadgauge.pytorch.trace.subprocess` uses of a `subprocess.Popen`."""
 
     def __init__(self, source: Source, words: list[str]) -> None:
         (out, to_out), (err, to_err) = os.pipe(), os.pipe()
@@ -93,7 +93,7 @@ def warm_children(warm_source: Source) -> Iterator[None]:
     """Each child that the tests of a file, or its fixtures, start is forked from one warm process of this worker."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if sys.platform.startswith("linux") and find_spec("torch") and find_spec("transformers"):
-            from loadgauge.trace import subprocess as children
+            from loadgauge.pytorch.trace import subprocess as children
 
             stand_in = SimpleNamespace(Popen=lambda words, **_: Child(warm_source, words), PIPE=subprocess.PIPE)
             monkeypatch.setattr(children, "subprocess", stand_in)
@@ -102,7 +102,7 @@ def warm_children(warm_source: Source) -> Iterator[None]:
 
 def fork(request: dict[str, Any], handles: list[int]) -> None:
     """In a fork of the source: forks the child, reports its process number and its exit code."""
-    from loadgauge.trace.child import main
+    from loadgauge.pytorch.trace.child import main
 
     out, err, end = handles
     child = os.fork()
@@ -128,9 +128,9 @@ def serve(line: socket.socket) -> None:
     """Forks a child for each request, until the other side closes."""
     import transformers
 
-    import loadgauge.compare.compare
-    import loadgauge.measure.train_steps
-    import loadgauge.trace.parallel.parallel  # noqa: F401
+    import loadgauge.pytorch.compare.compare
+    import loadgauge.pytorch.measure.train_steps
+    import loadgauge.pytorch.parallel.parallel  # noqa: F401
 
     assert transformers
     gc.collect()

@@ -7,9 +7,9 @@ import pytest
 from accuracy.causes import CAUSES, FAR, far_off
 from accuracy.page import page
 from accuracy.samples import samples
-from loadgauge.validate.runs import Run, published
-from loadgauge.validate.summary import errors
-from loadgauge.validate.validate import validate
+from loadgauge.evidence.validate.runs import Run, published
+from loadgauge.evidence.validate.summary import errors
+from loadgauge.evidence.validate.validate import validate
 from published_runs.source_rows import published as source_rows
 
 RUNS = {run.id: run for run in published().runs}

@@ -19,8 +19,8 @@ from accuracy.memory_range import (
     spreads,
     text,
 )
-from loadgauge.spec.memory_range import COVERAGE, MemoryRange, memory_range
-from loadgauge.validate.validate import Record
+from loadgauge.core.definitions.training.memory_range import COVERAGE, MemoryRange, memory_range
+from loadgauge.evidence.validate.validate import Record
 
 
 def made(sources: int, rows: int, spread: float, bias: float = 0.0, stack: str = "pretraining") -> list[Residual]:

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgauge.estimate.parameters import parameters
-from loadgauge.spec.frameworks import FRAMEWORKS
-from loadgauge.spec.hardware import gpu_ids
-from loadgauge.spec.job import Job
-from loadgauge.spec.layout import FULL_PIPE
-from loadgauge.spec.optimizers import OPTIMIZERS
-from loadgauge.validate import runs
-from loadgauge.validate.overrides import apply
-from loadgauge.validate.runs import Measured, Run
-from loadgauge.validate.runs import published as packaged
-from loadgauge.validate.setups import setup_of, variant_setups
+from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.layout import FULL_PIPE
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
+from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.evidence.validate import runs
+from loadgauge.evidence.validate.overrides import apply
+from loadgauge.evidence.validate.runs import Measured, Run
+from loadgauge.evidence.validate.runs import published as packaged
+from loadgauge.evidence.validate.setups import setup_of, variant_setups
 from published_runs import assumptions, vocabulary
 from published_runs.convert import main
 from published_runs.counters import counter
@@ -189,7 +189,7 @@ def test_a_row_of_the_package_resolves_to_what_the_source_s_row_means() -> None:
 
 def test_flags_and_overrides_alone_say_what_a_row_is() -> None:
     """Rows are data: reading one back gives the same run, and its job can be typed."""
-    from loadgauge.cli.options import parse as typed
+    from loadgauge.core.command_line.options.options import parse as typed
 
     for run in list(ROWS.values())[::29]:
         assert msgspec.json.decode(msgspec.json.encode(run), type=Run) == run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from loadgauge.posttrain.step import HIGH, LOW, SOFTWARE
+from loadgauge.core.post_training.step import HIGH, LOW, SOFTWARE
 from rollout.score import scored
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgauge.formats.words import TORCH_OPTIMIZERS
-from loadgauge.spec.optimizers import OPTIMIZERS as KNOWN_OPTIMIZERS
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS as KNOWN_OPTIMIZERS
+from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
 from stack.case import Case
 from stack.compare import Row
 from stack.design import DIMENSIONS, SEED, allowed, covering, design, pairs

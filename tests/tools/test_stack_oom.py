@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgauge.units import MIB
+from loadgauge.core.base.units import MIB
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from loadgauge.errors import ConfigError
-from loadgauge.measure.profile import measured
-from loadgauge.trace.call import trace_call
-from loadgauge.trace.saved import saved
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.pytorch.measure.profile import measured
+from loadgauge.pytorch.trace.programs.call import trace_call
+from loadgauge.pytorch.trace.saved import saved
 from loadgauge.train import fused
 
 T, H, V, CHUNK = 96, 64, 256, 32

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from loadgauge.trace.jobs import of_module
-from loadgauge.trace.trace import Trace, trace
+from loadgauge.pytorch.trace.programs.jobs import of_module
+from loadgauge.pytorch.trace.trace import Trace, trace
 from loadgauge.train import fused
 from torch_models import build
 

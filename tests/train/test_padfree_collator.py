@@ -9,15 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgauge.errors import ConfigError
-from loadgauge.train import (
-    Collator,
-    TokenBudgetDataset,
-    TokenBudgetSampler,
-    enable,
-    sequence_log_probs,
-    target_count,
-)
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.train import Collator, TokenBudgetDataset, TokenBudgetSampler, enable, sequence_log_probs, target_count
 from padfree_families import build, padded, ragged
 
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.nn.functional import softmax
 
-from loadgauge.errors import ConfigError
-from loadgauge.train import attention, boundaries
-from loadgauge.train.attention import LayerPlan, backend_for
-from loadgauge.train.masks import Reach
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.train.layers import attention, boundaries
+from loadgauge.train.layers.attention import LayerPlan, backend_for
+from loadgauge.train.layers.masks import Reach
 
 LENGTHS = [5, 1, 9, 4]
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention, softmax
 from transformers import masking_utils as hf_masks
 
-from loadgauge.train import boundaries
-from loadgauge.train.cpu_varlen import LONGEST_BLOCK, blocks, varlen_attention
-from loadgauge.train.masks import Reach, reach_of
+from loadgauge.train.layers import boundaries
+from loadgauge.train.layers.cpu_varlen import LONGEST_BLOCK, blocks, varlen_attention
+from loadgauge.train.layers.masks import Reach, reach_of
 
 
 def dense(lengths: list[int], reach: Reach) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.train import Check, Collator, check, enable, enabled
 from padfree_families import build, ragged
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers as hf
 
-from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.train import Check, Collator, Leak, check, describe, disable, enable, enabled, paused
-from loadgauge.train.attention import LayerPlan
+from loadgauge.train.layers.attention import LayerPlan
 from padfree_families import CAUSAL, MASKED, Double, build, padded, ragged
 
 LENGTHS = [6, 1, 19, 4]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from loadgauge.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.train import Collator, disable, enable, report, saved_bytes
 from padfree_families import build, padded, ragged
 

@@ -130,9 +130,9 @@ def test_dropout_drops_and_does_not_leak() -> None:
     assert torch.equal(still, model(**batch).logits)
     assert "on cpu_flash" in describe(model)
     # On average, what is dropped and scaled up is what was there: attention is linear in the shares.
-    from loadgauge.train import boundaries
-    from loadgauge.train.attention import per_sequence
-    from loadgauge.train.masks import Reach
+    from loadgauge.train.layers import boundaries
+    from loadgauge.train.layers.attention import per_sequence
+    from loadgauge.train.layers.masks import Reach
 
     where = boundaries.from_lengths([6, 3])
     q, k, v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
@@ -206,9 +206,9 @@ def test_autocast() -> None:
 
 
 def test_autocast_reaches_the_operator() -> None:
-    from loadgauge.train import boundaries
-    from loadgauge.train.attention import LayerPlan, attend
-    from loadgauge.train.masks import Reach
+    from loadgauge.train.layers import boundaries
+    from loadgauge.train.layers.attention import LayerPlan, attend
+    from loadgauge.train.layers.masks import Reach
 
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     marks = boundaries.from_lengths([2, 3]).marks(q.device)

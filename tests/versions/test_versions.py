@@ -14,15 +14,15 @@ import torch
 import transformers
 from torch.profiler import ProfilerActivity, profile
 
-from loadgauge.errors import NotModelled
-from loadgauge.estimate.parameters import parameters
-from loadgauge.families import from_dict
-from loadgauge.measure.callback import MeasureCallback
-from loadgauge.measure.train_steps import measure_steps
-from loadgauge.spec.job import Job
-from loadgauge.trace.jobs import ConfigJob, of_module
-from loadgauge.trace.torch_run import TorchRun
-from loadgauge.trace.trace import trace
+from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.core.families import from_dict
+from loadgauge.pytorch.measure.callback import MeasureCallback
+from loadgauge.pytorch.measure.train_steps import measure_steps
+from loadgauge.pytorch.trace.programs.jobs import ConfigJob, of_module
+from loadgauge.pytorch.trace.torch_run import TorchRun
+from loadgauge.pytorch.trace.trace import trace
 from torch_peak import highest
 
 SMALL = {
@@ -128,7 +128,7 @@ def test_what_a_release_lacks_is_said(tmp_path: Path) -> None:
 
     if hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this release has everything")
-    from loadgauge.trace.parallel.distributed import fake_process_group
+    from loadgauge.pytorch.parallel.distributed import fake_process_group
 
     with pytest.raises(NotModelled, match="several GPUs"), fake_process_group(2, 0, None):  # type: ignore[arg-type]
         pass

@@ -27,10 +27,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadgauge import estimate
-from loadgauge.errors import ConfigError
-from loadgauge.estimate.memory.phases import Phase
-from loadgauge.families.catalogue import find_model
-from loadgauge.units import GIB
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.units import GIB
+from loadgauge.core.estimate.memory.phases import Phase
+from loadgauge.core.families.catalogue import find_model
 
 TABLE = Path(__file__).parents[1] / "published_runs" / "raw" / "agilerl.csv"
 TILE, FEWEST, MOST = 2**28, 128, 4096

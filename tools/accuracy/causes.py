@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.spec.calibration import chip_of, efficiencies
-from loadgauge.spec.hardware import gpu
-from loadgauge.validate.validate import Record
+from loadgauge.core.definitions.hardware.calibration import chip_of, efficiencies
+from loadgauge.core.definitions.hardware.hardware import gpu
+from loadgauge.evidence.validate.validate import Record
 from published_runs.free_text import Flags, named
 from published_runs.source_rows import SourceRow
 

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from loadgauge.errors import NothingFits
-from loadgauge.estimate.result import Estimate
-from loadgauge.plan.axis_values import RECOMPUTE, space_for
-from loadgauge.plan.inverse import leanest
-from loadgauge.plan.search import Case, search
-from loadgauge.resolve.setup import Setup
-from loadgauge.spec.axes import DEGREES
-from loadgauge.spec.layout import Layout
-from loadgauge.validate.runs import Run
-from loadgauge.validate.setups import setup_of
+from loadgauge.core.base.errors import NothingFits
+from loadgauge.core.definitions.layout.axes import DEGREES
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.plan.inverse import leanest
+from loadgauge.core.plan.search import Case, search
+from loadgauge.core.plan.space.axis_values import RECOMPUTE, space_for
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.evidence.validate.runs import Run
+from loadgauge.evidence.validate.setups import setup_of
 
 SERIES = ("KOR", "SC21", "MB")
 """Sources whose layouts were chosen by people who tuned them."""
@@ -49,7 +49,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def configurations(runs: Iterable[Run], series: Iterable[str] = SERIES) -> list[tuple[tuple[str, ...], Setup]]:
     """The distinct setups of the rows of some sources, with the ids of their rows; those that cannot be timed are left out.
 
-    >>> from loadgauge.validate.runs import published
+    >>> from loadgauge.evidence.validate.runs import published
     >>> [(rows, setup.layout.tp) for rows, setup in configurations(published().runs, ["KOR"])][:2]
     [(('T-KOR-001',), 8), (('T-KOR-002',), 8)]
     """

@@ -6,7 +6,7 @@ step; its allocations are served by the simulated allocator. Two shares of the a
 the allocated peak (there the allocator has given idle segments back).
 
 Of FSDP2, one rank of a real sharded training runs. What its streams hold at most, each in a pool of its own, is counted by
-`loadgauge.estimate.memory.pools`, and so are the 16-bit logits in whose place nothing fits at the loss; `reserved` is what the
+`loadgauge.core.estimate.states.pools`, and so are the 16-bit logits in whose place nothing fits at the loss; `reserved` is what the
 allocator holds beyond these, as a share of what the main stream holds.
 """
 
@@ -22,16 +22,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 
-from loadgauge.errors import NothingFits
-from loadgauge.spec.job import Job
-from loadgauge.spec.memory_range import Fragmentation, Share
-from loadgauge.trace.parallel.parallel import ParallelJob
-from loadgauge.trace.record.allocations import Stream
-from loadgauge.trace.record.caching_allocator import Allocator, replay
-from loadgauge.trace.script import FunctionJob
-from loadgauge.trace.torch_run import TorchRun
-from loadgauge.trace.trace import record
-from loadgauge.units import MIB
+from loadgauge.core.base.errors import NothingFits
+from loadgauge.core.base.units import MIB
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.training.memory_range import Fragmentation, Share
+from loadgauge.pytorch.parallel.parallel import ParallelJob
+from loadgauge.pytorch.record.allocations import Stream
+from loadgauge.pytorch.record.caching_allocator import Allocator, replay
+from loadgauge.pytorch.trace.programs.script import FunctionJob
+from loadgauge.pytorch.trace.torch_run import TorchRun
+from loadgauge.pytorch.trace.trace import record
 
 STEPS = 8
 """Steps of a run: the states of the optimizer come in the first one, and most lengths come up several times."""

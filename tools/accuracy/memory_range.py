@@ -18,11 +18,11 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from loadgauge.spec.memory_range import COVERAGE, Fragmentation, Share, Spread, Stack, memory_range
-from loadgauge.validate.runs import Run, published
-from loadgauge.validate.setups import setup_of
-from loadgauge.validate.summary import configuration_weights, grouped, quantile
-from loadgauge.validate.validate import Record, validate
+from loadgauge.core.definitions.training.memory_range import COVERAGE, Fragmentation, Share, Spread, Stack, memory_range
+from loadgauge.evidence.validate.runs import Run, published
+from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.summary import configuration_weights, grouped, quantile
+from loadgauge.evidence.validate.validate import Record, validate
 
 QUALITIES = ("A", "B")
 """Of the rows that calibrate: of the others too little of the configuration is known."""

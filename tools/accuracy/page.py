@@ -13,12 +13,12 @@ from accuracy.causes import FAR, far_off, listed
 from accuracy.memory_range import FEWEST, calibrated_level, covered, left_out, residuals
 from accuracy.slack import Left
 from accuracy.slack import calibrated_level as slack_level
-from loadgauge.spec.memory_range import memory_range
-from loadgauge.spec.software import software
-from loadgauge.validate.baseline import baseline, rescaled
-from loadgauge.validate.runs import Run
-from loadgauge.validate.summary import Errors, errors, grouped, reasons
-from loadgauge.validate.validate import Record
+from loadgauge.core.definitions.training.memory_range import memory_range
+from loadgauge.core.definitions.training.software import software
+from loadgauge.evidence.validate.baseline import baseline, rescaled
+from loadgauge.evidence.validate.runs import Run
+from loadgauge.evidence.validate.summary import Errors, errors, grouped, reasons
+from loadgauge.evidence.validate.validate import Record
 from published_runs.source_rows import SourceRow
 from published_runs.source_rows import published as source_rows
 
@@ -199,7 +199,7 @@ The ranges in use, of {known.date}:
 What PyTorch's allocator holds beyond what it hands out, as shares of that: the middle 80 % of the
 trainings of `tools/accuracy/fragmentation.py`, which run on the simulated device. *Reserved* is what `max_memory_reserved`
 shows on a card with room, *needed* by how much the smallest card that serves every request exceeds the allocated peak.
-Under FSDP2 the streams of its collectives have pools of their own, which are counted apart (`estimate/memory/pools.py`): what is
+Under FSDP2 the streams of its collectives have pools of their own, which are counted apart (`core/estimate/states/pools.py`): what is
 reserved is the sum of what each holds at most.
 
 {table(("", "low", "usual", "high"), idle)}"""
@@ -331,8 +331,8 @@ def _keep_causes(records: Sequence[Record]) -> None:
 
 def generate(cross_validate: bool = True, say: Callable[[str], object] | None = None) -> str:
     """The page, from the runs that come with loadgauge."""
-    from loadgauge.validate.runs import published
-    from loadgauge.validate.validate import validate
+    from loadgauge.evidence.validate.runs import published
+    from loadgauge.evidence.validate.validate import validate
 
     runs = published()
     if say is not None:

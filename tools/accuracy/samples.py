@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from loadgauge.errors import Error
-from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory.rank_memory import MemoryModel
-from loadgauge.estimate.time.collectives import Fabric
-from loadgauge.estimate.time.roofline import Machine
-from loadgauge.estimate.time.step import StepModel
-from loadgauge.spec.calibration import Efficiencies
-from loadgauge.spec.hardware import Cluster
-from loadgauge.spec.layout import Layout
-from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import Training
-from loadgauge.validate.measured import step_seconds
-from loadgauge.validate.runs import Run
-from loadgauge.validate.setups import setup_of
-from loadgauge.validate.validate import machine
+from loadgauge.core.base.errors import Error
+from loadgauge.core.definitions.hardware.calibration import Efficiencies
+from loadgauge.core.definitions.hardware.hardware import Cluster
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.estimate.estimate import view_of
+from loadgauge.core.estimate.memory.rank_memory import MemoryModel
+from loadgauge.core.estimate.time.collectives import Fabric
+from loadgauge.core.estimate.time.roofline import Machine
+from loadgauge.core.estimate.time.step import StepModel
+from loadgauge.evidence.validate.measured import step_seconds
+from loadgauge.evidence.validate.runs import Run
+from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.validate import machine
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 
-from loadgauge.errors import Error
-from loadgauge.spec.calibration import Efficiencies, efficiencies, transferred
-from loadgauge.spec.hardware import gpu as card_named
-from loadgauge.spec.memory_range import COVERAGE, Stack
-from loadgauge.spec.software import Factor, Software, factor, hosted, software
-from loadgauge.validate.runs import Run, published
-from loadgauge.validate.setups import setup_of
-from loadgauge.validate.summary import quantile
-from loadgauge.validate.validate import validate
+from loadgauge.core.base.errors import Error
+from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies, transferred
+from loadgauge.core.definitions.hardware.hardware import gpu as card_named
+from loadgauge.core.definitions.training.memory_range import COVERAGE, Stack
+from loadgauge.core.definitions.training.software import Factor, Software, factor, hosted, software
+from loadgauge.evidence.validate.runs import Run, published
+from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.summary import quantile
+from loadgauge.evidence.validate.validate import validate
 
 QUALITIES = ("A", "B")
 """Of the rows that are used: of the others too little of the configuration is known."""

@@ -6,7 +6,7 @@ a tenth differs by 30 % and more in a token and by half in a first one (`engines
 its figures fitted without it; then each card, and each
 engine, whose figures are then those that all start from.
 
-A server's queue is followed request by request (`inference/loop.py`). To fit, it is followed once for some times of a prompt around
+A server's queue is followed request by request (`core/serving/loop.py`). To fit, it is followed once for some times of a prompt around
 each point's own (`SCALES`), and read between them; a step's part of a token is taken as it is.
 """
 
@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
-from loadgauge.algebra import both_count
-from loadgauge.errors import Error
-from loadgauge.inference.decode import Card, Kernels, Work, beside, lanes, load_of, reading
-from loadgauge.inference.loop import Load, closed_loop
-from loadgauge.spec.serving import EngineRates, Serving, serving
-from loadgauge.validate.serving import Point, points, predicted, server, slots
+from loadgauge.core.base.algebra import both_count
+from loadgauge.core.base.errors import Error
+from loadgauge.core.definitions.serving.serving import EngineRates, Serving, serving
+from loadgauge.core.serving.decode import Card, Kernels, Work, beside, lanes, load_of, reading
+from loadgauge.core.serving.loop import Load, closed_loop
+from loadgauge.evidence.validate.serving import Point, points, predicted, server, slots
 
 OUT = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "serving.toml"
 SOURCE = "aiconfigurator"
@@ -131,7 +131,7 @@ def start() -> Values:
 
 
 def known_of(values: Values, engines: dict[str, EngineRates] | None = None) -> Serving:
-    """The figures as `spec/serving.py` has them."""
+    """The figures as `core/definitions/serving/serving.py` has them."""
     return Serving(
         date=datetime.date.today().isoformat(), source=SOURCE, points=0, token_low=1, token_high=1, first_low=1, first_high=1,
         **{name: values[name] for name in SHARED}, engines=engines or {},

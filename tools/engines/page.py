@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadgauge.sources import cite
+from loadgauge.core.base.sources import cite
 
 if TYPE_CHECKING:
     from engines.fit import Table
@@ -99,7 +99,7 @@ bandwidth, FLOPs over the peak, kernels, all-reduces, the host. A prompt is the 
 training, but for experts: their matrices are read whatever the prompt's length, and their FLOPs are far from the peak. Prompts
 that are read in one step read the experts once; ranks with batches of their own read each its prompts and share the experts.
 
-The server's queue is then followed request by request (`inference/loop.py`): all requests come at once, each answer makes room
+The server's queue is then followed request by request (`core/serving/loop.py`): all requests come at once, each answer makes room
 for the next, ten requests are answered for each one that is there at a time, an engine reads at most 8,192 tokens of prompts a
 step and mixes them with tokens or not. Both times are means over those requests. Beside its queue a first token waits for steps
 (until it is seen, until its token is sent), for its prompt on the host, and for the host.

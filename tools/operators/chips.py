@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from loadgauge.spec.calibration import Wire, chip_of
-from loadgauge.spec.hardware import gpu as card_named
-from loadgauge.validate import operators as ops
+from loadgauge.core.definitions.hardware.calibration import Wire, chip_of
+from loadgauge.core.definitions.hardware.hardware import gpu as card_named
+from loadgauge.evidence.validate import operators as ops
 
 FP4 = 2.8
 """The rate of 4-bit products over that of 16-bit ones where no card of a chip was measured: 0.7 of four times as many."""

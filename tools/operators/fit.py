@@ -1,7 +1,7 @@
 """The figures of `data/calibration`, fitted to measurements of single operations (`data/operators`): `make operators`.
 
 No training run is read. Shapes of the forms are common: medians of free fits over the data-centre GPUs. Each GPU with a table
-has its own shares; other GPUs take over those of their chip, by rules in `spec/calibration.py`. The same functions predict here,
+has its own shares; other GPUs take over those of their chip, by rules in `core/definitions/hardware/calibration.py`. The same functions predict here,
 in an estimate and in `validate --operators`.
 """
 
@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
-from loadgauge.spec.calibration import PER_WATT, Both, Efficiencies, Figure, Wire
-from loadgauge.spec.hardware import gpu as card_named
-from loadgauge.validate import operators as ops
-from loadgauge.validate.operators import Measured
+from loadgauge.core.definitions.hardware.calibration import PER_WATT, Both, Efficiencies, Figure, Wire
+from loadgauge.core.definitions.hardware.hardware import gpu as card_named
+from loadgauge.evidence.validate import operators as ops
+from loadgauge.evidence.validate.operators import Measured
 from operators.chips import chips, completed, middle_of
 
 FOLDER = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "calibration"

@@ -1,4 +1,4 @@
-"""A GPU whose tables nobody has seen: the rules of `spec/calibration.py` without its own measurements."""
+"""A GPU whose tables nobody has seen: the rules of `core/definitions/hardware/calibration.py` without its own measurements."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.spec import calibration
-from loadgauge.spec.calibration import PER_WATT, Efficiencies, Figure, efficiencies, transferred
-from loadgauge.spec.hardware import gpu as card_named
-from loadgauge.spec.hardware import gpu_ids
-from loadgauge.validate.operators import Score, scores
+from loadgauge.core.definitions.hardware import calibration
+from loadgauge.core.definitions.hardware.calibration import PER_WATT, Efficiencies, Figure, efficiencies, transferred
+from loadgauge.core.definitions.hardware.hardware import gpu as card_named
+from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.evidence.validate.operators import Score, scores
 from operators.chips import chips, completed
 
 

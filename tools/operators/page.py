@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from loadgauge.sources import cite
-from loadgauge.spec.calibration import Efficiencies, efficiencies
-from loadgauge.spec.hardware import gpu_ids
-from loadgauge.validate.operators import Score, scores
+from loadgauge.core.base.sources import cite
+from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies
+from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.evidence.validate.operators import Score, scores
 from operators.left_out import left_out
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"

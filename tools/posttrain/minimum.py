@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from loadgauge.cli.options import parse
-from loadgauge.posttrain.memory import memory
-from loadgauge.resolve.posttrain import resolve_posttrain
-from loadgauge.units import GIB
+from loadgauge.core.base.units import GIB
+from loadgauge.core.command_line.options.options import parse
+from loadgauge.core.post_training.memory import memory
+from loadgauge.core.resolve.posttrain import resolve_posttrain
 
 ROWS = Path(__file__).with_name("minimum.csv")
 

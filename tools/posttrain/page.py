@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgauge.cli.options import parse
-from loadgauge.spec.tasks import TASKS
+from loadgauge.core.command_line.options.options import parse
+from loadgauge.core.definitions.training.tasks import TASKS
 from posttrain.minimum import verdicts
 from posttrain.scores import Score, scores, summary
 from posttrain.swift import rows as swift_rows
@@ -77,7 +77,7 @@ def measured() -> Iterator[str]:
         "LoRA GRPO beside vLLM on one card, as AgileRL measured it (`tests/data/posttrain/agilerl.csv`): errors of the predicted"
         " peak. Nothing of the formula is fitted to these rows; what lies outside PyTorch, 700 MiB of an engine and the contexts of"
         " an A100 and an L4, are constants that AgileRL's own estimator has. The driver also sees segments of PyTorch's allocator"
-        " that are not full: they follow from its rules (`posttrain/segments.py`). AgileRL's states 3.18 % in the mean and"
+        " that are not full: they follow from its rules (`core/post_training/segments.py`). AgileRL's states 3.18 % in the mean and"
         " 13.9 % at worst for the rollout, 4.14 % and 13.5 % for the update. Gemma 4's checkpoints hold towers of images and sounds"
         " (0.45e9 parameters) that are loaded, adapted and not in the estimate; and a lone sequence of 4,096 tokens (whose batch"
         " needs no mask) takes 3 GiB more than is predicted, as heads of 512 are then for PyTorch's plain kernel of attention."

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgauge.families.catalogue import find_model
-from loadgauge.spec.job import Job
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.families.catalogue import find_model
 
 OUT = Path(__file__).parents[2] / "tests" / "data" / "posttrain" / "agilerl.csv"
 COLUMNS = ("id", "model", "gpu", "flags", "rollout_gib", "update_gib", "where")

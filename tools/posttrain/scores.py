@@ -10,11 +10,11 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.cli.options import parse
-from loadgauge.estimate.memory.phases import Moment, Phase
-from loadgauge.posttrain.memory import PhaseMemory, memory
-from loadgauge.resolve.posttrain import resolve_posttrain
-from loadgauge.units import GIB
+from loadgauge.core.base.units import GIB
+from loadgauge.core.command_line.options.options import parse
+from loadgauge.core.estimate.memory.phases import Moment, Phase
+from loadgauge.core.post_training.memory import PhaseMemory, memory
+from loadgauge.core.resolve.posttrain import resolve_posttrain
 from posttrain.runs import OUT
 
 Side = Literal["rollout", "update"]

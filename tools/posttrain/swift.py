@@ -20,12 +20,12 @@ from pathlib import Path
 
 import msgspec
 
-from loadgauge.cli.options import parse
-from loadgauge.posttrain.memory import memory
-from loadgauge.resolve.posttrain import resolve_posttrain
-from loadgauge.spec.job import Job
-from loadgauge.spec.tasks import TASKS as TASKS_OF
-from loadgauge.units import GIB
+from loadgauge.core.base.units import GIB
+from loadgauge.core.command_line.options.options import parse
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.training.tasks import TASKS as TASKS_OF
+from loadgauge.core.post_training.memory import memory
+from loadgauge.core.resolve.posttrain import resolve_posttrain
 
 OUT = Path(__file__).parents[2] / "tests" / "data" / "posttrain" / "swift.csv"
 COLUMNS = ("id", "model", "flags", "packed", "peak_gib", "where")

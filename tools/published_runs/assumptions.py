@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.spec.layout import FULL_PIPE
-from loadgauge.spec.model import ModelSpec
+from loadgauge.core.definitions.layout.layout import FULL_PIPE
+from loadgauge.core.definitions.model.model import ModelSpec
 from published_runs import vocabulary
 from published_runs.free_text import Flags, named
 from published_runs.models import Inexpressible

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgauge.validate.counters import Counter
+from loadgauge.evidence.validate.counters import Counter
 from published_runs.models import Inexpressible
 from published_runs.source_rows import SourceRow
 

@@ -14,19 +14,19 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.errors import Error
-from loadgauge.estimate.estimate import estimate
-from loadgauge.formats.recompute import REMAT, of_kinds, resolve_recompute
-from loadgauge.layers import View, block_layer
-from loadgauge.spec.frameworks import FRAMEWORKS
-from loadgauge.spec.hardware import Gpu, gpu, gpu_ids
-from loadgauge.spec.host import Host
-from loadgauge.spec.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
-from loadgauge.spec.lora import BaseName, Lora
-from loadgauge.spec.model import ModelSpec, Moe
-from loadgauge.spec.stacks import Stack
-from loadgauge.spec.training import Training
-from loadgauge.spec.training import training as trained
+from loadgauge.core.base.errors import Error
+from loadgauge.core.definitions.hardware.hardware import Gpu, gpu, gpu_ids
+from loadgauge.core.definitions.hardware.host import Host
+from loadgauge.core.definitions.layout.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
+from loadgauge.core.definitions.model.lora import BaseName, Lora
+from loadgauge.core.definitions.model.model import ModelSpec, Moe
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+from loadgauge.core.definitions.training.stacks import Stack
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.definitions.training.training import training as trained
+from loadgauge.core.estimate.estimate import estimate
+from loadgauge.core.layers import View, block_layer
+from loadgauge.job_files.ideas.recompute import REMAT, of_kinds, resolve_recompute
 from published_runs import assumptions, recipes, vocabulary
 from published_runs.free_text import Flags, named
 from published_runs.models import Inexpressible, describe

@@ -10,8 +10,8 @@ import re
 
 import msgspec
 
-from loadgauge.families import catalogue
-from loadgauge.spec.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
+from loadgauge.core.definitions.model.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
+from loadgauge.core.families import catalogue
 from published_runs.free_text import Flags
 from published_runs.source_rows import SourceRow
 

@@ -19,7 +19,7 @@ TARGETS = frozenset({"query", "value", "output", "gate", "up", "down"})
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """How a recipe trains, in the words of `loadgauge.spec.training.training`."""
+    """How a recipe trains, in the words of `loadgauge.core.definitions.training.training.training`."""
 
     optimizer: str
     loss: str = "auto"

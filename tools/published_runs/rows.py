@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.families.catalogue import find_model
-from loadgauge.resolve.setup import Setup
-from loadgauge.spec.frameworks import FRAMEWORKS
-from loadgauge.spec.job import Job
-from loadgauge.spec.lora import Lora
-from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.stacks import NEWEST_STACK, Stack
-from loadgauge.spec.training import Training, spell_loss
-from loadgauge.validate.counters import UNKNOWN
-from loadgauge.validate.overrides import UNCHANGED, Changes, Overrides, apply
-from loadgauge.validate.runs import Measured, Run, Variant
-from loadgauge.validate.setups import resolve
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.lora import Lora
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+from loadgauge.core.definitions.training.stacks import NEWEST_STACK, Stack
+from loadgauge.core.definitions.training.training import Training, spell_loss
+from loadgauge.core.families.catalogue import find_model
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.evidence.validate.counters import UNKNOWN
+from loadgauge.evidence.validate.overrides import UNCHANGED, Changes, Overrides, apply
+from loadgauge.evidence.validate.runs import Measured, Run, Variant
+from loadgauge.evidence.validate.setups import resolve
 from published_runs import vocabulary
 from published_runs.counters import counter
 from published_runs.expression import Expressed, express
@@ -220,9 +220,9 @@ def check(setup: Setup, target: Expressed) -> None:
 
 
 def difference(old: msgspec.Struct, new: msgspec.Struct, without: tuple[str, ...] = ()) -> Changes:
-    """The changes that `loadgauge.validate.overrides.apply` makes `new` of `old` with.
+    """The changes that `loadgauge.evidence.validate.overrides.apply` makes `new` of `old` with.
 
-    >>> from loadgauge.spec.model import Norm
+    >>> from loadgauge.core.definitions.model.model import Norm
     >>> difference(Norm(), Norm("layernorm", bias=True))
     {'kind': 'layernorm', 'bias': True}
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.spec.training import Training
+from loadgauge.core.definitions.training.training import Training
 from published_runs.free_text import Flags
 from published_runs.source_rows import SourceRow
 

@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from loadgauge.errors import ConfigError
-from loadgauge.files import read_text
-from loadgauge.validate.runs import LARGEST_FILE, Rejected, read_rows
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import read_text
+from loadgauge.evidence.validate.runs import LARGEST_FILE, Rejected, read_rows
 
 RAW = Path(__file__).with_name("raw")
 

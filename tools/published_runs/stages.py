@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from loadgauge.estimate.estimate import view_of
-from loadgauge.layers import block_layer, head_layer
-from loadgauge.spec.layout import Layout
-from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import Training
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.estimate.estimate import view_of
+from loadgauge.core.layers import block_layer, head_layer
 from published_runs.free_text import Flags, chunks_of
 from published_runs.models import Inexpressible
 from published_runs.source_rows import SourceRow

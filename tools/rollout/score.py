@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 
 from engines.page import table
-from loadgauge.errors import Error
-from loadgauge.posttrain.memory import memory
-from loadgauge.posttrain.step import HIGH, LOW, SOFTWARE, StepTime, step_time
-from loadgauge.resolve.posttrain import resolve_posttrain
-from loadgauge.spec.job import Job
+from loadgauge.core.base.errors import Error
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.post_training.memory import memory
+from loadgauge.core.post_training.step import HIGH, LOW, SOFTWARE, StepTime, step_time
+from loadgauge.core.resolve.posttrain import resolve_posttrain
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "rollout.md"

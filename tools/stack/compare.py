@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.errors import Error, NotModelled
-from loadgauge.estimate.result import Estimate
-from loadgauge.families.hf import from_dict
-from loadgauge.formats.words import TORCH_OPTIMIZERS
-from loadgauge.posttrain.memory import memory
-from loadgauge.resolve.posttrain import resolve_posttrain
-from loadgauge.resolve.resolve import resolve_job
-from loadgauge.spec.job import Job
-from loadgauge.spec.model import ModelSpec
+from loadgauge.core.base.errors import Error, NotModelled
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.families.hf import from_dict
+from loadgauge.core.post_training.memory import memory
+from loadgauge.core.resolve.posttrain import resolve_posttrain
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
 from stack.case import Case
 from stack.record import Traced
 

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from loadgauge.trace import script
-from loadgauge.trace.device import counters
-from loadgauge.trace.device.fake import FakeMode
-from loadgauge.trace.device.patches import replaced
+from loadgauge.pytorch.device.fake import FakeMode
+from loadgauge.pytorch.device.kernels import counters
+from loadgauge.pytorch.device.patches import replaced
+from loadgauge.pytorch.trace.programs import script
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda")  # DeepSpeed would ask PyTorch as it is imported
 SEE_CUDA = (

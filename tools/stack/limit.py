@@ -16,11 +16,11 @@ import msgspec
 import torch
 
 import loadgauge
-from loadgauge.trace.device.patches import replaced
-from loadgauge.trace.record.allocations import Stream, any_layer, dtype_name, op_name
-from loadgauge.trace.record.caching_allocator import LARGE_SEGMENT, OWN_SEGMENT, ROUND_LARGE, SMALL, SMALL_SEGMENT
-from loadgauge.trace.record.tracker import Tracker
-from loadgauge.units import GIB, KIB, MIB
+from loadgauge.core.base.units import GIB, KIB, MIB
+from loadgauge.pytorch.device.patches import replaced
+from loadgauge.pytorch.record.allocations import Stream, any_layer, dtype_name, op_name
+from loadgauge.pytorch.record.caching_allocator import LARGE_SEGMENT, OWN_SEGMENT, ROUND_LARGE, SMALL, SMALL_SEGMENT
+from loadgauge.pytorch.record.tracker import Tracker
 
 PACKAGE, STACK, TORCH = (Path(file).parent for file in (loadgauge.__file__, __file__, torch.__file__))
 OURS = {STACK / name for name in ("limit.py", "libraries.py", "record.py")}

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.cli.main import commands as loadgauge
-from loadgauge.trace.device.patches import replaced
+from loadgauge.core.command_line.main import commands as loadgauge
+from loadgauge.pytorch.device.patches import replaced
 from stack import batch
 from stack.case import Case
 from stack.compare import job

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import torch
 
-from loadgauge.oom.snapshot import PYTORCH
-from loadgauge.trace.device.counters import Counters
-from loadgauge.trace.device.patches import replaced
-from loadgauge.trace.device.simulated import fake_tensors, simulated_device
-from loadgauge.trace.parallel.distributed import fake_process_group
-from loadgauge.trace.record.allocations import Frame, Stream, any_layer, dtype_name, op_name
-from loadgauge.trace.record.observe import BACKWARD, FORWARD, STEP, Observer, observing
-from loadgauge.trace.script import always_step, redirect_cuda
+from loadgauge.pytorch.device.kernels.counters import Counters
+from loadgauge.pytorch.device.patches import replaced
+from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
+from loadgauge.pytorch.parallel.distributed import fake_process_group
+from loadgauge.pytorch.record.allocations import Frame, Stream, any_layer, dtype_name, op_name
+from loadgauge.pytorch.record.observe import BACKWARD, FORWARD, STEP, Observer, observing
+from loadgauge.pytorch.trace.programs.script import always_step, redirect_cuda
+from loadgauge.pytorch.why.snapshot import PYTORCH
 from stack.case import Case
 from stack.libraries import simulated_libraries
 from stack.training import train

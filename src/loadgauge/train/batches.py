@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loadgauge.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError
 
 POOL = 2048
 """Sequences packed together: enough to fill a budget closely, few enough to keep batches random."""

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from loadgauge.errors import ConfigError
-from loadgauge.train import boundaries
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.train import inspect_model as anatomy
 from loadgauge.train.collator import IGNORED
 from loadgauge.train.enable import paused
+from loadgauge.train.layers import boundaries
 from loadgauge.train.leak_probe import Leak, leak
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadgauge.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError
 
 IGNORED = -100
 """The label that no loss counts."""

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.train import boundaries, mixers
+from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.train import hooks as routing
 from loadgauge.train import inspect_model as anatomy
-from loadgauge.train.attention import BACKENDS, NAMES, LayerPlan
 from loadgauge.train.hooks import Wiring
-from loadgauge.train.mixers import Convention
+from loadgauge.train.layers import boundaries, mixers
+from loadgauge.train.layers.attention import BACKENDS, NAMES, LayerPlan
+from loadgauge.train.layers.mixers import Convention
 
 log = logging.getLogger("loadgauge.train")
 Model = TypeVar("Model", bound=nn.Module)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from loadgauge.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError
 
 
 class _Product(torch.autograd.Function):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loadgauge.errors import ConfigError
-from loadgauge.train import boundaries
-from loadgauge.train.boundaries import Boundaries, Rows
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.train.layers import boundaries
+from loadgauge.train.layers.boundaries import Boundaries, Rows
 
 FLAT_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """Keys of a flat batch as transformers names them; an enabled model takes them out of the call."""

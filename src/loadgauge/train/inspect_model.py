@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import PreTrainedModel
 
-from loadgauge.errors import NotModelled
-from loadgauge.train.attention import MADE, NAMES, PROBES, Seen
+from loadgauge.core.base.errors import NotModelled
 from loadgauge.train.hooks import arguments, by_name
-from loadgauge.train.masks import Reach, reach_of
-from loadgauge.train.mixers import Notes, leaves, token_dims
+from loadgauge.train.layers.attention import MADE, NAMES, PROBES, Seen
+from loadgauge.train.layers.masks import Reach, reach_of
+from loadgauge.train.layers.mixers import Notes, leaves, token_dims
 
 UNDERSTOOD = {
     *("dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),

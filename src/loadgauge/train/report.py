@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from loadgauge.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.train import inspect_model as anatomy
 from loadgauge.train.collator import Collator
 from loadgauge.train.enable import enabled

@@ -1,0 +1,1 @@
+"""Answers: the records that every command returns, their reasons, figures and equations."""

@@ -1,0 +1,121 @@
+"""Under which assumptions an equation holds, and its sources."""
+
+from __future__ import annotations
+
+from loadgauge.core.answers.equations.options import WEIGHTS, Choice
+from loadgauge.core.base.sources import cite
+
+READ_OFF = "read off the list of operations"
+
+
+def validity(choice: Choice) -> tuple[str, ...]:
+    """Return the assumptions of an equation, a sentence each."""
+    quantity, flash, notes = choice.quantity, choice.attention == "flash", []
+    batch = quantity not in WEIGHTS and "params" not in quantity
+    if quantity == "activations":
+        notes.append(f"{choice.itemsize} bytes an activation, 1 byte an element of a dropout mask")
+        notes.append("statistics of norms and ids of tokens and experts neglected, as the papers do")
+        notes.append(
+            "FlashAttention: no scores are kept, one float32 log-sum-exp a token and head is"
+            if flash
+            else "attention written out (eager): the scores are kept"
+        )
+        if choice.has_experts:
+            notes.append(_EXPERTS[choice.experts])
+    elif quantity == "wire":
+        notes.append(f"ring collectives, {choice.itemsize} bytes an activation")
+    elif quantity.endswith("flops"):
+        notes.append("matrix products only; a multiply-add is 2 FLOPs; every query-key pair counts, causal or not")
+        if flash and quantity not in ("forward-flops", "backward-flops"):
+            notes.append("the scores that FlashAttention's backward makes again are counted")
+    if choice.has_experts and batch:
+        notes.append("balanced routing, no token dropped")
+    if quantity in ("activations", "wire", "training-flops", "recompute-flops", "model-flops"):
+        notes.append(f"recomputation: {choice.policy}")
+    if quantity == "model-params":
+        notes.append("exact: the final norm is counted, which papers leave out; a tied table counts once")
+    if quantity == "model-active-params":
+        notes.append("the experts a token goes to, all else, and both tables whole")
+    if choice.sequence_parallel and batch:
+        notes.append("sequence parallelism: the ranks share the tokens of norms and dropouts too")
+    notes += [f"{axis} = {count}" for axis, count in choice.ranks.items() if isinstance(count, int)]
+    if "cp" in choice.ranks:
+        notes.append("context parallelism: the ranks share the tokens, keys and values go around a ring")
+    return tuple(notes)
+
+
+_EXPERTS = {
+    "grouped": "experts as one grouped product, weighted behind it (transformers): what they put out is kept",
+    "fused": "experts weighted inside their activation (Megatron-LM): its output and theirs are not kept",
+}
+_PLACES = {
+    "params": ("narayanan2021", "equation 2, per layer"),
+    "active-params": ("narayanan2021", "equation 2, per layer"),
+    "forward-flops": ("korthikanti2022", "appendix A, per layer"),
+    "backward-flops": ("korthikanti2022", "appendix A, per layer"),
+    "model-params": ("narayanan2021", "equation 2"),
+    "model-active-params": ("narayanan2021", "equation 2"),
+}
+_TRAINING = {"none": ("korthikanti2022", "equation 7"), "full": ("narayanan2021", "equation 3")}
+_ACTIVATIONS = {  # recomputation, tensor parallelism, sequence parallelism
+    ("none", False, False): "equation 1",
+    ("none", True, False): "equation 2",
+    ("none", True, True): "equation 4",
+    ("selective", True, True): "equation 6",
+}
+_ARCHITECTURES = {
+    "llama": (("touvron2023", "section 2.2"),),
+    "mixtral": (("jiang2024", "section 2"),),
+    "deepseek": (("deepseek2024v3", "section 2.1"), ("deepseek2024v2", "section 2.1")),
+}
+
+
+def origin(choice: Choice) -> tuple[str, tuple[str, ...]]:
+    """Return the source of the equation in words, and the citation keys (`data/sources.toml`) of the works named.
+
+    A paper is named as the equation's source only where it prints that very equation; else it is the architecture's.
+    """
+    if not choice.of.is_open:
+        source = choice.of.model.source
+        return (f"{READ_OFF}; architecture: {source}" if source else READ_OFF), ()
+    if choice.of.name != "gpt":
+        places = _ARCHITECTURES[choice.of.name]
+        return f"{READ_OFF}; architecture: {_cited(places)}{_traffic(choice)}", (*dict(places), *_traffic_keys(choice))
+    places = _of_gpt(choice)
+    if not places:
+        return f"{READ_OFF}, for the layer and with the counting of {cite('korthikanti2022')}", ("korthikanti2022",)
+    return _cited(places), tuple(dict(places))
+
+
+def _cited(places: tuple[tuple[str, str], ...]) -> str:
+    return "; ".join(f"{cite(key)}, {place}" if place else str(cite(key)) for key, place in places)
+
+
+def _traffic_keys(choice: Choice) -> tuple[str, ...]:
+    return ("megatron-lm",) if choice.quantity == "wire" else ()
+
+
+def _traffic(choice: Choice) -> str:
+    return "".join(f"; traffic as in {cite(key)}" for key in _traffic_keys(choice))
+
+
+def _of_gpt(choice: Choice) -> tuple[tuple[str, str], ...]:
+    """Where the papers print the equation of a GPT layer: citation keys and places; empty where none does."""
+    quantity, mode = choice.quantity, choice.policy.mode
+    if "cp" in choice.ranks:
+        return ()
+    if quantity == "wire":
+        sharing = choice.sequence_parallel
+        return (("korthikanti2022", "section 4.2.2") if sharing else ("narayanan2021", "section 3.2"),)
+    if quantity in ("training-flops", "model-flops"):
+        if mode not in _TRAINING or choice.attention != "eager" or choice.ranks:
+            return ()
+        key, place = _TRAINING[mode]
+        return ((key, place + (", per layer" if quantity == "training-flops" else "")),)
+    if quantity in _PLACES:
+        return () if choice.ranks else (_PLACES[quantity],)
+    if quantity != "activations" or choice.itemsize != 2 or mode == "ops":
+        return ()
+    if choice.attention == "flash":
+        return (("padfree2024", "the attention output counted once"), ("dao2022", ""))
+    return (("korthikanti2022", _ACTIVATIONS.get((mode, "tp" in choice.ranks, choice.sequence_parallel), "table 2")),)

@@ -1,0 +1,53 @@
+"""Where the time goes: compute, exposed communication, hidden communication; the exposed spans add up to the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.answers.figures.treemap import apportion
+from loadgauge.core.definitions.layout.axes import COMMUNICATION
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.workings import TimedOperation
+
+COMPUTE = ("forward", "backward", "recompute", "loss")
+"""Components of step time that are compute; the figure splits them by kind of operation."""
+KINDS = ("matmul", "attention", "memory-bound")
+REST = ("host", *COMMUNICATION, "bubble", "optimizer", "fixed")
+"""The other components of step time, in the order of drawing."""
+
+
+def kind_of(timed: TimedOperation) -> str:
+    """Return which of `KINDS` an operation is: a matrix product, attention, or memory-bound."""
+    if timed.operation.kind == "attention":
+        return "attention"
+    return "matmul" if timed.operation.gemms else "memory-bound"
+
+
+def lanes(result: Estimate) -> list[dict[str, Any]] | None:
+    """Return the components of a step on its slowest stage [s], or None where no time is known.
+
+    `seconds` are on the critical path, `hidden_seconds` overlap with compute. Spans are laid end to end, not where they
+    fall in the step: a step has thousands of each.
+    """
+    time = result.time
+    if time is None:
+        return None
+    work: dict[str, Any] = dict.fromkeys(KINDS, 0)
+    for timed in result.workings.operations:
+        work[kind_of(timed)] = work[kind_of(timed)] + timed.each
+    computing = sum(time.parts[lane] for lane in COMPUTE)
+    seconds = dict(zip(KINDS, apportion(computing, list(work.values())), strict=True))
+    seconds.update((lane, time.parts[lane]) for lane in REST)
+    hidden: dict[str, float] = {}
+    for row in result.network:
+        hidden[row.lane] = hidden.get(row.lane, 0.0) + time.scale * max(0.0, row.seconds - row.exposed_seconds)
+    components, start = [], 0.0
+    for lane, value in seconds.items():
+        beside = hidden.get(lane, 0.0)
+        if not value and not beside:
+            continue
+        spans = [{"start": 0.0, "end": beside, "hidden": True}] if beside else []
+        spans += [{"start": start, "end": start + value, "hidden": False}] if value else []
+        components.append({"lane": lane, "spans": spans, "seconds": value, "hidden_seconds": beside})
+        start += value
+    return components

@@ -1,0 +1,124 @@
+"""The pipeline schedule, played through with the times of this layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.base.algebra import Size
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.schedule.simulate import Event
+
+MICROBATCHES, STAGES = 16, 16
+"""Micro-batches and pipeline stages that are drawn, where there are more."""
+COLUMNS = ("stage", "start", "end", "kind", "microbatch", "chunk", "live")
+CELLS = 2560
+"""Pieces of work that are drawn, as far as the schedule lets fewer micro-batches be played."""
+Flights = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def schedule(result: Estimate) -> dict[str, Any]:
+    """Return every piece of work: stage, start, end [s], kind, micro-batch, chunk, and bytes the stage holds for backward.
+
+    A forward holds its own micro-batch already, a backward still. `seconds` and `bubble` are of the micro-batches shown;
+    `step_bubble` is the share of the whole step, by the estimate. Without a known time, a forward takes 1.
+    """
+    layout, workings = result.layout, result.workings
+    memory, scale = workings.memory, workings.scale
+    most = CELLS // (2 * layout.chunks * min(layout.pp, STAGES))
+    batches = playable(layout, max(2, min(MICROBATCHES, most)))
+    played = workings.play(batches, timed=result.time is not None)
+    drawn = drawn_stages(layout.pp, result.memory.rank.stage)
+    bytes_of: dict[object, list[tuple[Size, Size]]] = {}
+    cells = []
+    for index in drawn:
+        stage = workings.stages[index]
+        key = memory.make_up(stage)
+        if key not in bytes_of:
+            chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
+            bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
+        kept: dict[Flights, Size] = {}
+        events = played.events(index)
+        for event, flight in zip(events, flights(events, played.order.chunks), strict=True):
+            if flight not in kept:
+                kept[flight] = live(flight, bytes_of[key])
+            cells.append(
+                [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk,
+                 kept[flight]]
+            )  # fmt: skip
+    time = result.time
+    return {
+        "schedule": layout.schedule,
+        "stages": layout.pp,
+        "stages_shown": drawn,
+        "microbatches": int(layout.num_microbatches),
+        "microbatches_shown": batches,
+        "chunks": played.order.chunks,
+        "columns": COLUMNS,
+        "cells": cells,
+        "seconds": played.total * scale,
+        "bubble": played.bubble_fraction,
+        "step_bubble": None if time is None else time.parts["bubble"] / time.step,
+        "timed": time is not None,
+        "shown": shortened(layout.pp, int(layout.num_microbatches), drawn, batches),
+    }
+
+
+def playable(layout: Layout, wanted: int) -> int:
+    """Return about `wanted` micro-batches: a number the schedule can run, at most as many as the job has."""
+    if layout.schedule == "interleaved":
+        wanted = -(-wanted // layout.pp) * layout.pp
+    elif layout.schedule in ("dualpipe", "dualpipev"):
+        wanted = max(wanted + wanted % 2, 2 * layout.pp)
+    return min(int(layout.num_microbatches), wanted)
+
+
+def drawn_stages(stages: int, worst: int) -> list[int]:
+    """Return the stages to draw: all, or the first ones, the last ones and the one that needs the most memory (`worst`).
+
+    >>> drawn_stages(4, 0), len(drawn_stages(64, 30)), 30 in drawn_stages(64, 30)
+    ([0, 1, 2, 3], 16, True)
+    """
+    if stages <= STAGES:
+        return list(range(stages))
+    half = STAGES // 2
+    chosen = {*range(half), *range(stages - half, stages)}
+    if worst not in chosen:
+        chosen = (chosen - {half - 1}) | {worst}
+    return sorted(chosen)
+
+
+def shortened(stages: int, batches: int, drawn: list[int], played: int) -> str:
+    """Return in one line what was left out of the figure; empty where nothing was.
+
+    >>> shortened(4, 64, [0, 1, 2, 3], 16)
+    '16 of 64 micro-batches'
+    """
+    left_out = [f"{played} of {batches} micro-batches"] if played < batches else []
+    return ", ".join(left_out + ([f"{len(drawn)} of {stages} stages"] if len(drawn) < stages else []))
+
+
+def flights(events: list[Event], chunks: int) -> list[Flights]:
+    """Return, for each event of a stage, the micro-batches by chunk between forward and backward, and those waiting for W.
+
+    >>> work = [Event(0, kind, number, 0, 0, 0) for kind, number in (("F", 0), ("F", 1), ("B", 0), ("W", 0))]
+    >>> flights(work, 1)
+    [((1,), (0,)), ((2,), (0,)), ((2,), (0,)), ((1,), (1,))]
+    """
+    whole, waiting = [0] * chunks, [0] * chunks
+    in_flight = []
+    for event in events:
+        whole[event.chunk] += event.kind == "F"
+        in_flight.append((tuple(whole), tuple(waiting)))
+        whole[event.chunk] -= event.kind in ("B", "BW")
+        waiting[event.chunk] += (event.kind == "B") - (event.kind == "W")
+    return in_flight
+
+
+def live(flight: Flights, chunks: list[tuple[Size, Size]]) -> Size:
+    """Return the bytes kept for backward. chunks: of each, bytes of a micro-batch in flight, and of one that waits for W"""
+    whole, waiting = flight
+    total: Size = 0
+    for number, (kept, waits) in enumerate(chunks):
+        total = total + (whole[number] * kept + waiting[number] * waits)
+    return total

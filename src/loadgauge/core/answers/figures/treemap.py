@@ -1,0 +1,177 @@
+"""Where every byte goes: the parts at the peak moment of the worst rank, down to kinds of layers, operations and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from loadgauge.core.base.algebra import Size
+from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, Entry, Ledger
+from loadgauge.core.estimate.memory.phases import PARTS
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.layers.operations.operations import Weight
+
+Node = dict[str, Any]
+STATES = ("weights", "gradients", "optimizer")
+GROUPS = {
+    **dict.fromkeys(STATES, "states"), "activations": "activations", "loss": "activations", "gathered": "temporary",
+    "transient": "temporary", "evaluation": "temporary", "outside": "outside",
+}  # fmt: skip
+"""The four kinds of parts that have colours of their own."""
+
+
+def treemap(result: Estimate) -> list[Node]:
+    """Return the parts of the estimate, each with its contents [bytes]. Children add up to their parent, all to the total.
+
+    An `id` is the path of names, joined by slashes; `/api/explain` takes any of them.
+    """
+    parts, ledger = result.memory.parts, result.workings.ledger(result.memory.peak)
+    return [
+        {**node(part, part, part, parts[part], _children(result, ledger, part)), "group": GROUPS[part]}
+        for part in PARTS
+        if parts[part]
+    ]
+
+
+def node(part: str, id: str, label: str, nbytes: Size, children: Iterable[Node] = ()) -> Node:
+    """Return one block of the treemap. Bytes its children do not account for become a child of their own.
+
+    part: of the memory; id, label: see `treemap`; nbytes: of the block; children: blocks within it
+    """
+    listed = [child for child in children if child["bytes"]]
+    if listed:
+        settle(listed, nbytes, part, id)
+    return {"id": id, "part": part, "label": label, "bytes": nbytes, "children": listed}
+
+
+def settle(children: list[Node], nbytes: Size, part: str, id: str) -> None:
+    """Make children add up to their parent's bytes, in place: rounding goes to the largest, more becomes its own child."""
+    rest = nbytes - sum(child["bytes"] for child in children)
+    if abs(rest) > 1e-9 * nbytes:
+        children.append(node(part, f"{id}/rest", NOT_ITEMISED, rest))
+        return
+    largest = max(children, key=lambda child: child["bytes"])
+    for _ in range(4):
+        if not rest:
+            return
+        # One of floats: adding the rest once may leave another.
+        largest["bytes"] = largest["bytes"] + rest
+        largest["children"] = []
+        rest = nbytes - sum(child["bytes"] for child in children)
+
+
+def _children(result: Estimate, ledger: Ledger, part: str) -> list[Node]:
+    if part in ledger.memory.offloaded or part == "transient":
+        return []
+    if part in STATES and not (part == "gradients" and ledger.memory.lazy and ledger.key is not None):
+        return _states(ledger, part, result.memory.parts[part])
+    if part == "activations":
+        return list(_activations(ledger))
+    if part == "loss":
+        return [
+            node(part, f"{part}/{entry.operation}", _loss_label(entry), entry.nbytes)
+            for entry in sorted(ledger.entries(part), key=lambda entry: LOSS.index(entry.operation))
+        ]
+    entries = [(entry.what, entry.nbytes) for entry in ledger.entries(part)]
+    rest = result.memory.parts[part] - sum(nbytes for _, nbytes in entries)
+    if abs(rest) > 1e-9 * result.memory.total:
+        entries.append((NOT_ITEMISED, rest))
+    return [node(part, f"{part}/{number}", what, nbytes) for number, (what, nbytes) in enumerate(entries)]
+
+
+LOSS = ("others", "waiting", "prediction", "working")
+"""The entries of the loss, in the order in which they are drawn."""
+
+
+def _loss_label(entry: Entry) -> str:
+    return {
+        "waiting": "waits for the gradient of the head's weights",
+        "working": "the largest set alive at once in the head",
+    }.get(entry.operation, entry.what.partition(" x ")[0])
+
+
+# -- model states ------------------------------------------------------------------------------------------------------
+
+
+def _states(ledger: Ledger, part: str, total: float) -> list[Node]:
+    """Each kind of layer and each weight by its share of the part, as ZeRO shards all of them together."""
+    pieces = list(_pieces(ledger))
+    sizes = [
+        [times * getattr(ledger.memory.states(ledger.memory.count((weight,))), part) for weight in weights]
+        for _, times, weights in pieces
+    ]
+    shares = apportion(total, [sum(weight_bytes) for weight_bytes in sizes])
+    nodes = []
+    for (label, times, weights), weight_bytes, share in zip(pieces, sizes, shares, strict=True):
+        id = f"{part}/{label}"
+        name = f"{times} x {label}" if times > 1 else label
+        inner = [
+            node(part, f"{id}/{weight.name}", weight.name, nbytes)
+            for weight, nbytes in zip(weights, apportion(share, weight_bytes), strict=True)
+        ]
+        nodes.append(node(part, id, name, share, inner))
+    return nodes
+
+
+def _pieces(ledger: Ledger) -> Iterable[tuple[str, int, tuple[Weight, ...]]]:
+    """What holds weights on the worst rank: its name, how many of it, its weights."""
+    memory, stage = ledger.memory, ledger.stage
+    layers: dict[int, int] = {}
+    for (kind, _), count in ledger.counts.items():
+        layers[kind] = layers.get(kind, 0) + count
+    for kind, count in layers.items():
+        yield ledger.names[kind], count, memory.facts[kind, False].layer.weights
+    if stage.first:
+        yield "embedding", 1, memory.embedding.weights
+    if stage.last:
+        yield "head", 1, memory.head.weights
+        if (more := memory.prediction) is not None:
+            ends = tuple(weight for end in more.ends for weight in end.weights)
+            yield "multi-token prediction", more.modules, (*memory.facts[more.key].layer.weights, *ends)
+
+
+def apportion(total: float, weights: list[Size]) -> list[float]:
+    """Split a total by weights; whole numbers stay whole, and the shares add up to the total.
+
+    >>> apportion(10, [1, 1, 1]), apportion(0, [])
+    ([3, 3, 4], [])
+    """
+    whole = sum(weights)
+    if not whole:
+        return [0 for _ in weights]
+    shares: list[float] = []
+    seen: Size = 0
+    done: float = 0
+    for weight in weights:
+        seen = seen + weight
+        exact = isinstance(total, int) and isinstance(seen, int) and isinstance(whole, int)
+        upto = total * seen // whole if exact else total * (seen / whole)
+        shares.append(upto - done)
+        done = upto
+    return shares
+
+
+# -- what is kept for backward -----------------------------------------------------------------------------------------
+
+
+def _activations(ledger: Ledger) -> Iterator[Node]:
+    """Each kind of layer by the operations and tensors that its entries in the ledger name."""
+    for layer, entries in groupby(ledger.tensors(), key=lambda entry: entry.layer):
+        kept, id = list(entries), f"activations/{layer}"
+        operations: dict[str, list[Entry]] = {}
+        for entry in kept:
+            operations.setdefault(entry.operation, []).append(entry)
+        if "" in operations:  # a layer's bytes that no operation keeps
+            yield node("activations", id, kept[0].what, kept[0].nbytes)
+            continue
+        inner = []
+        for operation, tensors in operations.items():
+            leaves = [
+                node("activations", f"{id}/{operation}/{entry.what}", entry.what, entry.nbytes) for entry in tensors
+            ]
+            whole = sum(leaf["bytes"] for leaf in leaves)
+            inner.append(node("activations", f"{id}/{operation}", operation, whole, leaves))
+        times = kept[0].times
+        whole = sum(child["bytes"] for child in inner)
+        yield node("activations", id, f"{times:g} x {layer}" if times != 1 else layer, whole, inner)

@@ -1,0 +1,439 @@
+"""Why FLOPs, time, traffic, money and the verdict are what they are: formulas, the run's numbers put in, results, sources.
+
+Every value is the one the estimate keeps (`Workings`); a formula is shown only where the numbers in it give that value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loadgauge.core.answers.why.reason import Line, Reason, line, summed
+from loadgauge.core.base.algebra import Size
+from loadgauge.core.base.errors import ConfigError, NotStated
+from loadgauge.core.base.sources import cite
+from loadgauge.core.definitions.layout.axes import COMMUNICATION
+from loadgauge.core.definitions.training.software import bounds, factor
+from loadgauge.core.estimate.explain import closed_form
+from loadgauge.core.estimate.memory.phases import PARTS
+from loadgauge.core.estimate.symbols import letter, symbolic_block, symbolic_ends, symbolic_view
+from loadgauge.core.estimate.time.collectives import bus_factor
+from loadgauge.core.estimate.time.cost import DAY, Budget
+from loadgauge.core.estimate.time.flops import on_one_rank
+from loadgauge.core.estimate.time.roofline import grouped_parts, in_eight_bits, product_parts
+from loadgauge.core.estimate.time.step import LANES, Time
+from loadgauge.core.estimate.workings import TimedOperation
+from loadgauge.core.layers import block_layer, head_layer
+
+if TYPE_CHECKING:
+    from loadgauge.core.estimate.result import Estimate
+
+KINDS = ("matmul", "attention", "memory-bound")
+"""Operations by what bounds them: matrix products, fused attention, and all that only reads and writes."""
+OF_LANES = {(f"{lane}-time" if lane in PARTS else lane): lane for lane in LANES[:-1]}
+"""Lanes of the time by what they are asked for: those that are also a part of the memory have a name of their own."""
+TOPICS: tuple[str, ...] = ("flops", "time", "mfu", "network", "money", "verdict", *OF_LANES, *KINDS)
+"""What can be explained beside the parts of the memory: totals, lanes of the time, and kinds of operations."""
+ROWS = 12
+
+
+def reason(result: Estimate, topic: str, budget: Budget | None = None) -> Reason:
+    """Explain one of `TOPICS`. budget: of the whole run, for `money`
+
+    Raises `ConfigError` for another topic or one that this run has nothing of, `NotStated` where it has no time.
+
+    >>> from loadgauge import Layout, estimate
+    >>> found = reason(estimate("gpt2", Layout(seq_len=1024)), "flops")
+    >>> found.value == estimate("gpt2", Layout(seq_len=1024)).flops.hardware
+    True
+    """
+    if topic not in TOPICS:
+        raise ConfigError(f"unknown part {topic!r} (known: {', '.join(TOPICS)})", key="explain")
+    if topic == "flops":
+        return _flops(result)
+    if topic == "verdict":
+        return _verdict(result)
+    if result.time is None:
+        raise NotStated(f"--explain {topic} is of the time: {result.untimed}")
+    if topic == "money":
+        if budget is None:
+            raise ConfigError("money goes with --tokens, the length of the whole run", key="explain")
+        return _money(result.time, budget)
+    if topic in KINDS:
+        return _kind(result, result.time, topic)
+    if topic in ("time", "mfu"):
+        return _time(result, result.time, topic)
+    if topic == "network":
+        return _network(result, result.time, [lane for lane in COMMUNICATION if result.time.parts.get(lane)], topic)
+    lane = OF_LANES[topic]
+    if not result.time.parts.get(lane):
+        raise ConfigError(
+            f"this run has no {topic} in its time (it has {', '.join(_lanes(result.time))})", key="explain"
+        )
+    if lane in COMMUNICATION:
+        return _network(result, result.time, [lane], topic)
+    if lane == "bubble":
+        return _bubble(result, result.time)
+    if lane == "host":
+        return _host(result, result.time)
+    if lane == "optimizer":
+        return _optimizer(result, result.time)
+    return _computed(result, result.time, lane)
+
+
+# -- FLOPs ------------------------------------------------------------------------------------------------------------
+
+
+def _flops(result: Estimate) -> Reason:
+    flops, layout, work = result.flops, result.layout, result.workings
+    view = on_one_rank(work.view)
+    passes = layout.num_microbatches * layout.dp
+    legend: dict[str, tuple[str, Size]] = {
+        "m": ("micro-batches of a step on each replica", layout.num_microbatches), "d": ("replicas (dp)", layout.dp),
+        "F_f": ("FLOPs of the forward of a micro-batch", flops.forward / passes),
+        "F_b": ("of its backward", flops.backward / passes),
+        "F_r": ("of what runs again in backward", flops.recompute / passes),
+    }  # fmt: skip
+    lines = [
+        line("model FLOPs of a step", "m*d*(F_f + F_b)", flops.model, "FLOP", legend),
+        line("hardware FLOPs of a step", "m*d*(F_f + F_b + F_r)", flops.hardware, "FLOP", legend),
+    ]
+    letters = symbolic_view(view, ragged=layout.tokens is not None, captured=result.model.listed is not None)
+    for kind, (block, count) in enumerate(zip(result.model.blocks, result.model.layer_counts(), strict=True)):
+        named = symbolic_block(block, int(result.model.hidden_size))
+        layer = block_layer(block, result.model.hidden_size, view)
+        written = block_layer(named.what, letter("h"), letters.what)
+        which = f"{count} layers" if len(result.model.blocks) == 1 else f"each of {count} layers of kind {kind}"
+        for way in ("forward", "backward"):
+            found = closed_form(
+                f"FLOPs of the {way} of one of {which}, one micro-batch", getattr(written, f"{way}_flops"),
+                named.numbers | letters.numbers, getattr(layer, f"{way}_flops"),
+            )  # fmt: skip
+            lines.append(_of_formula(found))
+    ends = symbolic_ends(result.model)
+    head = closed_form(
+        "FLOPs of the forward of the head", head_layer(ends.what, letters.what).forward_flops,
+        ends.numbers | letters.numbers, head_layer(result.model, view).forward_flops,
+    )  # fmt: skip
+    lines.append(_of_formula(head))
+    if result.time is not None:
+        tokens = result.time.tokens
+        ratio = {"F": ("hardware FLOPs of a step", flops.hardware), "P": ("active parameters", result.active_params),
+                 "T": ("tokens of a step", tokens)}  # fmt: skip
+        lines.append(
+            line(
+                "FLOPs a parameter and token",
+                "F/(P*T)",
+                flops.hardware / (result.active_params * tokens),
+                "FLOP",
+                ratio,
+            )
+        )
+    return Reason(
+        topic="flops", what="hardware FLOPs of a step, over all GPUs", value=float(flops.hardware), unit="FLOP",
+        basis=result.basis["flops"], rule="a multiply-add is 2 FLOPs; attention counts every query-key pair, causal or not",
+        lines=tuple(lines), sources=(str(cite("narayanan2021")), str(cite("korthikanti2022"))),
+        see=("operation by operation: --table flops",),
+    )  # fmt: skip
+
+
+def _of_formula(found: Any) -> Line:
+    return Line(
+        what=found.what, letters=found.letters, numbers=found.numbers, value=float(found.nbytes), unit="FLOP",
+        legend={name: (meaning, float(number)) for name, (meaning, number) in found.legend.items()},
+    )  # fmt: skip
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def _time(result: Estimate, time: Time, topic: str) -> Reason:
+    machine = result.workings.step.machine
+    known = factor(experts=result.model.has_experts, low_precision=machine.low is not None)
+    base = f"{machine.format} peak of a GPU{'' if machine.low is None else f', also for products in {machine.low.format}'} [FLOP/s]"
+    low, high = bounds(known, tables=result.workings.efficiencies.basis == "measured", own_run=time.scale != 1.0)
+    legend: dict[str, tuple[str, Size]] = {
+        "t": ("seconds of a step", time.step), "T": ("tokens of a step", time.tokens), "n": ("GPUs", time.gpus),
+        "F": ("model FLOPs of a step", time.model_flops), "H": ("hardware FLOPs of a step", time.hardware_flops),
+        "X": (base, time.peak_flops), "r_l": ("lower factor of the range", low),
+        "r_h": ("upper factor", high),
+    }  # fmt: skip
+    use = (
+        line("MFU", "F/(t*n*X)", time.mfu, "share", legend),
+        line("HFU", "H/(t*n*X)", time.hfu, "share", legend),
+    )
+    sources = (str(cite("chowdhery2022")), str(cite("korthikanti2022")))
+    if topic == "mfu":
+        return Reason(
+            topic=topic, what="model FLOPs utilisation", value=time.mfu, unit="share", basis=result.basis["time"],
+            rule="model FLOPs of a step over what the GPUs could do in its time", lines=use, sources=sources,
+        )  # fmt: skip
+    lines = (
+        summed("seconds of a step", time.parts, time.step, "s"),
+        line("lower end of the range", "t*r_l", time.low, "s", legend),
+        line("upper end of the range", "t*r_h", time.high, "s", legend),
+        line("tokens/s of a GPU", "T/(t*n)", time.tokens_per_second_per_gpu, "tokens/s", legend),
+        *use,
+    )
+    return Reason(
+        topic=topic, what="seconds of a step", value=time.step, unit="s", basis=result.basis["time"],
+        rule="the lanes of the slowest pipeline stage add up; communication counts by its exposed part",
+        lines=lines, sources=sources, see=(f"each lane by its name: --explain {' or '.join(_lanes(time))}",),
+    )  # fmt: skip
+
+
+def _lanes(time: Time) -> list[str]:
+    return [topic for topic, lane in OF_LANES.items() if time.parts.get(lane)]
+
+
+def _computed(result: Estimate, time: Time, lane: str) -> Reason:
+    """Forward, backward, recomputation, or embedding and head."""
+    work, passes = result.workings, result.workings.passes
+    ends = ("embedding", "head")
+
+    def part(one: TimedOperation) -> Size:
+        if (one.layer in ends) != (lane == "loss"):
+            return 0
+        if lane == "loss":
+            return one.each
+        if lane == "recompute":
+            return one.times * one.seconds.forward if one.again else 0
+        return one.times * getattr(one.seconds, lane)
+
+    found = [(one, part(one)) for one in work.operations]
+    each = sum(seconds for _, seconds in found)
+    legend = {
+        "m": ("micro-batches of a step on the stage", passes), "t": ("seconds of its operations in one", each),
+        "k": ("measured over predicted time of your run", time.scale),
+    }  # fmt: skip
+    letters = "m*t" if time.scale == 1 else "m*t*k"
+    rows = sorted(((one, seconds) for one, seconds in found if seconds), key=lambda pair: -pair[1])
+    return Reason(
+        topic=lane, what=f"seconds of {lane}", value=time.parts[lane], unit="s", basis=result.basis["time"],
+        rule="the seconds of its operations, one after the other, on the slowest stage",
+        lines=(line(f"seconds of {lane}", letters, time.parts[lane], "s", legend),),
+        columns=("operation", "times", "seconds in a step", "share"),
+        rows=tuple(
+            (f"{one.layer}: {one.operation.name}", float(one.times), float(passes * seconds * time.scale), seconds / each)
+            for one, seconds in rows[:ROWS]
+        ),
+        see=("how one takes its time: --explain matmul, attention or memory-bound",), sources=_kernels(result),
+    )  # fmt: skip
+
+
+def _kernels(result: Estimate) -> tuple[str, ...]:
+    known = result.workings.efficiencies
+    named = sorted({source for figure in known.figures.values() for source in figure.sources})
+    return (f"measured kernels: {', '.join(named)}",) if named else (f"kernels: {known.basis} {known.how}".strip(),)
+
+
+def _kind(result: Estimate, time: Time, kind: str) -> Reason:
+    """Operations that are bound alike, with what the roofline says of the largest."""
+    work, passes, machine = result.workings, result.workings.passes, result.workings.step.machine
+
+    def which(one: TimedOperation) -> str:
+        if one.operation.kind == "attention":
+            return "attention"
+        return "matmul" if one.operation.gemms else "memory-bound"
+
+    found = sorted((one for one in work.operations if which(one) == kind and one.each), key=lambda one: -one.each)
+    if not found:
+        raise ConfigError(f"this run has no {kind} operations", key="explain")
+    each = sum(one.each for one in found)
+    legend = {
+        "m": ("micro-batches of a step on the stage", passes), "k": ("measured over predicted time of your run", time.scale),
+        "t": ("seconds of these operations in one", each),
+    }  # fmt: skip
+    total = passes * each * time.scale
+    lines = [line(f"seconds of {kind} in a step", "m*t*k", total, "s", legend)]
+    first = found[0].operation
+    if kind == "matmul" and first.weights:
+        gemm = first.gemms[0]
+        few_bits = in_eight_bits(first) and machine.low is not None
+        if any(weight.expert for weight in first.weights):
+            computing, moving, launch = grouped_parts(gemm, machine, fp8=few_bits)
+        else:
+            computing, moving = product_parts(gemm, machine, fp8=few_bits)
+            launch = machine.launch
+        sizes: dict[str, tuple[str, Size]] = {
+            "m": ("rows", gemm.m), "k": ("inner width", gemm.k), "n": ("columns", gemm.n), "g": ("products", gemm.batch),
+            "t_x": ("seconds of its FLOPs at the rate that tiles of this size reach", computing),
+            "t_w": ("seconds of its bytes at the achieved bandwidth", moving), "l": ("launch", launch),
+        }  # fmt: skip
+        both = (computing**3 + moving**3) ** (1 / 3) + launch
+        format, peak = machine.format, machine.peak
+        if few_bits and machine.low is not None and machine.fp8_peak is not None:
+            format, peak = machine.low.format, machine.fp8_peak
+        lines += [
+            line(f"FLOPs of the largest, {first.name}, forward", "2*m*k*n*g", gemm.flops, "FLOP", sizes),
+            line("seconds of it", "(t_x**3 + t_w**3)**(1/3) + l", both, "s", sizes),
+            line("share of the peak that it reaches", "F/(t*X)", gemm.flops / (both * peak), "share",
+                 {"F": ("its FLOPs", gemm.flops), "t": ("its seconds", both), "X": (f"{format} peak [FLOP/s]", peak)}),
+        ]  # fmt: skip
+    return Reason(
+        topic=kind, what=f"seconds of {kind} in a step", value=float(total), unit="s", basis=result.basis["time"],
+        rule="t = (arithmetic^3 + traffic^3)^(1/3) + launch, each at what measured kernels achieve",
+        lines=tuple(lines),
+        columns=("operation", "times", "seconds in a step", "FLOPs of one forward", "bytes of one forward"),
+        rows=tuple(
+            (f"{one.layer}: {one.operation.name}", float(one.times), float(passes * one.each * time.scale),
+             float(one.operation.forward_flops), float(one.operation.hbm_bytes()))
+            for one in found[:ROWS]
+        ), sources=_kernels(result),
+    )  # fmt: skip
+
+
+def _network(result: Estimate, time: Time, lanes: list[str], topic: str) -> Reason:
+    """What one axis sends, or all; what of it is exposed."""
+    rows = [row for row in result.network if row.lane in lanes]
+    shown = sum(time.parts[lane] for lane in lanes)
+    lines = []
+    if topic == "network":
+        lines.append(summed("exposed seconds of a step", {lane: time.parts[lane] for lane in lanes}, shown, "s"))
+    for row in rows:
+        legend: dict[str, tuple[str, Size]] = {
+            "n": ("ranks", row.ranks), "V": ("bytes of the whole tensor", row.payload),
+            "c": ("calls of a step", row.calls_per_step), "w": ("bytes that one sends in a call", row.wire),
+        }  # fmt: skip
+        name = f"{row.axis}, {row.what}: {str(row.collective).replace('_', '-')}"
+        passes = bus_factor(row.collective, row.ranks)
+        letters = {"all_reduce": "2*(n - 1)/n*V", "send_recv": "V"}.get(row.collective, "(n - 1)/n*V")
+        if passes and topic != "network":
+            lines.append(line(f"bytes sent in a call ({name})", letters, row.wire, "byte", legend))
+        lines.append(line(f"bytes sent in a step ({name})", "c*w", row.sent, "byte", legend))
+        if topic != "network":
+            pace = {"s": ("bytes sent in a step", row.sent), "t": ("seconds of all calls", row.seconds)}
+            if row.seconds:
+                lines.append(line(f"bandwidth reached ({name})", "s/t", row.sent / row.seconds, "byte/s", pace))
+    links = ", ".join(sorted({f"{row.axis} {row.link}" for row in rows}))
+    return Reason(
+        topic=topic, what=f"exposed seconds of {topic} in a step", value=float(shown), unit="s", basis=result.basis["network"],
+        rule="bytes over what the link achieves, and latency; hidden parts of overlapped communication do not count",
+        lines=tuple(lines), columns=("collective", "calls", "bytes sent", "seconds", "exposed"),
+        rows=tuple(
+            (f"{row.axis} {row.what}, {row.collective}", float(row.calls_per_step), float(row.sent), float(row.seconds),
+             float(row.exposed_seconds))
+            for row in rows
+        ),
+        notes=(f"slowest link: {links}",), see=("what the links would have to be: loadgauge network --explain",),
+        sources=(str(cite("narayanan2021")), str(cite("nccl-tests"))),
+    )  # fmt: skip
+
+
+def _host(result: Estimate, time: Time) -> Reason:
+    work, passes = result.workings, result.workings.passes
+    found = [(name, times, waits) for name, times, waits in work.waits if waits]
+    each = sum(times * waits for _, times, waits in found)
+    legend = {
+        "m": ("micro-batches of a step on the stage", passes), "k": ("measured over predicted time of your run", time.scale),
+        "t": ("seconds that the layers wait in one", each),
+    }  # fmt: skip
+    return Reason(
+        topic="host", what="seconds that the GPU waits for its host", value=time.parts["host"], unit="s",
+        basis=result.basis["time"],
+        rule="a layer's launches at the host's seconds for each, beyond what the GPU computes of the layer meanwhile",
+        lines=(line("seconds of waiting for the host", "m*t*k", time.parts["host"], "s", legend),),
+        columns=("layer", "times", "seconds in a step"),
+        rows=tuple((name, float(times), float(passes * times * waits * time.scale)) for name, times, waits in found),
+        notes=("larger micro-batches, torch.compile and CUDA graphs shorten it",),
+    )  # fmt: skip
+
+
+def _bubble(result: Estimate, time: Time) -> Reason:
+    layout = result.layout
+    work = sum(value for lane, value in time.parts.items() if lane not in ("bubble", "dp", "optimizer"))
+    even = (layout.pp - 1) / (layout.vpp * layout.num_microbatches)
+    legend: dict[str, tuple[str, Size]] = {
+        "p": ("pipeline stages", layout.pp), "v": ("chunks of a stage", layout.vpp),
+        "m": ("micro-batches", layout.num_microbatches), "W": ("seconds of the stage's own work", work),
+    }  # fmt: skip
+    return Reason(
+        topic="bubble", what="seconds that the slowest stage waits", value=time.parts["bubble"], unit="s",
+        basis=result.basis["time"], rule=f"the schedule ({layout.schedule}) is played through with the stages' own times",
+        lines=(
+            line("idle time over work, stages equally long", "(p - 1)/(v*m)", even, "share", legend),
+            line("seconds that this would be", "(p - 1)/(v*m)*W", even * work, "s", legend),
+            line("as it is played: idle time over work", "b/W", time.parts["bubble"] / work, "share",
+                 {"b": ("seconds of the bubble", time.parts["bubble"]), "W": legend["W"]}),
+        ),
+        notes=("stages differ (embedding, head, layers that do not divide), which the even form does not see",),
+        see=("the schedule as a picture: --plot FILE --figure schedule",),
+        sources=(str(cite("narayanan2021")),),
+    )  # fmt: skip
+
+
+def _optimizer(result: Estimate, time: Time) -> Reason:
+    model, training = result.workings.step, result.training
+    elements = model.updated(model.stages[time.stage])
+    legend: dict[str, tuple[str, Size]] = {
+        "B": ("bytes read and written an element", training.optimizer.moved(training.precision)),
+        "E": ("elements that the rank updates", elements),
+        "W": ("achieved memory bandwidth [byte/s]", model.machine.memory("elementwise").forward),
+        "k": ("measured over predicted time of your run", time.scale),
+    }  # fmt: skip
+    return Reason(
+        topic="optimizer", what="seconds of the optimizer step", value=time.parts["optimizer"], unit="s",
+        basis=result.basis["time"],
+        rule="gradients are read twice, master weights and moments read and written; offloaded, host and PCIe bound it",
+        lines=(line("seconds of the update", "B*E/W*k", time.parts["optimizer"], "s", legend),), sources=_kernels(result),
+    )  # fmt: skip
+
+
+# -- money and the verdict --------------------------------------------------------------------------------------------
+
+
+def _money(time: Time, budget: Budget) -> Reason:
+    legend: dict[str, tuple[str, Size]] = {
+        "N": ("tokens of the run", budget.tokens), "T": ("tokens of a step", time.tokens),
+        "t": ("seconds of a step", time.step), "g": ("share of the time that is progress", budget.goodput),
+        "n": ("GPUs", budget.gpus), "D": ("days", budget.days), "S": ("seconds of a day", DAY),
+        "H": ("GPU-hours", budget.gpu_hours),
+    }  # fmt: skip
+    lines = [
+        line("steps", "N/T", budget.steps, "steps", legend),
+        line("days", "N/T*t/(S*g)", budget.days, "days", legend),
+        line("GPU-hours", "D*24*n", budget.gpu_hours, "GPU-hours", legend),
+    ]
+    if budget.cost is not None and budget.price is not None:
+        legend["p"] = ("price of a GPU-hour", budget.price)
+        lines.append(line("cost", "H*p", budget.cost, "money", legend))
+    if budget.kilowatt_hours is not None and budget.watts is not None:
+        legend["w"] = ("thermal design power of a GPU [W]", budget.watts)
+        lines.append(line("energy at most", "H*w/1000", budget.kilowatt_hours, "kWh", legend))
+    if budget.wanted_days is not None:
+        legend["d"] = ("days that are wanted", budget.wanted_days)
+        lines.append(line("GPUs for the date, before rounding up", "n*D/d", budget.gpus * budget.days / budget.wanted_days,
+                          "GPUs", legend))  # fmt: skip
+    value, unit = (budget.days, "days") if budget.cost is None else (budget.cost, "money")
+    return Reason(
+        topic="money", what="the whole run", value=value, unit=unit, basis="derived from the time of a step",
+        rule="steps x seconds of a step x GPUs x price; failures divide by the share of the time that is progress",
+        lines=tuple(lines), sources=(str(cite("young1974")), str(cite("daly2006"))) if budget.checkpoint_every else (),
+        notes=("in your currency; a day has 86,400 seconds",),
+    )  # fmt: skip
+
+
+def _verdict(result: Estimate) -> Reason:
+    memory = result.memory
+    lines = [summed("bytes of the worst rank at its peak", memory.parts, memory.total, "byte")]
+    legend: dict[str, tuple[str, Size]] = {"C": ("memory of the card", memory.capacity or 0), "L": ("lower end", memory.low),
+                                           "U": ("upper end", memory.high)}  # fmt: skip
+    if memory.capacity is not None:
+        lines += [
+            line(
+                "room above the upper end (FITS where positive)", "C - U", memory.capacity - memory.high, "byte", legend
+            ),
+            line(
+                "room above the lower end (DOES NOT FIT where negative)",
+                "C - L",
+                memory.capacity - memory.low,
+                "byte",
+                legend,
+            ),
+        ]
+    return Reason(
+        topic="verdict", what=memory.verdict, value=float(memory.total), unit="byte", basis="derived",
+        rule="FITS where the card holds the upper end of the 80 % range, DOES NOT FIT where it does not hold the lower one,"
+        " TIGHT between", lines=tuple(lines), columns=("part", "bytes"),
+        rows=tuple((part, float(nbytes)) for part, nbytes in memory.parts.items() if nbytes),
+        notes=(f"peak moment: {memory.moment}",), see=("each part by its name: --explain weights, activations, ...",),
+    )  # fmt: skip

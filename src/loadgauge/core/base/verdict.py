@@ -1,0 +1,86 @@
+"""The words of a verdict and their exit codes: every command, document and page takes them from here.
+
+A verdict compares the memory of a card with the 80 % range of what a run needs on it:
+
+- `fits`: the card holds the upper end, whatever the job leaves unsaid.
+- `tight`: its memory lies inside the range of the run as assumed.
+- `depends`: as assumed it fits, and something that was not said, or not read, decides.
+- `does not fit`: it does not hold the lower end of the run as assumed.
+- `unknown`: no card was given.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from loadgauge.core.base.errors import NO, YES
+
+Verdict = Literal["fits", "tight", "depends", "does not fit", "unknown"]
+RANK: dict[Verdict, int] = {"fits": 0, "unknown": 0, "depends": 1, "tight": 2, "does not fit": 3}
+"""The worse, the higher: what fits is ranked first."""
+
+
+class Needs(Protocol):
+    """What a run needs of a card [bytes], whatever its task."""
+
+    @property
+    def total(self) -> float:
+        """As predicted."""
+
+    @property
+    def low(self) -> float:
+        """The lower end of the 80 % range."""
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+
+    @property
+    def capacity(self) -> float | None:
+        """What the card has; None without one."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it holds the run."""
+
+
+def needs(memory: Needs) -> dict[str, Any]:
+    """Return what every document says of memory, whatever the task: bytes, and the verdict.
+
+    >>> from loadgauge import estimate
+    >>> needs(estimate("gpt2", gpu="rtx4090", seq_len=1024).memory)["verdict"]
+    'fits'
+    """
+    verdict = memory.verdict
+    return {
+        "total": memory.total, "low": memory.low, "high": memory.high, "capacity": memory.capacity,
+        "fits": None if verdict == "unknown" else verdict == "fits", "verdict": verdict,
+    }  # fmt: skip
+
+
+def judge(low: float, high: float, capacity: float | None, widest: float | None = None) -> Verdict:
+    """Return the verdict of a range on a card.
+
+    low, high: ends of the range of the run as assumed [bytes]; widest: the upper end whatever is unsaid, where that is higher
+
+    >>> [judge(low, high, 80, widest) for low, high, widest in ((60, 70, 75), (60, 70, 90), (70, 85, 85), (81, 90, 90))]
+    ['fits', 'depends', 'tight', 'does not fit']
+    """
+    if capacity is None:
+        return "unknown"
+    if low > capacity:
+        return "does not fit"
+    if high > capacity:
+        return "tight"
+    return "depends" if widest is not None and widest > capacity else "fits"
+
+
+def exit_code(verdict: Verdict, *, allow_tight: bool = False) -> int:
+    """Return the exit code of a command with this verdict: 0 where it fits or no card is given, else 1.
+
+    allow_tight: 0 for `tight` too, and for nothing else
+
+    >>> exit_code("fits"), exit_code("tight"), exit_code("tight", allow_tight=True), exit_code("depends", allow_tight=True)
+    (0, 1, 0, 1)
+    """
+    return YES if verdict in ("fits", "unknown") or (allow_tight and verdict == "tight") else NO

@@ -1,0 +1,187 @@
+"""`loadgauge equation`: the closed form of a quantity, with its legend and source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadgauge.core.answers.equations.equation import QUANTITIES
+from loadgauge.core.answers.equations.run_forms import FORMS
+from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.command_line.options.param_types import Whole
+from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
+
+if TYPE_CHECKING:
+    from loadgauge.core.answers.equations.equation import Equation
+
+
+@click.command("equation")
+@click.argument("quantity", metavar="QUANTITY")
+@click.option(
+    "--layer", help="gpt, llama, mixtral (or moe), deepseek (or mla): sizes open; or a MODEL of the catalogue. [gpt]"
+)
+@click.option("--tp", is_flag=False, flag_value="t", help="Tensor parallelism: alone for the letter t, or a number.")
+@click.option("--sequence-parallel", is_flag=True, help="Shard norms and dropouts over tp as well; implies --tp.")
+@click.option("--cp", is_flag=False, flag_value="c", help="Context parallelism: alone for the letter c, or a number.")
+@click.option("--ep", is_flag=False, flag_value="e", help="Expert parallelism: alone for the letter e, or a number.")
+@click.option(
+    "--etp", is_flag=False, flag_value="t_e", help="Tensor parallelism of one expert: the letter t_e, or a number."
+)
+@click.option("--recompute", metavar="WHAT", help="none, selective, full, or names of operations.")
+@click.option(
+    "--attention", type=click.Choice(("eager", "flash")), help="eager keeps the scores, flash does not. [eager]"
+)
+@click.option(
+    "--experts", type=click.Choice(("grouped", "fused")), help="What experts keep: as transformers or as Megatron-LM."
+)
+@click.option("--padding-free", is_flag=True, help="Letters for the tokens T and query-key pairs P of a ragged batch.")
+@click.option("--precision", metavar="NAME", help="bf16, fp16 or fp32; for states also a recipe of `estimate`.")
+@click.option("--optimizer", metavar="NAME", help="For states. [adamw]")
+@click.option("--zero", type=Whole(0, 3), help="For states: one ZeRO stage; all of them without it.")
+@click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
+    """Print the closed form of QUANTITY, read off the list of operations.
+
+    \b
+    params, model-params                 parameters of a layer, of the model
+    active-params, model-active-params   of them, those a token passes through
+    forward-flops, backward-flops        FLOPs of a layer
+    training-flops, recompute-flops      FLOPs of a layer
+    model-flops                          FLOPs of the model
+    activations                          bytes a layer keeps for backward
+    wire                                 bytes a rank sends for a layer
+    states                               model states, bytes a parameter
+    bandwidth, traffic, collectives      what tensor, pipeline, data, context and expert parallelism need, and send
+    bubble, checkpoints, amdahl          of a pipeline, the best number of, and the limit to speed
+    duration, gpus, utilisation, gamma   of a run; with a share of the layers run again
+    kv-cache, mask                       bytes of keys and values, and with the mask of the scores
+    padded-flash, longest                of batches whose sequences differ
+
+    \b
+    loadgauge equation activations --layer gpt --tp --sequence-parallel --recompute selective
+    loadgauge equation activations --layer moe --tp --sequence-parallel --ep --attention flash
+    loadgauge equation params --layer deepseek-v3
+    """
+    if latex and as_json:
+        raise ConfigError("--latex and --json exclude one another; the JSON document has the LaTeX too")
+    from loadgauge.core.answers.equations.equation import equations
+    from loadgauge.core.answers.equations.run_forms import run_forms
+    from loadgauge.core.text.table import document
+
+    given = arguments(quantity, flags)
+    forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **given)
+    if as_json:
+        document({"equations": [form.to_dict() for form in forms]})
+    elif latex:
+        for form in forms:
+            click.echo(form.latex)
+    elif quantity == "states":
+        _states(forms)
+    else:
+        for form in forms:
+            _show(form)
+        _ending(forms[0])
+
+
+_AXES = {name: AXES[name].symbol for name in STAGE_AXES}
+_OF_A_LAYER = frozenset({"layer", *STAGE_AXES, "sequence_parallel", "attention", "padding_free", "recompute"})
+_APPLY = {
+    "params": frozenset({"layer", *STAGE_AXES}) - {"cp"},
+    "active-params": frozenset({"layer"}),
+    "forward-flops": _OF_A_LAYER - {"recompute"},
+    "backward-flops": _OF_A_LAYER - {"recompute"},
+    "training-flops": _OF_A_LAYER,
+    "recompute-flops": _OF_A_LAYER,
+    "activations": _OF_A_LAYER | {"precision", "experts"},
+    "wire": _OF_A_LAYER | {"precision"},
+    "model-params": frozenset({"layer"}),
+    "model-active-params": frozenset({"layer"}),
+    "model-flops": frozenset({"layer", "attention", "padding_free", "recompute"}),
+    "states": frozenset({"precision", "optimizer", "zero"}),
+}
+"""The flags that change each quantity."""
+
+
+def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """What the user gave, as arguments of `equations`; a flag that does not apply is an error."""
+    known = (*QUANTITIES, *FORMS)
+    if quantity not in known:
+        raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(known)}){suggest(quantity, known)}")
+    given = {name: value for name, value in flags.items() if value is not None and value is not False}
+    for name in given:
+        if name not in _APPLY.get(quantity, frozenset()):
+            raise ConfigError(f"--{name.replace('_', '-')} does not change {quantity}")
+    if given.get("sequence_parallel") and "tp" not in given:
+        given["tp"] = "t"
+    for axis in _AXES.keys() & given.keys():
+        given[axis] = _ranks(axis, given[axis])
+    return given
+
+
+def _ranks(axis: str, text: str) -> int | str:
+    letter = _AXES[axis]
+    if text == letter:
+        return text
+    if not (text.isascii() and text.isdecimal() and int(text[:9]) >= 1 and len(text) < 8):
+        raise ConfigError(
+            f"must be a number of ranks, or nothing for the letter {letter}, got {text!r}", key=f"--{axis}"
+        )
+    return int(text)
+
+
+def _show(form: Equation) -> None:
+    from loadgauge.core.estimate.symbols import text
+    from loadgauge.core.text.table import console, points
+
+    target = console()
+    target.print(f"{form.what} [{form.unit}]", style="bold", soft_wrap=True)
+    click.echo()
+    # Formulas are never broken inside a part: they are there to be copied.
+    if not form.is_long:
+        click.echo(f"  {form.text}")
+        if form.factored:
+            click.echo(f"  = {form.factored}")
+    else:
+        _lines(form)
+    if form.numbers:
+        click.echo(f"  = {text(form.substitute)}    with the numbers of {form.layer}")
+    if not form.is_long and len(form.parts) > 1:
+        click.echo("\n  part by part:\n")
+        _lines(form)
+    click.echo()
+    lines = [
+        f"{name}: {meaning}" + (f" = {form.numbers[name]:,}" if name in form.numbers else "")
+        for name, meaning in form.legend.items()
+    ]
+    points(target, lines, mark="  ")
+    if lines:
+        click.echo()
+
+
+def _lines(form: Equation) -> None:
+    for line in form.lines:
+        click.echo(f"  {line}")
+
+
+def _states(forms: tuple[Equation, ...]) -> None:
+    from loadgauge.core.text.table import Column, console, draw
+
+    target = console()
+    target.print(f"{forms[0].what.rpartition(',')[0]} [{forms[0].unit}]", style="bold", soft_wrap=True)
+    click.echo()
+    rows = [[form.what.rpartition(" ")[2], form.text] for form in forms]
+    draw(target, [Column("ZeRO stage", "right"), Column("bytes a parameter")], rows)
+    click.echo("\n  d: data-parallel ranks\n")
+    _ending(forms[0])
+
+
+def _ending(form: Equation) -> None:
+    """Where it holds, and who says so."""
+    from loadgauge.core.text.table import console, points
+
+    target = console()
+    if form.validity:
+        points(target, [f"Holds for: {'; '.join(form.validity)}."], mark="")
+    points(target, [f"Source: {form.source}."], mark="")

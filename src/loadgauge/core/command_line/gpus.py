@@ -1,0 +1,132 @@
+"""`loadgauge gpus`: the catalogue of GPUs."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import click
+
+from loadgauge.core.base.errors import ConfigError, NotStated
+from loadgauge.core.base.units import GIB
+from loadgauge.core.definitions.hardware.gpu_names import nearest, plain, variants
+from loadgauge.core.definitions.hardware.hardware import Gpu, Quantity, Segment, Vendor, gpu, gpu_ids, gpus
+
+VENDORS = {
+    "nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple", "google": "Google", "aws": "AWS", "huawei": "Huawei",
+    "other": "",
+}  # fmt: skip
+SEGMENTS = {
+    "datacenter": "data center", "workstation": "workstation", "consumer": "consumer", "laptop": "laptop",
+    "unified": "memory shared with the system",
+}  # fmt: skip
+
+
+@click.command("gpus")
+@click.argument("name", required=False)
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document: base units, null where no source states the figure."
+)
+def command(name: str | None, as_json: bool) -> None:
+    """List the GPUs of the catalogue: memory, bandwidths and peak rates, from the sources of each figure.
+
+    NAME lists those that it may mean: an id or a part of one, or a name as people and drivers write it. A cell is empty if
+    no trusted source states the figure.
+
+    \b
+    loadgauge gpus
+    loadgauge gpus "RTX 3080"
+    """
+    from loadgauge.core.text.catalogue import gpu_row
+    from loadgauge.core.text.table import Column, console, document, draw, points
+
+    cards = gpus() if name is None else meant(name)
+    if as_json:
+        document({"gpus": [gpu_row(card) for card in cards]})
+        return
+    target = console()
+    columns = [
+        Column("\nGPU"),
+        Column("\nname", wide=True, wrap=True),
+        Column("memory\nGiB", "right"),
+        Column("\nbasis", style="dim", rank=1),
+        Column("memory\nGB/s", "right"),
+        Column("16 bits\nTFLOP/s", "right"),
+        Column("host\nGB/s", "right"),
+        Column("link\nGB/s", "right"),
+        Column("link\nGPUs", "right", wide=True),
+        Column("NIC\nGB/s", "right", wide=True),
+        Column("power\nW", "right", wide=True),
+    ]
+    for vendor in get_args(Vendor):
+        for segment in get_args(Segment):
+            group = [card for card in cards if (card.vendor, card.segment) == (vendor, segment)]
+            if group:
+                rows = [_row(card) for card in sorted(group, key=_natural)]
+                draw(target, columns, rows, f"{VENDORS[vendor]}, {SEGMENTS[segment]}")
+    notes = [
+        "memory: as the driver reports it; or (chips) what the chips hold, less error correction and what drivers keep; or"
+        " (label) 1 GB = 10^9 bytes; or (default) what the GPU may use of memory that it shares",
+        "16 bits: dense peak of bf16, or of fp16 where there is no bf16 (f)",
+        "host, link and NIC: per GPU and direction; link GPUs: GPUs in one link domain",
+        "empty cell: no trusted source states the figure",
+    ]
+    target.print()
+    points(target, notes)
+
+
+def meant(name: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that a name may mean. Raises `ConfigError` for none.
+
+    >>> [card.id for card in meant("RTX 3080")]
+    ['rtx3080-10gb', 'rtx3080-12gb', 'rtx3080ti']
+    """
+    ids = gpu_ids()
+    found = {id for id in ids if plain(name) and plain(name) in id.replace("-", "")}
+    if not found:
+        try:
+            one = gpu(name).id
+        except ConfigError:
+            raise ConfigError(
+                f"no GPU is called {name!r} (closest: {', '.join(nearest(name, ids))})", key="name"
+            ) from None
+        found = {one, *variants(one, ids)}
+    return tuple(gpu(id) for id in sorted(found))
+
+
+def _natural(card: Gpu) -> list[tuple[int, str]]:
+    """Sorts a2 before a10."""
+    return [(int(number or 0), word) for number, word in re.findall(r"(\d+)|(\D+)", card.id)]
+
+
+def _row(card: Gpu) -> list[str]:
+    half, bf16 = card.peaks.bf16 or card.peaks.fp16, card.peaks.bf16 is not None
+    return [
+        card.id,
+        card.name,
+        f"{card.capacity / GIB:.1f}",
+        _basis(card),
+        _scaled(card.memory.bandwidth, 1e9, 0),
+        "" if half is None else f"{_scaled(half, 1e12, 1)}{'' if bf16 else ' f'}",
+        _stated(card, "host_bandwidth"),
+        _stated(card, "link_bandwidth"),
+        _scaled(card.interconnect.domain, 1, 0),
+        _scaled(card.nic.bandwidth, 1e9, 0),
+        _scaled(card.power.tdp, 1, 0),
+    ]
+
+
+def _basis(card: Gpu) -> str:
+    memory = card.memory
+    return "driver" if memory.reported else "default" if memory.usable else "chips" if memory.chips else "label"
+
+
+def _stated(card: Gpu, name: str) -> str:
+    try:
+        return f"{getattr(card, name) / 1e9:,.0f}"
+    except NotStated:
+        return ""
+
+
+def _scaled(figure: Quantity | None, unit: float, digits: int) -> str:
+    return "" if figure is None else f"{figure.value / unit:,.{digits}f}"

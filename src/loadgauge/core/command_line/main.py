@@ -1,0 +1,191 @@
+"""The command line: one command per question. A command's file is imported when the command is used."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from loadgauge._version import __version__
+from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, Error, NothingFits, NotModelled, suggest
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMMANDS = {
+    "estimate": "does it fit, where does every byte go, how long, what does it cost",
+    "plan": "the best of all valid layouts, or the nearest miss",
+    "network": "what the network must carry, how fast, and whether it can",
+    "fleet": "a whole run on a fleet: failures, spares, checkpoints, topology and sites, by simulation",
+    "equation": "the closed form of a quantity, with its source",
+    "article": "the tables of five articles, as printed and as they are right",
+    "validate": "predicted against published runs",
+    "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
+    "capture": "any model or module: memory and work as formulas, from its own code, with no GPU",
+    "measure": "memory, time and FLOP/s of real training steps",
+    "compare": "formula, trace and measurement side by side, and why they differ",
+    "why": "what held the memory when it ran out",
+    "calibrate": "the efficiencies of this device, as a data file",
+    "saved": "what a PyTorch expression keeps for backward",
+    "convert": "one tool's job file into another's",
+    "check": "whether jobs still fit and stay within a budget, for a pull request",
+    "serve": "the page: the same answers at a glance, recomputed while a slider moves",
+    "gpus": "the catalogue of GPUs",
+    "models": "the catalogue of models",
+    "schema": "the shape of every JSON document, as JSON Schema",
+    "completion": "completion of commands, flags, models and GPUs in bash, zsh and fish",
+}
+"""Commands and what they answer; each is `command` in the file of the same name in this folder."""
+
+FIRST = {
+    "estimate llama-3.1-8b --gpu h100 --gpus 8 --zero 3": "does it fit, where does every byte go, how long does it take?",
+    "plan llama-3.1-8b --gpu h100 --gpus 8 --global-batch 64": "which layout is best, and why not another?",
+    "why oom.txt": "why did it run out of memory?",
+}
+"""The three commands that greet whoever types none."""
+COMPLETE_VARIABLE = "_LOADGAUGE_COMPLETE"
+"""The environment variable by which a shell's completion script asks (click's convention)."""
+
+BROKEN_PIPE = 141
+"""Exit code if the reader of the output has closed it (128 + SIGPIPE, as in a shell)."""
+
+
+class Commands(click.Group):
+    """A group of commands that imports a command's file when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands, in order of importance."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command of that name; None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"loadgauge.core.command_line.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name. Raises `click.UsageError` with the known names."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            hint = suggest(name, COMMANDS) or f" (commands: {', '.join(COMMANDS)})"
+            raise click.UsageError(f"no command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command without importing any."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=what) for name, what in COMMANDS.items() if name.startswith(incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="loadgauge", message="%(prog)s %(version)s")
+@click.pass_context
+def commands(ctx: click.Context) -> None:
+    """Before you rent a GPU: does the training of a large language model fit, and where does every byte go?
+
+    \b
+    loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3
+    loadgauge estimate path/to/config.json --gpu rtx4090 --qlora --explain activations
+    loadgauge equation activations --layer gpt --tp --sequence-parallel
+
+    A MODEL is a name in the catalogue, a Hugging Face config.json, its folder, or another tool's job file. Exit codes:
+    0 yes, 1 no, 2 cannot tell.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(greeting())
+
+
+def greeting() -> str:
+    """Return what `loadgauge` prints where no command is given: three to begin with.
+
+    >>> greeting().splitlines()[2]
+    '  # does it fit, where does every byte go, how long does it take?'
+    """
+    lines = [f"loadgauge {__version__}: what training a large language model takes, before a GPU is rented", ""]
+    for words, question in FIRST.items():
+        lines += [f"  # {question}", f"  loadgauge {words}", ""]
+    return "\n".join([*lines, "All commands: loadgauge --help. In a browser: loadgauge serve."])
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code. Every error is one line on stderr; nothing is raised.
+
+    arguments: without the program's name; None: those of this process
+    """
+    try:
+        if sys.stdout is None:
+            return say("standard output is closed", CANNOT_TELL)
+        result = commands.main(
+            args=None if arguments is None else list(arguments), prog_name="loadgauge", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else YES
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "loadgauge"
+        return say(f"{_plain(error)} (see `{where} --help`)", CANNOT_TELL)
+    except click.ClickException as error:
+        return say(error.format_message(), CANNOT_TELL)
+    except (click.Abort, KeyboardInterrupt):
+        return say("interrupted", CANNOT_TELL)
+    except NothingFits as error:
+        return say(str(error), NO)
+    except NotModelled as error:
+        text = str(error)
+        return say(text if "modelled" in text else f"not modelled: {text}", CANNOT_TELL)
+    except Error as error:
+        return say(str(error), CANNOT_TELL)
+    except BrokenPipeError:
+        # The reader has closed the output; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        return say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", CANNOT_TELL)
+    except Exception as error:
+        if os.environ.get("LOADGAUGE_DEBUG"):
+            raise
+        kind = type(error).__name__
+        return say(
+            f"unexpected {kind}: {error}; this is a defect, please report it (LOADGAUGE_DEBUG=1 shows where)",
+            CANNOT_TELL,
+        )
+
+
+def _plain(error: click.UsageError) -> str:
+    text = error.format_message()
+    return text[:1].lower() + text[1:].rstrip(".")
+
+
+def say(text: str, code: int) -> int:
+    """Print the text as one line on stderr and return the exit code."""
+    from loadgauge.core.text.table import printable  # only on the way to an error
+
+    shown = printable(" ".join(text.split()))
+    if len(shown) > 2000:
+        shown = f"{shown[:1000]} ... {shown[-900:]}"
+    with contextlib.suppress(OSError):  # There is nowhere to print it; the exit code still holds.
+        click.echo(f"loadgauge: {shown}", err=True)
+    return code
+
+
+def main() -> NoReturn:
+    """The entry point of the command `loadgauge`."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run())

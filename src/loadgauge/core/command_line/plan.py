@@ -1,0 +1,142 @@
+"""`loadgauge plan`: the best layout of all there are, the Pareto front, or the nearest miss; and plans by the sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.command_line.options import project
+from loadgauge.core.command_line.options.options import complete_model, option, options
+from loadgauge.core.command_line.options.param_types import Whole
+from loadgauge.core.command_line.sizes import model_or_usage, size_options
+from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
+from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, questions
+from loadgauge.fleets.what_if import FINDS
+
+SWEEP = ("sweep", "output", "workers", "ray")
+"""Options about a sweep."""
+
+
+def _several(name: str, field: Field) -> Any:
+    """The option of a field that may have several values."""
+    if field.kind == "switch":
+        return option(name, msgspec.structs.replace(field, help=f"{field.help} Only with it, or only without."))
+    metavar = "N,N,..." if field.kind == "whole" else "WHAT;WHAT" if name == "recompute" else "NAME,..."
+    help = f"{field.help} {'Several are compared.' if name == 'gpus' else 'Only these values.'}"
+    return click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=help)
+
+
+def _options(command: Any) -> Any:
+    """The fields of a job, those of the open axes with several values; and the questions of a plan."""
+    for name, field in reversed(questions().items()):
+        if field.kind == "switch":
+            make = click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=field.help)
+        else:
+            make = option(name, field)
+        command = make(command)
+    for name in reversed(JOB_FIELDS):
+        several = name in OPEN_AXES or name == "gpus"
+        command = (_several if several else option)(name, fields()[name])(command)
+    return options(command, POSTTRAIN)
+
+
+OF_TASK = ("gpu", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "framework", "precision", "optimizer", "global_batch",
+           "lora_rank", "lora_targets", "attention", "loss", "hub", "memory", "version", "weights", "price")  # fmt: skip
+"""What else a plan with --task takes as it is; --tp, --pp, --zero, --recompute and --micro-batch narrow its axes down."""
+AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
+
+
+def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
+    """Plans a run of a task, and prints it; the exit code."""
+    from loadgauge.core.text.plan.posttrain_plan import answer
+
+    context = click.get_current_context()
+    given: dict[str, tuple[Any, ...]] = {}
+    values: dict[str, Any] = {}
+    for name, value in flags.items():
+        if value is None or (
+            name not in fields() and context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+        ):
+            continue
+        if name in AXES_OF_TASK:
+            texts = [one.strip() for one in str(value).split(";" if name == "recompute" else ",")]
+            given[name] = tuple(fields()[name].read(one) for one in texts)
+        elif name in POSTTRAIN or name in OF_TASK:
+            values[name] = value
+        else:
+            raise ConfigError("is no question of a plan with --task", key=name)
+    if "logprob_batch" in values:
+        given["logprob_batch"] = (values.pop("logprob_batch"),)
+    return answer(Job.of(model, values), given, as_json=as_json)
+
+
+@click.command("plan")
+@click.argument("model", required=False, shell_complete=complete_model)
+@size_options
+@_options
+@click.option("--sweep", metavar="FILE", help="Plan every cell of a TOML file: lists of models, GPUs, sizes, links.")
+@click.option("--output", metavar="FOLDER", help="Folder for the results of a sweep, as Parquet (FILE-results).")
+@click.option("--workers", type=Whole(1, 10**5), help="How many plans of a sweep run at a time (one per processor).")
+@click.option("--ray", metavar="ADDRESS", help="Plan a sweep on this Ray cluster: auto, or HOST:PORT.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid."
+)
+def command(model: str | None, as_json: bool, **flags: Any) -> int:
+    """Find the fastest (cheapest, smallest, ...) layout of MODEL by exhaustive search over all valid layouts.
+
+    A layout flag locks its axis (--tp 8) or narrows it down (--tp 4,8); all other axes are open. Exit code: 0 a layout
+    fits, 1 none fits (the nearest miss is printed), 2 cannot tell.
+
+    \b
+    loadgauge plan llama-3.1-70b --gpu h100-sxm5-80gb --gpus 64 --seq-len 8192 --global-batch 512
+    loadgauge plan llama-3.1-8b --gpu rtx4090 --gpus 1 --qlora --global-batch 16 --margin 2
+    loadgauge plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --find seq-len
+    loadgauge plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 64 --global-batch 512 --export megatron
+    loadgauge plan axolotl.yaml --gpu h100-sxm5-80gb --gpus 8 --export axolotl --out faster.yaml
+    loadgauge plan mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32,64,128 --objective money --global-batch 512
+    loadgauge plan --sweep sweep.toml --output results
+    loadgauge plan llama-3.1-405b --gpu h100 --gpus 100000 --tokens 30T --global-batch 12500 --find spares --fleet failures=llama3
+    loadgauge plan qwen3-32b --gpu h100-sxm5-80gb --gpus 64 --task grpo --prompts 128 --samples 16 --prompt-len 512 \\
+        --answers exp:3000,8192
+    """
+    file, output, workers, ray = (flags.pop(name) for name in SWEEP)
+    if file is not None:
+        return _sweep(file, output, workers, ray, flags, as_json=as_json)
+    for name, value in (("output", output), ("workers", workers), ("ray", ray)):
+        if value is not None:
+            raise ConfigError("goes with --sweep", key=name)
+    if flags["task"] is not None:
+        return _task(model_or_usage(model, flags), flags, as_json=as_json)
+    for name in POSTTRAIN:
+        if flags.pop(name) is not None:
+            raise ConfigError("goes with --task", key=name)
+    request = PlanRequest.of(model_or_usage(model, flags), flags)
+    request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
+    if request.find in FINDS:
+        from loadgauge.fleets.text import fleet
+
+        return fleet.find_planned(request, as_json=as_json)
+    if request.find is not None:
+        from loadgauge.core.text.plan import inverse
+
+        return inverse.answer(request, as_json=as_json)
+    from loadgauge.core.text.plan import plan
+
+    return plan.answer(request, as_json=as_json)
+
+
+def _sweep(
+    file: str, output: str | None, workers: int | None, ray: str | None, flags: dict[str, Any], *, as_json: bool
+) -> int:
+    """Plans every cell of a file that has no result yet, and prints them all; the exit code."""
+    from loadgauge.sheets.sweep.text import answer
+
+    context = click.get_current_context()
+    for name in (*flags, "model"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError("belongs in the sweep's file, not next to --sweep", key=name.replace("_", "-"))
+    return answer(file, output, workers, ray, as_json=as_json)

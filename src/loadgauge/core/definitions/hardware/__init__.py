@@ -1,0 +1,1 @@
+"""GPUs, clusters, hosts, networks, and what kernels achieve on them."""

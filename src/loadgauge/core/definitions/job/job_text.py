@@ -1,0 +1,90 @@
+"""Values of a job's fields, read from text: from the command line, the page, a sweep's file or a keyword of the API."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.units import parse_count
+
+
+def whole_number(text: str, low: int, high: int) -> int:
+    """Read a whole number from `low` to `high`. Underscores may separate thousands. Raises `ConfigError`.
+
+    >>> whole_number(" 131_072 ", 1, 10**9)
+    131072
+    """
+    text = text.strip()
+    digits = text.replace("_", "").removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and len(digits) <= 20:
+        number = int(text.replace("_", ""))
+        if low <= number <= high:
+            return number
+    raise ConfigError(f"must be a whole number from {low} to {high}, got {_quote(text)}")
+
+
+def positive_number(text: str) -> float:
+    """Read a finite number above 0. Raises `ConfigError`.
+
+    >>> positive_number("2.5")
+    2.5
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if 0 < number < math.inf:
+        return number
+    raise ConfigError(f"must be a number above 0, got {text[:40]!r}")
+
+
+def count(text: str) -> str:
+    """Return the text of a count above 0, such as 300B or 1.5e12. Raises `ConfigError`.
+
+    >>> count("300B")
+    '300B'
+    """
+    parse_count(text)
+    return text
+
+
+def choice(text: str, choices: Sequence[str]) -> str:
+    """Return the text if it is one of the choices. Raises `ConfigError`."""
+    if text not in choices:
+        raise ConfigError(f"{_quote(text)} is not one of {', '.join(map(repr, choices))}")
+    return text
+
+
+def switch(value: object) -> bool:
+    """Read a switch: a bool, or the text `true` or `false`. Raises `ConfigError`.
+
+    >>> switch("true"), switch(False)
+    (True, False)
+    """
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return value == "true"
+    raise ConfigError(f"must be true or false, got {_quote(value)}")
+
+
+def text_of(value: object) -> str:
+    """Return a text, a number or a path as text. Raises `ConfigError` for a bool and for any other type."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
+        raise ConfigError(f"must be a number or a text, got {_quote(value)} ({type(value).__name__})")
+    try:
+        return str(value)
+    except ValueError:  # an int of thousands of digits
+        raise ConfigError("is too long a number") from None
+
+
+def _quote(value: object) -> str:
+    """The value for an error message, on one line and short."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else f"{value[:37]}...")
+    try:
+        return repr(value)[:40]
+    except (ValueError, RecursionError):  # an int of thousands of digits, or endlessly nested lists
+        return "a value too long to show"

@@ -1,0 +1,1 @@
+"""How a run is spread over GPUs: degrees of parallelism, ZeRO, overlap."""

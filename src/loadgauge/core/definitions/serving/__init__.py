@@ -1,0 +1,1 @@
+"""What is asked of an engine of inference, and what engines reach."""

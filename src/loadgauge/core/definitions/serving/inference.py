@@ -1,0 +1,123 @@
+"""What is asked of a model that is only run forward: to score sequences, or to generate from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args, get_type_hints
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job_field import Field
+from loadgauge.core.definitions.model.lora import BASE_FORMATS
+
+Task = Literal["forward", "generate"]
+TASKS: tuple[str, ...] = get_args(Task)
+
+WEIGHT_FORMATS: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "nvfp4": 0.5 + 1 / 16, **{
+    name: kept.nbytes for name, kept in BASE_FORMATS.items()
+}}  # fmt: skip
+"""Bytes of an element of a block's matrix, scales included. Embedding, head and vectors stay in 16 bits (fp32: 32)."""
+CACHE_FORMATS: dict[str, float] = {
+    "bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1 + 4 / 64, "int4": 0.5 + 4 / 64, "int2": 0.25 + 4 / 64,
+}  # fmt: skip
+"""Bytes of a cached element; int: with a 16-bit scale and zero for each 64 (source: transformers, `QuantizedCacheConfig`)."""
+
+
+def _field(kind: str, help: str, **more: object) -> msgspec.Meta:
+    return msgspec.Meta(extra={"field": Field(kind=kind, group="batch", help=help, **more)})  # type: ignore[arg-type]
+
+
+class Inference(msgspec.Struct, frozen=True, kw_only=True):
+    """A forward pass, or generation, of `batch` sequences at once on each replica.
+
+    context: tokens of a sequence, prompt and answer together; answer: of these, how many are generated
+    prefill_tokens: tokens of prompts that run through the model at once; None: all prompts of the batch
+    ep: expert-parallel ranks, over the tp ranks first and then over copies of attention that have batches of their own
+    weight_format, cache_format: names in `WEIGHT_FORMATS` and `CACHE_FORMATS`
+
+    >>> Inference(task="generate", context=4096, answer=512).prompt
+    3584
+    """
+
+    task: Task
+    context: Annotated[
+        int, _field("whole", "With --task: tokens of a sequence, prompt and answer together.", low=1, high=10**9)
+    ]
+    answer: Annotated[
+        int, _field("whole", "With --task generate: how many of the context's tokens are generated (1).", low=1, high=10**9)
+    ] = 1  # fmt: skip
+    batch: Annotated[
+        int, _field("whole", "With --task: sequences that each replica runs at once (1).", low=1, high=10**7)
+    ] = 1
+    prefill_tokens: Annotated[
+        int | None,
+        _field("whole", "With --task: tokens of prompts that run at once (all of the batch).", low=1, high=10**9),
+    ] = None
+    weight_format: Annotated[
+        str, _field("choice", "With --task: how matrices are stored (bf16).", choices=tuple(WEIGHT_FORMATS))
+    ] = "bf16"
+    cache_format: Annotated[
+        str, _field("choice", "With --task generate: how keys and values are stored (bf16).", choices=tuple(CACHE_FORMATS))
+    ] = "bf16"  # fmt: skip
+    server: Annotated[
+        str | None,
+        _field(
+            "choice", "With --task generate: an engine that has --batch requests at a time; the times are then a server's.",
+            choices=("vllm", "sglang", "trtllm"),
+        ),
+    ] = None  # fmt: skip
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    replicas: int = 1
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+        return self.context - self.answer if self.task == "generate" else self.context
+
+    @property
+    def attentions(self) -> int:
+        """Groups of tp ranks that share the experts between them, each with a batch of its own."""
+        return max(1, self.ep // self.tp)
+
+    @property
+    def etp(self) -> int:
+        """Ranks that share one expert."""
+        return max(1, self.tp // self.ep)
+
+    @property
+    def replica(self) -> int:
+        """GPUs that hold the model once.
+
+        >>> [Inference(task="forward", context=1, tp=tp, ep=ep).replica for tp, ep in ((8, 1), (8, 8), (1, 8), (2, 8))]
+        [8, 8, 8, 8]
+        """
+        return self.tp * self.attentions * self.pp
+
+    @property
+    def at_once(self) -> int:
+        """Tokens of prompts that run through the model at once."""
+        whole = self.prompt * self.batch
+        return whole if self.prefill_tokens is None else min(self.prefill_tokens, whole)
+
+    def check(self) -> None:
+        """Raises `ConfigError` where nothing is left for a prompt, or ranks of experts and of tensors do not go together."""
+        if max(self.ep, self.tp) % min(self.ep, self.tp):
+            raise ConfigError(f"must be a multiple or a divisor of --tp {self.tp}, got {self.ep}", key="ep")
+        if self.prompt < 1:
+            raise ConfigError(f"must be below --context {self.context:,}, got {self.answer:,}", key="answer")
+
+
+def fields() -> dict[str, Field]:
+    """Return the metadata of the fields that are flags of their own, by name.
+
+    >>> list(fields())
+    ['context', 'answer', 'batch', 'prefill_tokens', 'weight_format', 'cache_format', 'server']
+    """
+    hints = get_type_hints(Inference, include_extras=True)
+    return {
+        name: hints[name].__metadata__[0].extra["field"]
+        for name in Inference.__struct_fields__
+        if hasattr(hints[name], "__metadata__")
+    }

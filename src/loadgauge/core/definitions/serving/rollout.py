@@ -1,0 +1,195 @@
+"""`Engine`: what generates answers, and its options as each engine means them.
+
+vLLM's `gpu_memory_utilization` is a share of the card's whole memory, in which everything but the CUDA graphs has to be; SGLang's
+`mem_fraction_static` is a share of what is free when it starts, for weights and cache alone. (Sources: vllm,
+`v1/worker/gpu_worker.py`, `determine_available_memory`; sglang, `model_executor/model_runner.py`; verl, docs/perf/perf_tuning.rst.)
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.definitions.job.job_text import choice, positive_number, switch, whole_number
+from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS
+
+Kind = Literal["vllm", "sglang", "hf"]
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine: its options that have defaults, and which others it has none of.
+
+    share: the option that says how much of a card it may use; missing: options that mean nothing to it
+    inside: the trained model itself generates, in the trainer's process
+    """
+
+    title: str
+    share: str = ""
+    utilization: float | None = None
+    static_fraction: float | None = None
+    max_num_seqs: int | None = None
+    max_batched_tokens: int | None = None
+    graphs: bool = True
+    sleeps: bool = True
+    missing: frozenset[str] = frozenset()
+    inside: bool = False
+    source: str
+
+
+ENGINES: dict[str, Defaults] = {
+    "vllm": Defaults(
+        title="vLLM", share="utilization", utilization=0.9, max_num_seqs=256, max_batched_tokens=8192,
+        missing=frozenset({"static_fraction", "batch"}), source="vllm",
+    ),
+    "sglang": Defaults(
+        title="SGLang", share="static_fraction", static_fraction=0.85, max_num_seqs=256, max_batched_tokens=8192,
+        missing=frozenset({"utilization", "batch"}), source="sglang",
+    ),
+    "hf": Defaults(
+        title="transformers' generate", graphs=False, sleeps=False, inside=True,
+        missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
+                           "accepted"}),
+        source="transformers",
+    ),
+}  # fmt: skip
+ALIASES = {
+    "gpu_memory_utilization": "utilization", "mem_fraction_static": "static_fraction", "mem_fraction": "static_fraction",
+    "max_num_batched_tokens": "max_batched_tokens", "chunked_prefill_size": "max_batched_tokens",
+    "max_running_requests": "max_num_seqs", "kv_cache_dtype": "kv", "kv_dtype": "kv", "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp", "data_parallel_size": "dp", "expert_parallel_size": "ep", "sleep_level": "sleep",
+    "max_model_len": "context", "context_length": "context", "dtype": "weights", "quantization": "weights",
+}  # fmt: skip
+"""The engines' own words for options."""
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """What generates answers.
+
+    tp, pp, ep: ranks of one replica; dp: replicas (None: as many as the GPUs allow)
+    utilization: of the card's memory, weights, cache and activations included (vLLM)
+    static_fraction: of the memory free at the start, weights and cache (SGLang)
+    max_num_seqs: sequences that run at once; max_batched_tokens: tokens of one pass; context: the longest sequence [tokens]
+    kv, weights: formats of cache and matrices (`spec.inference`); graphs: CUDA graphs are captured
+    sleep: 0 stays on the card, 1 its weights go to host memory and its cache is dropped, 2 both are dropped
+    prefix: answers to one prompt share what is read of it; accepted: tokens of a step with speculative decoding
+    turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs
+    batch: sequences of a batch, where the engine has no cache of its own (transformers)
+
+    >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
+    0.6
+    """
+
+    kind: Kind
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int | None = None
+    utilization: float | None = None
+    static_fraction: float | None = None
+    max_num_seqs: int | None = None
+    max_batched_tokens: int | None = None
+    context: int | None = None
+    kv: str = "bf16"
+    weights: str = "bf16"
+    graphs: bool = True
+    sleep: int = 0
+    batch: int | None = None
+    prefix: bool = True
+    accepted: float | None = None
+    turns: int = 1
+    tool: float | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether the trained model itself generates, so that nothing of an engine stays and no weights are handed over."""
+        return ENGINES[self.kind].inside
+
+    @property
+    def replica(self) -> int:
+        """GPUs of one replica."""
+        return max(self.tp, self.ep) * self.pp
+
+    @classmethod
+    def parse(cls, text: str) -> Engine:
+        """Read `NAME:option=value,...`. Raises `ConfigError` for an engine or an option that is unknown.
+
+        >>> Engine.parse("hf:batch=8").graphs, Engine.parse("sglang").static_fraction
+        (False, 0.85)
+        """
+        name, _, rest = text.partition(":")
+        name = name.strip()
+        if name not in ENGINES:
+            raise ConfigError(
+                f"no engine {name[:40]!r}{suggest(name[:40], ENGINES)} (known: {', '.join(ENGINES)})", key="rollout"
+            )
+        known = ENGINES[name]
+        given: dict[str, object] = {
+            option: value for option in ("utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs")
+            if (value := getattr(known, option)) is not None
+        }  # fmt: skip
+        seen: set[str] = set()
+        for item in filter(None, (one.strip() for one in rest.split(","))):
+            word, equals, value = item.partition("=")
+            option = ALIASES.get(word.strip().replace("-", "_"), word.strip().replace("-", "_"))
+            if word.strip() == "enforce_eager" and equals:
+                option, value = "graphs", "false" if _switched(value) else "true"
+            if not equals and option in cls.__struct_fields__[1:]:
+                raise ConfigError(f"{word.strip()} needs a value, as in tp=2", key="rollout")
+            if not equals or option not in cls.__struct_fields__[1:]:
+                options = [one for one in cls.__struct_fields__[1:] if one not in known.missing]
+                raise ConfigError(
+                    f"{known.title} has no option {item[:40]!r}{suggest(option[:40], options)} (known: {', '.join(options)})",
+                    key="rollout",
+                )
+            if option in known.missing:
+                raise ConfigError(f"{word.strip()} is no option of {known.title}", key="rollout")
+            if option in seen:
+                raise ConfigError(f"{option} is given twice", key="rollout")
+            seen.add(option)
+            try:
+                given[option] = _value(option, value.strip())
+            except ConfigError as error:
+                raise ConfigError(f"{word.strip()}: {error}", key="rollout") from None
+        engine = cls(kind=name, **given)  # type: ignore[arg-type]
+        if engine.tool is not None and engine.turns < 2:
+            raise ConfigError("tool= is the time between turns, which needs turns=2 or more", key="rollout")
+        if max(engine.tp, engine.ep) % min(engine.tp, engine.ep):
+            raise ConfigError(f"ep={engine.ep} must be a multiple or a divisor of tp={engine.tp}", key="rollout")
+        return engine
+
+    def text(self) -> str:
+        """Return the engine as `parse` reads it, defaults left out.
+
+        >>> Engine.parse("vllm:tp=2,kv=fp8").text()
+        'vllm:tp=2,kv=fp8'
+        """
+        plain = Engine.parse(self.kind)
+        said = {
+            name: value for name in self.__struct_fields__[1:] if (value := getattr(self, name)) != getattr(plain, name)
+        }  # fmt: skip
+        words = ",".join(
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in said.items()
+        )
+        return f"{self.kind}:{words}" if words else self.kind
+
+
+def _switched(text: str) -> bool:
+    return switch({"1": "true", "0": "false"}.get(text.strip().lower(), text.strip().lower()))
+
+
+def _value(option: str, text: str) -> object:
+    """An option's value. Raises `ConfigError`."""
+    if option in ("utilization", "static_fraction"):
+        share = positive_number(text)
+        if share > 1:
+            raise ConfigError(f"must be a share of the memory, at most 1, got {text}")
+        return share
+    if option in ("accepted", "tool"):
+        return positive_number(text)
+    if option in ("graphs", "prefix"):
+        return _switched(text)
+    if option in ("kv", "weights"):
+        return choice(text, tuple(CACHE_FORMATS if option == "kv" else WEIGHT_FORMATS))
+    return whole_number(text, 0 if option == "sleep" else 1, 2 if option == "sleep" else 10**9)

@@ -1,0 +1,101 @@
+"""How far measured memory lies from what is predicted: the spread of published runs, and what the allocator holds idle.
+
+The figures are in `data/memory_range.toml`, which `make range` writes; each is of a class of stacks or of a kind of lengths,
+never of a run, a source or a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from typing import Literal, get_args
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.package_data import read_data
+
+Counter = Literal["allocated", "active", "reserved", "nvidia-smi"]
+"""What a peak is read from: `torch.cuda.max_memory_allocated`, `active_bytes.all.peak` of `memory_stats`,
+`max_memory_reserved`, and what the driver shows for the process. Each holds all that the one before holds."""
+COUNTERS: tuple[Counter, ...] = get_args(Counter)
+Stack = Literal["pretraining", "FSDP", "fine-tuning"]
+"""Classes of frameworks by which the spread of published runs is known; FSDP: pre-training on PyTorch's own sharding, whose
+buffers come from pools of their own streams."""
+COVERAGE = 0.8
+"""Share of runs whose memory lies in the range."""
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes beyond the allocated peak, as shares of it: in 10 %, half and 90 % of the cases that were simulated."""
+
+    low: float
+    usual: float
+    high: float
+
+
+class Fragmentation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the caching allocator holds beyond what it has handed out.
+
+    reserved: on a card with room, as `max_memory_reserved` counts it
+    needed: on the smallest card that serves every request, where idle segments have been given back
+    """
+
+    reserved: Share
+    needed: Share
+
+
+class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The factors between which measured / predicted lies in 80 % of the runs of a class of stacks.
+
+    sources: those whose runs they come from; covered: share of the runs of a source that lie within, where the factors come
+    from the other sources alone, as the mean over sources
+    """
+
+    stack: Stack
+    low: float
+    high: float
+    sources: tuple[str, ...]
+    runs: int
+    covered: float
+
+
+class MemoryRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The content of `data/memory_range.toml`.
+
+    static: where all micro-batches have one length and gradients exist from the start; fixed: where they come in each
+    backward; dynamic: where lengths change too
+    sharded: of what FSDP2 has on the main stream; expandable: the same where segments grow page by page
+    """
+
+    date: str
+    spread: tuple[Spread, ...]
+    static: Fragmentation
+    fixed: Fragmentation
+    dynamic: Fragmentation
+    sharded: Fragmentation
+    expandable: Fragmentation
+
+
+@functools.cache
+def memory_range() -> MemoryRange:
+    """Return the figures. Raises `ConfigError` where the file is broken.
+
+    >>> known = memory_range()
+    >>> known.fixed.needed.high < known.dynamic.needed.high
+    True
+    """
+    try:
+        return msgspec.convert(tomllib.loads(read_data("memory_range.toml")), MemoryRange)
+    except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(str(error), file="data/memory_range.toml") from None
+
+
+@functools.cache
+def spread(stack: Stack) -> Spread:
+    """Return the spread of a class of stacks.
+
+    >>> spread("pretraining").low <= 1 <= spread("fine-tuning").high
+    True
+    """
+    return next(one for one in memory_range().spread if one.stack == stack)

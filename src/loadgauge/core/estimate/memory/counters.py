@@ -1,0 +1,126 @@
+"""Counters of memory: what each would show of one peak, and the range in which 80 % of measured runs lie.
+
+One run has four readings. What PyTorch has handed out is `allocated`; blocks that wait for another stream are still
+`active`; what its allocator holds, idle blocks too, is `reserved`; the driver, and `nvidia-smi` with it, adds the CUDA context
+and the buffers of NCCL. What a card must have is less than the last one: before an allocation fails, PyTorch gives idle
+segments back (source: pytorch, CUDACachingAllocator.cpp).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.core.definitions.training.frameworks import Framework
+from loadgauge.core.definitions.training.memory_range import Counter, Fragmentation, Share, Spread, memory_range, spread
+from loadgauge.core.estimate.states.overhead import Assumed
+
+NONE = Share(0.0, 0.0, 0.0)
+
+
+class Pools(msgspec.Struct, frozen=True):
+    """What the allocator's pools hold beside the main stream's.
+
+    beside: of the allocated peak, bytes that the main pool does not hold at its own peak; negative where it holds more, for what
+    no request fits; most: bytes that the other pools hold at most, each at its own moment; idle: what lies idle in them, as
+    shares
+    """
+
+    beside: float = 0.0
+    most: float = 0.0
+    idle: Share = NONE
+
+
+MAIN_ONLY = Pools()
+"""All is in the main stream's."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a counter would show [bytes]: the prediction, and the ends of its range."""
+
+    low: float
+    value: float
+    high: float
+
+
+class Margins(msgspec.Struct, frozen=True, kw_only=True):
+    """All that lies between the bytes of a step's tensors and what a card must hold.
+
+    outside: memory beside PyTorch's allocator [bytes]; fragmentation: what the allocator holds idle, as shares of what it has
+    handed out; spread: factors between prediction and measured runs, of this class of stacks
+    fewer, more: bytes by which the peak may differ for what the job does not say
+    pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
+    """
+
+    outside: Assumed
+    fragmentation: Fragmentation
+    spread: Spread
+    fewer: float = 0.0
+    more: float = 0.0
+    pools: Pools = MAIN_ONLY
+
+    @classmethod
+    def of(
+        cls, outside: Assumed, framework: Framework, ragged: bool, *, expandable: bool = False, pools: Pools = MAIN_ONLY
+    ) -> Margins:
+        """Return the margins of a run.
+
+        ragged: whether its micro-batches differ in length; expandable: segments of the allocator grow (`expandable_segments`);
+        pools: what other streams hold
+        """
+        known = memory_range()
+        whole = (
+            framework.gradients_persist and framework.engine is None
+        )  # DeepSpeed's are tensors until they are shared out
+        fragmentation = known.dynamic if ragged else known.static if whole else known.fixed
+        if pools.most and framework.engine is None:
+            fragmentation = msgspec.structs.replace(
+                fragmentation, reserved=(known.expandable if expandable else known.sharded).reserved
+            )
+        if not ragged and framework.stack == "fine-tuning":
+            # Data are padded to the longest of each batch unless something packs them; what is left idle then is reserved.
+            high = max(known.fixed.reserved.high, known.dynamic.reserved.high)
+            fragmentation = msgspec.structs.replace(
+                fragmentation, reserved=msgspec.structs.replace(fragmentation.reserved, high=high)
+            )
+        return cls(outside=outside, fragmentation=fragmentation, spread=spread(framework.stack), pools=pools)
+
+    def widened(self, fewer: float, more: float) -> Margins:
+        """Return the margins of a run of whose peak more is not known [bytes]."""
+        return msgspec.structs.replace(self, fewer=self.fewer + fewer, more=self.more + more)
+
+    def reading(self, counter: Counter, allocated: float) -> Reading:
+        """Return what a counter shows where PyTorch has handed out `allocated` bytes at the peak.
+
+        >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+        >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
+        >>> shown = [own.reading(counter, 1e10).value for counter in ("allocated", "active", "reserved", "nvidia-smi")]
+        >>> shown == sorted(shown) and shown[0] == shown[1] == 1e10
+        True
+        """
+        outside = self.outside if counter == "nvidia-smi" else Assumed(0.0, 0.0, 0.0)
+        if counter not in ("reserved", "nvidia-smi"):
+            return self._range(allocated, NONE, outside)
+        own, factors = self.pools, (self.spread.low, 1.0, self.spread.high)
+        if own.most:
+            shares = (own.idle.low, own.idle.usual, own.idle.high)
+            low, value, high = (own.most * (1 + share) * factor for share, factor in zip(shares, factors, strict=True))
+            outside = Assumed(outside.value + value, outside.low + low, outside.high + high)
+        return self._range(allocated - own.beside, self.fragmentation.reserved, outside)
+
+    def needed(self, allocated: float) -> Reading:
+        """Return the memory that a card must have for a run [bytes]; the value counts no idle block."""
+        found = self._range(allocated, self.fragmentation.needed, self.outside)
+        value = allocated + self.outside.value
+        return Reading(min(found.low, value), value, max(found.high, value))
+
+    @property
+    def growth(self) -> float:
+        """By which factor the upper end of what a card must have grows with what PyTorch has handed out."""
+        return (1 + self.fragmentation.needed.high) * self.spread.high
+
+    def _range(self, allocated: float, idle: Share, outside: Assumed) -> Reading:
+        return Reading(
+            max(0.0, allocated - self.fewer) * (1 + idle.low) * self.spread.low + outside.low,
+            allocated * (1 + idle.usual) + outside.value,
+            (allocated + self.more) * (1 + idle.high) * self.spread.high + outside.high,
+        )

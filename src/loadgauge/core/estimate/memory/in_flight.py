@@ -1,0 +1,165 @@
+"""What a pipeline stage holds of its micro-batches while it works: from the order of work of its schedule.
+
+A micro-batch's activations are held from its forward (F) to its backward. Where the backward is split, B frees what
+only the gradient of the input needed, and W finds what is left: the input of every matrix, and the gradient of its
+output (source: qi2024, section 2; `pending_wgrad`). Letters as in `estimate.schedule.orders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from operator import ge
+from typing import Any, NamedTuple
+
+from loadgauge.core.base.algebra import Size, minimum
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
+from loadgauge.core.layers.operations.operations import Layer, Tensor
+
+
+class Flight(NamedTuple):
+    """Micro-batches in flight on each chunk of a stage: between forward and backward, and those that wait for W only."""
+
+    whole: tuple[Size, ...]
+    waiting: tuple[Size, ...]
+
+
+class Work(NamedTuple):
+    """What a stage holds when it runs a forward (already counted) or a backward (still counted) of one of its chunks.
+
+    splits: the backward is split, and leaves what W needs
+    """
+
+    forward: bool
+    chunk: int
+    splits: bool
+    flight: Flight
+
+
+def works(layout: Layout, stage: int) -> tuple[Work, ...]:
+    """Return the moments at which a stage holds the most micro-batches, from its schedule's order of work.
+
+    Among the moments of the same kind of work and chunk, those remain that no other one exceeds on every chunk.
+    stage: index of the pipeline stage.
+
+    >>> [work.flight.whole for work in works(Layout(pp=4, global_batch=8, seq_len=1), 1)]
+    [(3,), (3,)]
+    >>> for work in works(Layout(pp=4, global_batch=8, schedule="zb-h1", seq_len=1), 3):
+    ...     print("F" if work.forward else "B", *work.flight)
+    F (1,) (3,)
+    B (1,) (3,)
+    """
+    if layout.schedule in ("1f1b", "gpipe"):
+        flight = Flight((layout.in_flight(stage),), (0,))
+        return Work(True, 0, False, flight), Work(False, 0, False, flight)
+    chunks = layout.vpp if layout.schedule == "interleaved" else None
+    # What a stage holds repeats from group to group of micro-batches.
+    played = minimum(layout.num_microbatches, 4 * layout.pp)
+    return _works(layout.schedule, layout.pp, played, chunks, stage)
+
+
+@lru_cache(maxsize=256)
+def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: int) -> tuple[Work, ...]:
+    order = order_of_work(schedule, stages, batches, chunks)
+    flights_of: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    # Of each row: its chunk, whether it is a forward, the flights it finds, and what it leaves in flight and waiting.
+    rows = []
+    for row in range(len(KINDS) * order.chunks):
+        kind, chunk = divmod(row, order.chunks)
+        forward, finds = kind in (F, PAIR_F), kind in (F, B, BW, PAIR_F, PAIR_BW)
+        flights = flights_of.setdefault((forward, chunk, kind == B), set()) if finds else None
+        rows.append((chunk, forward, flights, kind in (B, BW, PAIR_BW), (kind == B) - (kind == W)))
+    whole, waiting = [0] * order.chunks, [0] * order.chunks
+    waits = tuple(waiting)
+    for row in order.rows[stage]:
+        chunk, forward, flights, ends, more = rows[row]
+        if forward:
+            whole[chunk] += 1
+        if flights is not None:
+            flights.add((tuple(whole), waits))
+        if ends:
+            whole[chunk] -= 1
+        if more:
+            waiting[chunk] += more
+            waits = tuple(waiting)
+    return tuple(Work(*key, Flight(*flight)) for key, flights in flights_of.items() for flight in _largest(flights))
+
+
+def _largest(
+    flights: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Those that no other one exceeds in everything."""
+    kept: list[tuple[int, ...]] = []
+    # One that exceeds another holds more in all, so it comes first.
+    for own, flight in sorted(((whole + waits, (whole, waits)) for whole, waits in flights), key=_most_first):
+        if not any(all(map(ge, other, own)) for other in kept):
+            kept.append(own)
+            yield flight
+
+
+def _most_first(item: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]]:
+    return -sum(item[0]), item[0]
+
+
+def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
+    """Return those of a stage's `works` that may need the most bytes.
+
+    Works of the same kind whose chunks of like layers hold no more than another's are dropped.
+    alike: for each chunk, a key that is equal for chunks of the same layers
+
+    >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved", seq_len=1)
+    >>> len(works(layout, 1)), len(peak_candidates(layout, 1, ("same",) * 4))
+    (32, 2)
+    """
+    if layout.schedule in ("1f1b", "gpipe"):
+        return works(layout, stage)
+    names: dict[object, int] = {}
+    chunks = layout.vpp if layout.schedule == "interleaved" else None
+    return _peak_candidates(
+        layout.schedule, layout.pp, minimum(layout.num_microbatches, 4 * layout.pp), chunks, stage,
+        tuple(names.setdefault(each, len(names)) for each in alike),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _peak_candidates(
+    schedule: str, stages: int, batches: int, chunks: int | None, stage: int, alike: tuple[int, ...]
+) -> tuple[Work, ...]:
+    groups: dict[object, dict[tuple[int, ...], Work]] = {}
+    for work in _works(schedule, stages, batches, chunks, stage):
+        totals = [0] * (2 * (max(alike) + 1))
+        for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
+            totals[2 * alike[chunk]] += whole
+            totals[2 * alike[chunk] + 1] += waits
+        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(totals), work)
+    candidates = []
+    for works_by_totals in groups.values():
+        kept: list[tuple[int, ...]] = []
+        for sums, work in sorted(works_by_totals.items(), key=lambda item: -sum(item[0])):
+            if not any(all(map(ge, other, sums)) for other in kept):
+                kept.append(sums)
+                candidates.append(work)
+    return tuple(candidates)
+
+
+def pending_wgrad(layer: Layer) -> Size:
+    """Return the bytes that a layer's weight gradients still need after its input gradient is computed.
+
+    The input of every trained matrix, and the gradient of its output, which has its output's size: 32 s b h for a GPT
+    layer (source: qi2024, table 1). Gradients of norms, biases and tables are computed with the input gradient.
+
+    >>> from loadgauge.core.families.reference import gpt_block
+    >>> from loadgauge.core.definitions.model.kernels import PAPER
+    >>> from loadgauge.core.layers import View, block_layer
+    >>> s, b, h, a = 2048, 4, 6144, 64
+    >>> pending_wgrad(block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))) == 32 * s * b * h
+    True
+    """
+    inputs: dict[str, Tensor] = {}
+    gradients: Size = 0
+    for operation in layer:
+        if operation.trains_matrix:
+            inputs.update((tensor.name, tensor) for tensor in operation.keeps)
+            gradients = gradients + sum(tensor.nbytes for tensor in operation.outputs)
+    return gradients + sum(tensor.nbytes for tensor in inputs.values())

@@ -1,0 +1,223 @@
+"""Memory of the worst rank: its phases, its peak, and the peak of every pipeline stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.verdict import Verdict, judge
+from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.training.memory_range import Counter
+from loadgauge.core.estimate.memory.around import host_for_saving
+from loadgauge.core.estimate.memory.counters import Margins, Reading
+from loadgauge.core.estimate.memory.phases import Moment, Phase, StageAtWork
+from loadgauge.core.estimate.memory.question import Question, Unsaid, ask
+from loadgauge.core.estimate.memory.rank_memory import MemoryModel
+from loadgauge.core.estimate.schedule.stages import Stage
+from loadgauge.core.estimate.states.host import off_card
+from loadgauge.core.estimate.states.overhead import non_pytorch_memory
+from loadgauge.core.estimate.states.pools import pools
+
+When = Literal["peak", "largest", "forward", "loss", "backward", "step", "evaluation", "saving"]
+"""A moment of the step: of the rank's peak, at which a part is largest, or at which it is largest in a phase."""
+STRETCHES: dict[Phase, When] = {
+    Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step", Phase.EVALUATION: "evaluation",
+    Phase.GENERATION: "evaluation", Phase.SAVING: "saving",
+}  # fmt: skip
+"""What a phase counts as in `When`; all others are part of the backward."""
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """The rank that needs the most memory: any rank of this pipeline stage."""
+
+    stage: int
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on the worst rank at its peak moment. `total` is the sum of `parts`.
+
+    Between `low` and `high` lies what a card must have, in 80 % of published runs that the range was not made from
+    (docs/accuracy.md); `margins` are what it is made of.
+    """
+
+    total: float
+    low: float
+    high: float
+    capacity: float | None
+    rank: Rank
+    moment: str
+    parts: dict[str, float]
+    moments: tuple[Moment, ...]
+    """Every moment of the worst rank, in order."""
+    stages: tuple[float, ...]
+    """The peak of each pipeline stage."""
+    host: float
+    """Bytes in host memory, for this rank."""
+    pinned: float = 0.0
+    """Of these, page-locked."""
+    nvme: float = 0.0
+    """Bytes on NVMe, for this rank."""
+    saving: float = 0.0
+    """Bytes of host memory that the first rank needs while a full checkpoint is saved."""
+    margins: Margins
+    unsaid: tuple[Unsaid, ...] = ()
+    """What the job leaves open, each far from what is assumed; the range is that of the run as assumed."""
+    nearby: dict[str, float] = {}
+    """How wide each small thing that is not said makes the range [bytes], by its flag, or its key in a job file."""
+    workspaces: float = 0.0
+    """Of the part outside: what the allocator hands out to the libraries of matrix products."""
+
+    @property
+    def peak(self) -> int:
+        """Index in `moments` of the moment at which the rank holds the most."""
+        return max(range(len(self.moments)), key=lambda index: self.moments[index].total)
+
+    def index(self, part: str, when: When) -> int:
+        """Return the index in `moments` of the moment that `when` asks for.
+
+        Among moments at which a part is equally large, the one at which the rank holds the most. Raises `ConfigError` where the
+        worst rank has no moment in that phase.
+        """
+        if when == "peak":
+            return self.peak
+        meant: Sequence[int] = range(len(self.moments))
+        if when != "largest":
+            meant = [index for index in meant if STRETCHES.get(self.moments[index].phase, "backward") == when]
+        if not meant:
+            names = ", ".join(moment.name for moment in self.moments)
+            where = f"the worst rank, of stage {self.rank.stage},"
+            raise ConfigError(f"{where} has no moment in the phase {when!r} (its moments: {names})", key="at")
+        return max(meant, key=lambda index: (self.moments[index].parts[part], self.moments[index].total))
+
+    def largest(self, part: str) -> Moment:
+        """Return the moment at which a part is largest."""
+        return self.moments[self.index(part, "largest")]
+
+    @property
+    def allocated(self) -> float:
+        """Bytes PyTorch's allocator has handed out at the peak, workspaces included."""
+        return self.total - self.parts["outside"] + self.workspaces
+
+    def reading(self, counter: Counter) -> Reading:
+        """Return what a counter would show at the peak [bytes]."""
+        return self.margins.reading(counter, self.allocated)
+
+    def widened(self, fewer: float, more: float, flag: str) -> Memory:
+        """Return the memory of a run that may need `fewer` or `more` bytes. flag: of what, or the key of a job file"""
+        margins = self.margins.widened(fewer, more)
+        needed = margins.needed(self.allocated)
+        nearby = {**self.nearby, flag: fewer + more}
+        return msgspec.structs.replace(self, margins=margins, low=needed.low, high=needed.high, nearby=nearby)
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """What makes the range wide: by flag or key, or the cause outside the job, how far its ends lie apart [bytes]."""
+        margins, nbytes = self.margins, self.allocated
+        idle, outside = margins.fragmentation.needed, margins.outside
+        return {
+            **self.nearby,
+            "spread": nbytes * (margins.spread.high - margins.spread.low),
+            "idle": nbytes * (idle.high - idle.low),
+            "outside": outside.high - outside.low,
+        }
+
+    def range_with(self, change: float) -> Reading:
+        """Return what a card must have where the peak is higher by `change` [bytes]."""
+        return self.margins.needed(self.allocated + change)
+
+    @property
+    def widest(self) -> Reading:
+        """What a card must have, whatever is unsaid: each open thing at its least and at its most [bytes]."""
+        fewer, more = (sum(getattr(each, end) for each in self.unsaid) for end in ("fewer", "more"))
+        return self.margins.widened(fewer, more).needed(self.allocated)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
+        return judge(self.low, self.high, self.capacity, self.widest.high)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it surely fits, whatever is unsaid; None without a GPU."""
+        return None if self.capacity is None else self.verdict == "fits"
+
+    @property
+    def question(self) -> Question | None:
+        """The unsaid thing that decides the verdict, with each of its answers; None where none does."""
+        return ask(self.unsaid, self.verdict, self.range_with, self.capacity)
+
+
+def _nothing(rank: StageAtWork) -> tuple[Moment, ...]:
+    return ()
+
+
+class Worst(msgspec.Struct, frozen=True):
+    """The rank that needs the most, the phases of its step, and the peak of each stage, all without the overhead [bytes]."""
+
+    rank: StageAtWork
+    phases: tuple[Moment, ...]
+    stages: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, memory: MemoryModel, stages: Sequence[Stage], around: Callable[[StageAtWork], Iterable[Moment]] = _nothing
+    ) -> Worst:
+        """Find the rank with the highest peak among all stages; stages with equal needs are computed once.
+
+        around: the moments between the steps of a rank
+        """
+        worst: tuple[StageAtWork, tuple[Moment, ...]] | None = None
+        most = 0.0
+        peaks: dict[object, float] = {}
+        by_stage = []
+        for stage in stages:
+            alike = memory.alike(stage)
+            if alike not in peaks:
+                rank = StageAtWork(memory, stage)
+                phases = (*rank.moments(), *around(rank))
+                peaks[alike] = max(moment.total for moment in phases)
+                if worst is None or peaks[alike] > most:
+                    worst, most = (rank, phases), peaks[alike]
+            by_stage.append(peaks[alike])
+        assert worst is not None
+        return cls(*worst, tuple(by_stage))
+
+    def memory(self, gpu: Gpu | None, workspaces: float) -> Memory:
+        """Return the rank's memory including what is outside PyTorch's allocator [bytes].
+
+        gpu: None where none is given; workspaces: see `overhead.workspaces` [bytes]
+        """
+        layout = self.rank.layout
+        outside = non_pytorch_memory(layout, gpu)
+        fixed = outside.value + workspaces
+        peak = max(self.phases, key=lambda moment: moment.total)
+        framework = self.rank.memory.training.framework
+        margins = Margins.of(
+            outside, framework, ragged=layout.tokens is not None,
+            expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
+            pools=pools(self.rank, self.phases, peak),
+        )  # fmt: skip
+        needed = margins.needed(peak.total + workspaces)
+        elsewhere = off_card(self.rank.memory, self.rank.stage)
+        return Memory(
+            total=needed.value,
+            low=needed.low,
+            high=needed.high,
+            capacity=None if gpu is None else gpu.capacity,
+            rank=Rank(self.rank.stage.index),
+            moment=peak.name,
+            parts={**peak.parts, "outside": fixed},
+            moments=tuple(
+                Moment(each.name, each.phase, {**each.parts, "outside": fixed}, each.position) for each in self.phases
+            ),
+            stages=tuple(nbytes + fixed for nbytes in self.stages),
+            host=elsewhere.host,
+            pinned=elsewhere.pinned,
+            nvme=elsewhere.nvme,
+            saving=host_for_saving(self.rank),
+            margins=margins,
+            workspaces=workspaces,
+        )

@@ -1,0 +1,109 @@
+"""What a job leaves open about its memory, and the one question that decides its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from loadgauge.core.base.verdict import RANK, Verdict, judge
+from loadgauge.core.estimate.memory.counters import Reading
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """Another value of something unsaid, and the bytes by which the peak is higher with it."""
+
+    value: str
+    change: float
+
+
+class Unsaid(msgspec.Struct, frozen=True):
+    """Something that the job does not say: the flag that says it, the value assumed, and what it may be as well.
+
+    key: instead of a flag, a key of a job file that was not read
+    """
+
+    flag: str
+    assumed: str
+    others: tuple[Alternative, ...]
+    key: bool = False
+
+    @property
+    def fewer(self) -> float:
+        """Bytes by which the peak may be lower."""
+        return max(0.0, *(-other.change for other in self.others))
+
+    @property
+    def most(self) -> Alternative:
+        """The value with the highest peak."""
+        return max(self.others, key=lambda other: other.change)
+
+    @property
+    def more(self) -> float:
+        """Bytes by which the peak may be higher."""
+        return max(0.0, self.most.change)
+
+    def fields(self, value: str) -> dict[str, str]:
+        """Return the field of a job that says a value; nothing for a key of a file."""
+        return {} if self.key else {self.flag.strip("-").replace("-", "_"): value}
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One answer to a question: its value, the memory with it [bytes], the verdict, and the fields of a job that say it."""
+
+    value: str
+    assumed: bool
+    total: float
+    low: float
+    high: float
+    verdict: Verdict
+    fields: Mapping[str, str]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """The one thing that decides a verdict: its flag, or the key of a job file that was not read, and each answer."""
+
+    flag: str
+    choices: tuple[Choice, ...]
+    key: bool = False
+
+
+def ask(
+    unsaid: Sequence[Unsaid], verdict: Verdict, ends: Callable[[float], Reading], capacity: float | None
+) -> Question | None:
+    """Return the unsaid thing that makes a verdict worse, with each of its answers; None where none does.
+
+    Of several the one that may add the most; where no thing does it alone, all together at their most.
+    ends: what a card must have where the peak is higher by so many bytes
+
+    >>> dtype = Unsaid("--weights", "bfloat16", (Alternative("float32", 30.0),))
+    >>> asked = ask([dtype], "depends", lambda more: Reading(50 + more, 60 + more, 70 + more), 79.0)
+    >>> asked.flag, [(choice.value, choice.verdict) for choice in asked.choices]
+    ('--weights', [('bfloat16', 'fits'), ('float32', 'does not fit')])
+    """
+    if verdict not in ("depends", "tight"):
+        return None
+
+    def choice(value: str, change: float, fields: Mapping[str, str], assumed: bool = False) -> Choice:
+        needed = ends(change)
+        word = judge(needed.low, needed.high, capacity)
+        return Choice(value, assumed, needed.value, needed.low, needed.high, word, fields)
+
+    def answers(thing: Unsaid) -> tuple[Choice, ...]:
+        return tuple(choice(other.value, other.change, thing.fields(other.value)) for other in thing.others)
+
+    bar = RANK[max(verdict, "depends", key=RANK.__getitem__)]
+    growing = sorted((thing for thing in unsaid if thing.more > 0), key=lambda thing: -thing.more)
+    for thing in growing:
+        others = answers(thing)
+        if any(RANK[other.verdict] > bar for other in others):
+            break
+    else:
+        if verdict == "tight" or not growing:
+            return None
+        thing, *rest = growing
+        words = [thing.most.value, *(f"with {each.flag} {each.most.value}" for each in rest)]
+        fields = {name: value for each in growing for name, value in each.fields(each.most.value).items()}
+        others = (choice(" ".join(words), sum(each.more for each in growing), fields),)
+    own = choice(thing.assumed, 0.0, thing.fields(thing.assumed), assumed=True)
+    return Question(thing.flag, (own, *others), thing.key)

@@ -1,0 +1,80 @@
+"""What a recomputation policy means for a layer and for a stage."""
+
+from __future__ import annotations
+
+from loadgauge.core.base.algebra import Size
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.layout.layout import RecomputePolicy
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.layers.attention.attention import CORE
+from loadgauge.core.layers.operations.operations import NOTHING, Layer, Recompute
+
+
+def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = frozenset()) -> Recompute:
+    """Return the operations of one layer that a recompute policy runs again in backward.
+
+    Names of operations are dropped for everyone (as Megatron's and PyTorch's selective checkpointing do); a name without
+    a dot means all operations of that half; `@dense` and `@experts` after it mean the layers without and with experts alone.
+    Raises `ConfigError` for a name that no operation of the layer has, unless one of the whole `model` has it, as in models of
+    several kinds of blocks.
+    """
+    if policy.mode == "none" or not layer.operations[-1].gradients:
+        return NOTHING
+    if policy.mode == "selective" and layer.profile is not None:
+        return Recompute(checkpointed=_core(layer))
+    if policy.mode == "selective":
+        return Recompute(checkpointed=frozenset(one.name for one in layer if one.name in CORE and one.gradients))
+    if policy.mode == "full":
+        return Recompute(checkpointed=layer.names)
+    chosen: set[str] = set()
+    # Fused kernels make the activation within the product with the gate.
+    within = {f"{name.removesuffix('multiply')}activation" for name in layer.names if name.endswith(".multiply")}
+    kind = "experts" if any(weight.expert for weight in layer.weights) else "dense"
+    for word in policy.ops:
+        name, _, only = word.partition("@")
+        matches = _named(name, layer.names) if only in ("", kind) else set()
+        if not matches and name not in within and not _named(name, model):
+            known = ", ".join(sorted(layer.names | model))
+            raise ConfigError(f"no operation {name!r} in this model's layers (known: {known})", key="recompute")
+        chosen |= matches
+    return Recompute(discarded=frozenset(one.name for one in layer if one.name in chosen and one.gradients))
+
+
+def _core(layer: Layer) -> frozenset[str]:
+    """The attention itself in a captured layer: its kernel, or where it is written out, the two products around a softmax."""
+    operations = layer.operations
+    found = {one.name for one in operations if one.kind == "attention"}
+    products = [place for place, one in enumerate(operations) if one.gemms and not (one.weights or one.borrows)]
+    for place, one in enumerate(operations):
+        before, after = [at for at in products if at < place], [at for at in products if at > place]
+        if "softmax" in one.name and before and after:
+            found |= {each.name for each in operations[before[-1] : after[0] + 1]}
+    if not found:
+        raise ConfigError("selective: no attention is found in the captured layers; full, or names of operations",
+                          key="recompute")  # fmt: skip
+    return frozenset(found)
+
+
+def _named(name: str, operations: frozenset[str]) -> set[str]:
+    return {operation for operation in operations if operation == name or operation.startswith(f"{name}.")}
+
+
+def recomputed_counts(model: ModelSpec, policy: RecomputePolicy, start: int, stop: int) -> tuple[int, ...]:
+    """Return, for each distinct block, how many of its layers in `start:stop` the policy recomputes."""
+    if policy.mode == "none":
+        return (0,) * len(model.blocks)
+    chosen = model.pattern[start:stop]
+    chosen = chosen[: policy.layers] if policy.layers is not None else chosen[policy.every - 1 :: policy.every]
+    return tuple(chosen.count(index) for index in range(len(model.blocks)))
+
+
+def checkpointed(layers: Size, checkpoints: Size, input_bytes: Size, layer_bytes: Size) -> Size:
+    """Return the bytes kept with c checkpoints over L layers: c A_in + (L / c) A_layer.
+
+    A_in: `input_bytes` of one layer; A_layer: `layer_bytes`, all it keeps. The minimum is at c = sqrt(L A_layer / A_in)
+    (source: narayanan2021, section 3.5; chen2016).
+
+    >>> checkpointed(48, 48, 2, 34)
+    130.0
+    """
+    return checkpoints * input_bytes + layers / checkpoints * layer_bytes

@@ -1,0 +1,65 @@
+"""Collectives that use the network between nodes at the same time: what hides under a pass meets the layers' own.
+
+Of a pass over a layer, or over many, four numbers say how its own collectives use the network: the seconds in which they do
+and nothing is computed, and all seconds in which they do; of forward and of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loadgauge.core.base.algebra import Size, maximum, minimum, same
+
+Links = tuple[Size, Size, Size, Size]
+"""Seconds on the network between nodes: exposed and all, of forward; exposed and all, of backward."""
+NOTHING: Links = (0, 0, 0, 0)
+TINY = 1e-30
+"""Seconds: nothing, and no divisor of 0."""
+
+
+def beside(whole: Size, under: Size, exposed: Size, all_: Size) -> Size:
+    """Return the seconds that communication adds to a pass under which it hides [s].
+
+    whole: seconds of it alone; under: of the pass; exposed: those of the pass in which a collective of its own has the same
+    link and nothing is computed; all_: those in which one has it at all. Two that send at the same time have half of the
+    link each, their max-min fair shares (source: bertsekas1992), so that both take twice as long. Over layers that are
+    alike, what hides meets the others as often as they come, which adds whole * exposed / under. What is left when the
+    pass ends is what the link carries in all less the time in which it could.
+
+    >>> beside(3.0, 10.0, 0, 0), beside(12.0, 10.0, 0, 0), beside(5.0, 10.0, 2.0, 2.0), beside(9.0, 10.0, 2.0, 2.0)
+    (0, 2.0, 1.0, 1.8)
+    """
+    if same(all_, 0):
+        return maximum(whole - under, 0)
+    return maximum(whole * exposed / maximum(under, TINY), whole + minimum(all_, under) - under)
+
+
+def added(first: Links, second: Links, times: Size = 1) -> Links:
+    """Return the seconds of two passes together, the second `times` over.
+
+    >>> added((1, 2, 3, 4), (1, 1, 1, 1), 2)
+    (3, 4, 5, 6)
+    """
+    if second is NOTHING:
+        return first
+    ahead, all_ahead, back, all_back = (one + times * other for one, other in zip(first, second, strict=True))
+    return ahead, all_ahead, back, all_back
+
+
+def on_network(whole: Mapping[str, Size], lanes: Mapping[str, Size], crossing: Mapping[str, Size]) -> tuple[Size, Size]:
+    """Return the seconds in which a layer's collectives use the network between nodes: exposed, and all.
+
+    whole: seconds of the collectives, by axis; lanes: what is exposed of them, by component of time; crossing: 1 where the ranks of
+    an axis are on several nodes, else 0. The ranks of one expert and those that share the experts have one component.
+
+    >>> on_network({"tp": 2.0, "ep": 3.0, "etp": 1.0}, {"tp": 2.0, "ep": 2.0}, {"tp": 0, "ep": 1, "etp": 0})
+    (1.5, 3.0)
+    """
+    exposed: Size = 0
+    all_: Size = 0
+    experts = whole.get("ep", 0) + whole.get("etp", 0)
+    for axis, value in whole.items():
+        lane, of_lane = ("ep", experts) if axis in ("ep", "etp") else (axis, value)
+        all_ = all_ + crossing[axis] * value
+        exposed = exposed + crossing[axis] * lanes[lane] * value / maximum(of_lane, TINY)
+    return exposed, all_

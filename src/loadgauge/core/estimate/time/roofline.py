@@ -1,0 +1,446 @@
+"""Seconds of one operation, from what its kernel was measured to achieve (`core/definitions/hardware/calibration.py`).
+
+Kernels that compute and move bytes hide most of one under the other, but not all: t = (arithmetic^3 + traffic^3)^(1/3) + launch. A
+sum of the two is twice as far off on measured products, their maximum a little further.
+
+Legend: m, n, k a matrix product's sizes; a tile is 128 x 256 results, computed by one multiprocessor at a time; of attention, 128
+queries of one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, both_count, ceil_div, minimum, same
+from loadgauge.core.base.errors import NotStated
+from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, chip_of
+from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.model.kernels import LowPrecision
+from loadgauge.core.definitions.model.lora import BaseFormat
+from loadgauge.core.definitions.training.software import factor, host_seconds
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.layers.operations.operations import Gemm, Layer, Operation, Tensor
+
+TILE_ROWS, TILE_COLUMNS = 128, 256
+NARROW, USUAL, WIDE = 64, 128, 256
+"""Widths of attention heads between which the achieved share is interpolated."""
+
+
+GROUPED_SINCE = 9.0
+"""The compute capability from which on PyTorch has one kernel for products of several experts."""
+FUSED_LOSSES = ("inplace", "jit", "fused")
+"""Losses of one kernel or a few, whose measured share is of the least they can move."""
+DEQUANTISE = 2.5 / 3.35
+"""Share of the memory bandwidth at which 16 bits are made of fewer (source: DeepSpeed, pull request 5373: 2.5 TB/s on H100)."""
+BRANCHING = 1.68
+"""By how much bitsandbytes' kernel was slower before 0.48 where memory does not bound it, on chips of data centres (the middle of
+1.36 to 2.07; source: bitsandbytes, pull request 1747)."""
+FAST_MEMORY = ("8.0", "9", "10")
+"""Chips of data centres, by `chip_of`."""
+
+
+class Rate(NamedTuple):
+    """What products of a format reach: FLOP/s of a large one, the inner width at which half of it is reached, and the bytes of an
+    element of what goes in and of what comes out."""
+
+    flops: float
+    small_k: float
+    element: float
+    result: int = 2
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One GPU as kernels see it: peaks [FLOP/s], bandwidth [byte/s] and what kernels achieve of them.
+
+    peak: of the format matrix products run in; fp8_peak: of the 8-bit ones, where the recipe has any
+    """
+
+    peak: float
+    bandwidth: float
+    efficiencies: Efficiencies
+    fp8_peak: float | None = None
+    low: LowPrecision | None = None
+    graphs: bool = False
+    """Whether CUDA graphs hide the launches."""
+    one_kernel: bool = False
+    """Whether the products of all experts on a rank are one kernel, and not launched one by one."""
+    fuses_dropout: bool = False
+    """Whether dropout is part of the residual sum's kernel."""
+    stored: BaseFormat | None = None
+    """How a frozen base is stored, whose matrices are made in 16 bits for each product."""
+    dequantise: float = DEQUANTISE
+    """Share of the bandwidth at which they are made."""
+    attention: str = "fa2"
+    """The kernel of fused attention (`Efficiencies.attention`)."""
+    norm: str = "eager"
+    """Who made the kernels of norms (`Kernels.norm_kernel`)."""
+    loss: str = "elementwise"
+    """The family of kernels that the loss belongs to."""
+    software: float = 1.0
+    """Seconds of compute over those of the kernels alone."""
+    host: float = 0.0
+    """Seconds in which the host launches an operation, in each direction (`core/definitions/training/software.py`)."""
+    plain: bool = False
+    """Whether products run without tensor cores (float32), which no power limit slows down."""
+
+    @property
+    def format(self) -> str:
+        """The format that `peak` is of."""
+        return "float32" if self.plain else "16-bit"
+
+    @property
+    def launch(self) -> float:
+        """Seconds before each operation (kernel launch)."""
+        return 0.0 if self.graphs else self.efficiencies.launch * self.software
+
+    @property
+    def quantise_launch(self) -> float:
+        """Seconds before each kernel that makes a copy of few bits, and before those that find its scale."""
+        if self.graphs:
+            return 0.0
+        blocks = self.low is not None and (self.low.blocks or self.low.format == "fp4")
+        known = self.efficiencies
+        return (known.block_quantise_launch if blocks else known.quantise_launch) * self.software
+
+    @cached_property
+    def usual(self) -> Rate:
+        """What products reach in the usual format."""
+        known = self.efficiencies
+        throttle = 1.0 if self.plain else known.throttle
+        return Rate(
+            self.peak * known.matmul * throttle / self.software, known.small_k, *((4, 4) if self.plain else (2, 2))
+        )
+
+    @cached_property
+    def few_bits(self) -> Rate:
+        """What products reach in the 8-bit or 4-bit format of the recipe; in the usual one where it has none."""
+        known = self.efficiencies
+        if self.fp8_peak is None:
+            return self.usual
+        share, small_k, element = known.fp8_matmul, known.fp8_small_k, 1.0
+        if self.low is not None and self.low.format == "fp4":
+            share, small_k, element = known.fp4_matmul, known.fp4_small_k, 0.5
+        elif self.low is not None and self.low.blocks:
+            share, small_k = known.fp8_block_matmul, known.fp8_block_small_k
+        return Rate(self.fp8_peak * share * known.throttle / self.software, small_k, element)
+
+    @cached_property
+    def fused_attention(self) -> Both:
+        """FLOP/s that the attention kernel reaches in forward and backward, of heads 128 wide and long sequences."""
+        known = self.efficiencies
+        shares = known.attention[self.attention]
+        rate = self.peak * known.throttle / self.software
+        return Both(rate * shares.forward, rate * shares.backward)
+
+    def memory(self, family: str) -> Both:
+        """Return the byte/s that a family of kernels moves in forward and backward."""
+        found: Both | None = self.__dict__.get(family)
+        if found is None:
+            share, rate = self.efficiencies.memory[family], self.bandwidth / self.software
+            found = self.__dict__[family] = Both(rate * share.forward, rate * share.backward)
+        return found
+
+    @classmethod
+    def of(cls, gpu: Gpu, efficiencies: Efficiencies, training: Training, *, experts: bool = False) -> Machine:
+        """Build the machine for a precision. experts: of a mixture of experts
+
+        Products run in 16 bits, or in float32 (PyTorch uses no TF32 by default); those of the blocks in 8 or 4 bits where the
+        recipe says so.
+        """
+        low = training.precision.products
+        branches = training.lora is not None and training.lora.branching
+        if training.precision.activation == 4:
+            peak = gpu.peak("fp32")
+        elif training.precision.name.startswith("bf16") and not gpu.bf16:
+            raise NotStated(f"{gpu.name} has no bf16, and what PyTorch's emulation of it takes is not known")
+        else:
+            peak = gpu.peaks.bf16.value if gpu.peaks.bf16 is not None else gpu.peak("fp16")
+        return cls(
+            peak=peak,
+            bandwidth=gpu.memory_bandwidth,
+            efficiencies=efficiencies,
+            fp8_peak=None if low is None else gpu.peak(low.format),
+            low=low,
+            graphs=training.overlap.launch,
+            one_kernel=_one_kernel(gpu, training),
+            fuses_dropout=training.kernels.activation == "fused",
+            stored=None if training.lora is None else training.lora.stored,
+            dequantise=DEQUANTISE / (BRANCHING if branches and chip_of(gpu) in FAST_MEMORY else 1.0),
+            attention=training.kernels.flash or training.framework.flash_on(gpu),
+            norm=training.kernels.norm_kernel,
+            loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
+            software=factor(experts=experts, low_precision=low is not None, graphs=training.overlap.launch).factor,
+            host=host_seconds(
+                "graphs" if training.overlap.launch else "compiled" if training.kernels.compiled else "eager"
+            ),
+            plain=training.precision.activation == 4,
+        )
+
+
+def _one_kernel(gpu: Gpu, training: Training) -> bool:
+    """Whether experts' products are one kernel: PyTorch's `grouped_mm`, which loops on cards before Hopper; and in a CUDA graph of
+    the whole step, in which no host is left to launch as many as there turn out to be. Transformer Engine launches each.
+
+    (source: pytorch, `aten/native/cuda/GroupedBlas.cpp`; megatron-lm, `full_iteration` graphs of dropless experts)
+    """
+    if training.overlap.launch:
+        return True
+    older = gpu.vendor == "nvidia" and float(gpu.compute_capability or 0) < GROUPED_SINCE
+    return training.kernels.experts == "grouped" and not older
+
+
+class OperationTime(msgspec.Struct, frozen=True):
+    """Seconds of the forward, the input gradient and the weight gradient of an operation or a layer."""
+
+    forward: Size
+    input_gradient: Size
+    weight_gradient: Size
+
+    @property
+    def backward(self) -> Size:
+        """Seconds of both gradients."""
+        return self.input_gradient + self.weight_gradient
+
+
+def gemm_seconds(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, weight: Size | None = None,
+    memory: float | None = None,
+) -> Size:  # fmt: skip
+    """Return the seconds of a matrix product: what `product_parts` says, both counted, and a launch."""
+    arithmetic, traffic = product_parts(gemm, machine, fp8=fp8, slower=slower, weight=weight, memory=memory)
+    return both_count(arithmetic, traffic) + machine.launch
+
+
+def product_parts(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, weight: Size | None = None,
+    memory: float | None = None,
+) -> tuple[Size, Size]:  # fmt: skip
+    """Return the seconds of a matrix product's FLOPs at the achieved rate, and of its bytes at the bandwidth.
+
+    Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
+    arithmetic over that of a product that only writes its result; weight: bytes of an element of the (k, n) matrix, where it is
+    stored in fewer than the other; memory: share of the bandwidth, where another
+    """
+    efficiencies = machine.efficiencies
+    rate = machine.few_bits if fp8 else machine.usual
+    tiles = ceil_div(gemm.m, TILE_ROWS) * ceil_div(gemm.n, TILE_COLUMNS) * gemm.batch
+    waves = ceil_div(tiles, efficiencies.multiprocessors)
+    useful = gemm.m * gemm.n * gemm.batch / (waves * (efficiencies.multiprocessors * TILE_ROWS * TILE_COLUMNS))
+    filled = 1 - (1 - useful) * efficiencies.wave
+    arithmetic = gemm.flops * (slower / rate.flops) / (filled * gemm.k / (gemm.k + rate.small_k))
+    stored = rate.element if weight is None else weight
+    moved = (gemm.k * (rate.element * gemm.m + stored * gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
+    share = memory or efficiencies.product_memory
+    return arithmetic, moved * (machine.software / (machine.bandwidth * share))
+
+
+def grouped_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bool = False) -> Size:
+    """Return the seconds of the products of several experts: what `grouped_parts` says, the first two both counted."""
+    arithmetic, traffic, launches = grouped_parts(gemm, machine, fp8=fp8, weight=weight)
+    return both_count(arithmetic, traffic) + launches
+
+
+def grouped_parts(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bool = False
+) -> tuple[Size, Size, Size]:  # fmt: skip
+    """Return the seconds of FLOPs, of bytes and of launches of the products of several experts: one kernel, or one by one.
+
+    gemm: `batch` products of one size; weight: whether they add to the gradients of the weights
+    """
+    known = machine.efficiencies
+    if machine.one_kernel:
+        slower = known.weight_gradient if weight else 1.0
+        parts = product_parts(gemm, machine, fp8=fp8, slower=slower, memory=known.grouped_memory)
+        return *parts, machine.launch
+    slower = 1 / (known.grouped_weight if weight else known.grouped)
+    launches = machine.launch + gemm.batch * (known.grouped_launch * machine.software)
+    return *product_parts(gemm, machine, fp8=fp8, slower=slower), launches
+
+
+def attention_seconds(operation: Operation, machine: Machine) -> OperationTime:
+    """Return the seconds of a fused attention kernel: FLOPs of the pairs that are not masked, at its achieved rate.
+
+    The rate falls where each query sees few keys, where heads are narrow, and where the last wave of tiles leaves
+    multiprocessors idle. Backward counts the scores that it makes again.
+    """
+    known, rates = machine.efficiencies, machine.fused_attention
+    scores, values = operation.gemms
+    share, queries = operation.computed_share, scores.m * scores.batch
+    flops = operation.forward_flops * share
+    keys = flops / (2 * (scores.k + values.n) * queries)
+    tiles = ceil_div(scores.m, TILE_ROWS) * scores.batch
+    filled = tiles / (ceil_div(tiles, known.multiprocessors) * known.multiprocessors)
+    forward = rates.forward * _of_width(scores.k, known.narrow.forward, known.wide.forward) * filled
+    backward = rates.backward * _of_width(scores.k, known.narrow.backward, known.wide.backward) * filled
+    again = (operation.input_gradient_flops + operation.rerun_flops) * share
+    few, back = 1 + known.attention_keys.forward / keys, 1 + known.attention_keys.backward / keys
+    return OperationTime(flops * few / forward + machine.launch, again * back / backward + machine.launch, 0)
+
+
+def _of_width(width: Size, narrow: float, wide: float) -> float:
+    """The factor on the rate of attention of heads of this width: 1 at 128."""
+    if not isinstance(width, (int, float)):
+        return 1.0
+    if width <= USUAL:
+        return narrow + (1 - narrow) * max(0.0, width - NARROW) / (USUAL - NARROW)
+    return 1 + (wide - 1) * min(1.0, (width - USUAL) / (WIDE - USUAL))
+
+
+def in_eight_bits(operation: Operation) -> bool:
+    """Return whether the recipe quantises this product: matrices of the blocks, not router, adapters or head."""
+    return any(weight.quantised for weight in operation.weights)
+
+
+def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
+    """Return the seconds of one operation on one micro-batch, without collectives."""
+    time = _seconds(operation, machine)
+    if not operation.gradients:
+        return OperationTime(time.forward, 0, 0)
+    # A frozen base's input may need no gradient, nor what a trained weight reads at the bottom of what is trained.
+    products = operation.gemms and operation.kind != "attention" and not operation.into_inputs
+    return OperationTime(time.forward, 0, time.weight_gradient) if products else time
+
+
+def _seconds(operation: Operation, machine: Machine) -> OperationTime:
+    if operation.kind == "quantise":
+        copied = 0 if machine.low is None else _quantising(operation.inputs, machine, machine.low)
+        return OperationTime(copied, 0, 0)
+    if operation.kind == "view" or (operation.kind == "collective" and not _permutes(operation)):
+        return OperationTime(0, 0, 0)
+    if operation.kind == "attention":
+        return attention_seconds(operation, machine)
+    if operation.gemms:
+        return _products(operation, machine)
+    if operation.moves is not None:
+        ahead, back = (_streamed(nbytes, machine) for nbytes in operation.moves)
+        return OperationTime(ahead, back, 0)
+    permutes = operation.kind == "collective"
+    rates = machine.memory(_family(operation, machine))
+    nbytes = operation.hbm_bytes()
+    if machine.fuses_dropout and operation.kind == "residual_dropout":
+        # One kernel with the residual sum, which reads and writes the rest.
+        nbytes = sum(tensor.nbytes for tensor in operation.keeps)
+    back = operation.hbm_bytes()
+    if operation.kind == "norm":
+        # Measured shares are of the least a norm can move: backward reads two tensors and writes one.
+        back = back + sum(tensor.nbytes for tensor in operation.inputs)
+    elif not operation.shares_gradient:
+        # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a
+        # residual sum adds up the two gradients that come to it.
+        back = back + sum(tensor.nbytes for tensor in operation.keeps)
+    beside = machine.launch + (_routing(operation, machine) if permutes else 0.0)
+    return OperationTime(nbytes / rates.forward + beside, back / rates.backward + beside, 0)
+
+
+def _family(operation: Operation, machine: Machine) -> str:
+    """The family of kernels that an operation without products belongs to: a key of `Efficiencies.memory`."""
+    if operation.kind == "norm":
+        return f"norm-{machine.norm}"
+    if operation.kind == "loss":
+        return machine.loss
+    if operation.kind == "collective":
+        return "permute"
+    return "elementwise"
+
+
+def _permutes(operation: Operation) -> bool:
+    """Dispatch to the experts also reorders the tokens in memory."""
+    return any(collective.axis == "ep" for collective in operation.forward_comm)
+
+
+def _routing(operation: Operation, machine: Machine) -> Size:
+    """Return the seconds of sorting the copies of tokens by expert: with a host that waits for their numbers, or without."""
+    known = machine.efficiencies
+    if not machine.graphs:
+        return known.routing
+    copies = sum(tensor.numel for tensor in operation.keeps)
+    return (known.expert_start + known.expert_copy * copies) * machine.software
+
+
+def _streamed(nbytes: Size, machine: Machine) -> Size:
+    """Return the seconds of one kernel that reads and writes `nbytes` bytes and no others; 0 for none."""
+    return nbytes / machine.memory("elementwise").forward + minimum(nbytes, 1) * machine.launch
+
+
+def _quantising(tensors: Iterable[Tensor], machine: Machine, low: LowPrecision) -> Size:
+    """Seconds to read 16 bits and write 8 or 4, by rows and by columns."""
+    return _quantised(sum(tensor.numel for tensor in tensors) * (2 + 2 * low.element), machine)
+
+
+def _quantised(nbytes: Size, machine: Machine) -> Size:
+    """Seconds to move bytes in the kernels that quantise."""
+    return nbytes / machine.memory("quantise").forward + machine.quantise_launch
+
+
+def _products(operation: Operation, machine: Machine) -> OperationTime:
+    """Matrix products with weights (one product a gradient), or between activations."""
+    made, remade = dequantising(operation, machine)
+    low = machine.low if in_eight_bits(operation) else None
+    fp8 = low is not None
+    experts = any(weight.expert for weight in operation.weights)
+    forward: Size = 0
+    inputs: Size = 0
+    weights: Size = 0
+    # The gradient of a weight that the layer makes (`adapted_experts`) is that of an input, and as much work.
+    trained = any(weight.trainable for weight in operation.weights) or not same(operation.weight_gradient_flops, 0)
+    for gemm in operation.gemms:
+        m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
+        seconds = grouped_seconds if experts else gemm_seconds
+        forward = forward + seconds(gemm, machine, fp8=fp8)
+        inputs = inputs + seconds(Gemm(m, k, n, batch), machine, fp8=fp8)
+        eight = low is not None and low.weight_gradient
+        if not operation.weights:
+            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine)
+        elif trained and experts:
+            weights = weights + grouped_seconds(Gemm(k, n, m, batch), machine, fp8=eight, weight=True)
+        elif trained:
+            slower = machine.efficiencies.weight_gradient
+            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower)
+    if not operation.weights:
+        return OperationTime(forward, inputs + weights, 0)
+    if low is not None:
+        # What goes in is quantised, and so is the gradient of what comes out.
+        done = operation.read_again or any(tensor.dtype == "quantised" for tensor in operation.keeps)
+        into = 0 if done else _quantising(operation.inputs, machine, low)
+        out_of = _quantising(operation.outputs, machine, low)
+        if low.weights == "within":
+            into = into + _quantised(operation.params * (2 + low.weight_element), machine)
+            out_of = out_of + _quantised(operation.params * (2 + low.weight_element), machine)
+        return OperationTime(forward + into, inputs + out_of, weights)
+    return OperationTime(forward + made, inputs + remade, weights)
+
+
+def dequantising(operation: Operation, machine: Machine) -> tuple[Size, Size]:
+    """Return the seconds to make a quantised base's matrices in 16 bits, as each product with them does again: forward, backward.
+
+    The stored bytes are read and 16 bits written, which the product then reads as it would any matrix; scales that are
+    quantised too are made first, by launches of their own. LLM.int8() makes none in forward, but quantises what goes in and
+    scales what comes out; its products are counted as those of 16 bits, for no table has any.
+    """
+    stored = machine.stored
+    if stored is None:
+        return 0, 0
+    elements = sum(weight.numel for weight in operation.weights if weight.base)
+    if same(elements, 0) or (stored.experts_only and not any(weight.expert for weight in operation.weights)):
+        return 0, 0
+    rate, launches = machine.bandwidth * machine.dequantise / machine.software, stored.kernels * machine.launch
+    made = elements * (stored.remade or stored.nbytes + 2) / rate + launches
+    if not stored.input_moves:
+        return made, made
+    into = sum(tensor.numel for tensor in operation.inputs) * stored.input_moves
+    out = sum(tensor.numel for tensor in operation.outputs) * stored.output_moves
+    return _streamed(into, machine) + _streamed(out, machine) + 2 * machine.launch, made
+
+
+def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:
+    """Return the seconds of a layer on one micro-batch: the sum over its operations, without collectives."""
+    times = [operation_seconds(operation, machine) for operation in layer]
+    return OperationTime(
+        sum(time.forward for time in times),
+        sum(time.input_gradient for time in times),
+        sum(time.weight_gradient for time in times),
+    )

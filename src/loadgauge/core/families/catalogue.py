@@ -1,0 +1,248 @@
+"""The models that come with loadgauge: published configs, in `data/models`, each with its source."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, closest
+from loadgauge.core.base.files import no_function, read_start
+from loadgauge.core.base.package_data import list_data, read_data
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.families.hf import LARGEST_FILE, decode, from_dict, from_hf
+from loadgauge.core.families.hub import REPOSITORY, cached, fetch
+from loadgauge.core.families.reader import shown
+from loadgauge.core.families.shapes import how as describe_shape
+from loadgauge.core.families.shapes import is_shape
+from loadgauge.core.families.shapes import read as read_shape
+
+
+class ModelSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a shipped config comes from: a Hugging Face repository or a paper."""
+
+    repository: str = ""
+    paper: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        origin = f"huggingface.co/{self.repository}" if self.repository else self.paper
+        return f"{origin} ({self.note})" if self.note else origin
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    return frozenset(list_data("models", ".json"))
+
+
+@functools.cache
+def models() -> tuple[str, ...]:
+    """The names in the catalogue, sizes in order of size.
+
+    >>> [name for name in models() if name.startswith("llama-2")]
+    ['llama-2-7b', 'llama-2-13b', 'llama-2-70b']
+    """
+    return tuple(sorted(_names(), key=_natural))
+
+
+def _natural(name: str) -> list[tuple[int, float, str]]:
+    """Sorts "70m" before "1b", and "7b" before "13b"."""
+    scale = {"m": 1e-3, "b": 1.0, "t": 1e3}
+    return [
+        (0, float(number) * scale.get(letter, 1.0), letter) if number else (1, 0.0, word)
+        for number, letter, word in re.findall(r"(\d+(?:\.\d+)?)([mbt]?)(?![a-z])|([a-z]+|.)", name)
+    ]
+
+
+@functools.cache
+def model_sources() -> dict[str, ModelSource]:
+    """The source of each shipped config, by name.
+
+    >>> str(model_sources()["llama-2-7b"])
+    'huggingface.co/meta-llama/Llama-2-7b-hf'
+    """
+    return msgspec.convert(tomllib.loads(read_data("models/SOURCES.toml")), dict[str, ModelSource])
+
+
+def _source(name: str) -> ModelSource:
+    """One of `model_sources`; the others are not parsed."""
+    entry = read_data("models/SOURCES.toml").partition(f'["{name}"]\n')[2].partition("\n[")[0]
+    return msgspec.convert(tomllib.loads(entry), ModelSource)
+
+
+@functools.cache
+def model(name: str) -> ModelSpec:
+    """A shipped model by its name, or by the Hugging Face repository it comes from; capitals do not matter.
+
+    >>> model("meta-llama/Llama-2-7b-hf").name
+    'llama-2-7b'
+    >>> model("llama2-7b")
+    Traceback (most recent call last):
+    loadgauge.core.base.errors.ConfigError: no model is called 'llama2-7b'; did you mean llama-2-7b, llama-7b or llama-2-70b?
+    """
+    listed = _catalogue_name(name)
+    if listed is None:
+        raise ConfigError(f"no model is called {shown(name)}{_hint(name, models())}")
+    spec = from_dict(config(listed), f"data/models/{listed}.json", listed)
+    # The class defaults that a published config leaves out are what its publisher means; nothing of it is assumed.
+    return msgspec.structs.replace(spec, defaults=(), source=str(_source(listed)))
+
+
+def config(name: str) -> dict[str, Any]:
+    """The `config.json` of a shipped model.
+
+    >>> config("llama-2-7b")["hidden_size"]
+    4096
+    """
+    file = f"models/{name}.json"
+    content: dict[str, Any] = decode(read_data(file).encode(), f"data/{file}")
+    return content
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A model that a name was read as. `how`: in words, empty where the name is its own; `stored`: how the copy that was named
+    is quantised (the words of `derived.split_stored`), empty where it is not."""
+
+    spec: ModelSpec
+    how: str = ""
+    stored: str = ""
+
+
+def find_model(text: str) -> ModelSpec:
+    """The model that a user means, as `find` finds it without asking the hub."""
+    return find(text).spec
+
+
+def names_file(text: str) -> bool:
+    """Whether the name of a model is a path, if no model of the catalogue has it.
+
+    >>> names_file("./gpt2"), names_file("gpt2")
+    (True, False)
+    """
+    if _catalogue_name(text) is not None:
+        return False
+    return text.startswith((".", "/")) or text.endswith(".json") or os.path.exists(text)
+
+
+def find(text: str, hub: bool = False) -> Found:
+    """Find the model that a user means: a name in the catalogue, a path to a `config.json` or the folder that holds one, or
+    a repository on the Hugging Face hub; or a family and sizes (`loadgauge.core.families.shapes`).
+
+    A name in the catalogue comes first; write `./gpt2` for a folder of that name. A repository is looked for in the local
+    cache, then among the names that stand for a shipped model (`derived`), then, where `hub` allows it, on the hub. Raises
+    `ConfigError` with the closest names.
+
+    >>> found = find("NousResearch/Hermes-3-Llama-3.1-8B")
+    >>> found.spec.name, found.how
+    ('llama-3.1-8b', 'NousResearch/Hermes-3-Llama-3.1-8B has its sizes, by its name')
+    """
+    if _catalogue_name(text) is not None:
+        return Found(model(text))
+    if is_shape(text):
+        spec, shape = read_shape(text)
+        return Found(spec, describe_shape(text, shape))
+    if names_file(text):
+        return Found(from_hf(text))
+    from loadgauge.core.families.derived import (  # most models are named by the catalogue's own names
+        derive,
+        split_stored,
+    )
+
+    stored = split_stored(text)[1]
+    if (file := cached(text)) is not None:
+        spec = from_hf(file, text.rpartition("/")[2].lower())
+        return Found(spec, f"config.json of {text} in the local Hugging Face cache", _stored(config_of(file)) or stored)
+    alike = derive(text, {name: source.repository for name, source in model_sources().items()})
+    if alike is not None:
+        spec = model(alike.base)
+        if alike.changes:
+            changed = from_dict(config(alike.base) | dict(alike.changes), f"data/models/{alike.base}.json", alike.base)
+            spec = msgspec.structs.replace(changed, defaults=(), source=spec.source, name=split_stored(text)[0])
+        how = (
+            f"has the sizes of {alike.base} but for {', '.join(alike.changes)}"
+            if alike.changes
+            else "has its sizes, by its name"
+        )
+        return Found(spec, f"{text} {how}", alike.stored)
+    if hub:
+        content = decode(fetch(text), f"huggingface.co/{text}")
+        spec = from_dict(content, f"huggingface.co/{text}", text.rpartition("/")[2].lower())
+        return Found(spec, f"config.json of {text} on huggingface.co", _stored(content) or stored)
+    raise _unknown(text)
+
+
+def keys(text: str) -> dict[str, Any]:
+    """The keys of a model's `config.json`, whether or not a family here reads them; it is looked for as `find` does, not on the
+    hub. Raises `ConfigError` as `find` does.
+
+    >>> keys("gpt2")["model_type"]
+    'gpt2'
+    """
+    listed = _catalogue_name(text)
+    if listed is not None:
+        return config(listed)
+    if is_shape(text):
+        return read_shape(text)[1].config()
+    file = os.path.join(text, "config.json") if os.path.isdir(text) else text
+    if not names_file(text):
+        from loadgauge.core.families.derived import derive
+
+        cached_file = cached(text)
+        if cached_file is None:
+            alike = derive(text, {name: source.repository for name, source in model_sources().items()})
+            if alike is None:
+                raise _unknown(text)
+            return config(alike.base) | dict(alike.changes)
+        file = str(cached_file)
+    content = read_start(file, LARGEST_FILE)
+    if file.endswith(".py"):
+        raise no_function(file)
+    found = decode(content, file)
+    if not isinstance(found, dict):
+        raise ConfigError("is no JSON object", file=file)
+    return found
+
+
+def _unknown(text: str) -> ConfigError:
+    ask = "; --hub asks huggingface.co" if REPOSITORY.fullmatch(text) else ""
+    return ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{_hint(text, models())}{ask}")
+
+
+def config_of(file: str) -> Any:
+    """The content of a `config.json` file."""
+    with open(file, "rb") as stream:
+        return decode(stream.read(), file)
+
+
+def _stored(content: Any) -> str:
+    """How a checkpoint is quantised, by its `quantization_config`; empty where it is not, and for MXFP4, which is the model's
+    own format."""
+    given = content.get("quantization_config") if isinstance(content, dict) else None
+    if not isinstance(given, dict):
+        return ""
+    method = str(given.get("quant_method", "")).lower()
+    if method == "bitsandbytes":
+        return "int8" if given.get("load_in_8bit") else "nf4"
+    return "" if method == "mxfp4" else method
+
+
+def _catalogue_name(name: str) -> str | None:
+    lowered = name.lower()
+    if lowered in _names():
+        return lowered
+    for listed, source in model_sources().items():
+        if source.repository and source.repository.lower() == lowered:
+            return listed
+    return None
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = closest(name.lower().rpartition("/")[2], known, 3, cutoff=0.5)
+    if not close:
+        return "; `loadgauge models` lists them"
+    return f"; did you mean {', '.join(close[:-1])}{' or ' if close[1:] else ''}{close[-1]}?"

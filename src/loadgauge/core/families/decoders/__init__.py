@@ -1,0 +1,1 @@
+"""Decoders with attention and an MLP in each block."""

@@ -1,0 +1,129 @@
+"""Names of models on the Hugging Face hub that have the sizes of a shipped one: fine-tunes, chat models, quantised copies.
+
+Only names are read here. The table of those that their name does not say is `data/models/DERIVED.toml`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.package_data import read_data
+
+# How a copy is stored, by the end of its name; the words are those of `quantization_config.quant_method` and of file formats.
+_STORED = {
+    "nf4": r"(unsloth-)?bnb-4bit|nf4|qlora-4bit|4bit-bnb",
+    "int8": r"bnb-8bit|8bit|int8|w8a8|w8a16",
+    "gptq": r"gptq(-\w?int[2348])?|gptq-?\d?bit|int4-gptq|w4a16",
+    "awq": r"awq(-int4)?|awq-?\d?bit|int4-awq",
+    "hqq": r"hqq(-\dbit)?|\dbit-hqq",
+    "fp8": r"fp8(-dynamic|-kv)?|block-fp8",
+    "nvfp4": r"nvfp4|fp4",
+    "gguf": r"(imatrix-|i1-)?gguf|ggml|q[2-8]-k(-[ms])?",
+    "mlx": r"mlx(-\dbit)?|4bit|[368]bit-mlx|4bit-dwq",
+    "exl2": r"exl[23]|\d\.\dbpw(-\w+)?",
+}
+_QUANTISED = [(stored, re.compile(rf"-({pattern})$")) for stored, pattern in _STORED.items()]
+# What a name may say beside the model: who published it, how it was tuned; then also its version and when it came out.
+_BESIDE = (
+    r"^(meta|unsloth|official|nvidia)-|-(hf|instruct|chat|it|pt|base|sft|dpo|orpo|kto|ppo|grpo|rlhf|rm(-\d+k)?|lora|merged|bf16|fp16|16bit"
+    r"|unsloth|preview|thinking|reasoning|uncensored|abliterated|finetuned?|latest|1m|128k|intermediate-step-\w+-\d+t{more})(?=-|$)"
+)
+_TUNED = re.compile(_BESIDE.replace("{more}", ""))
+_VERSIONED = re.compile(_BESIDE.replace("{more}", r"|coder|math|\d{2}-\d{4}|\d{4}|v\d+\.\d+"))
+# Words beside a model's name of copies that have other sizes.
+_OTHER_SIZES = re.compile(
+    r"(^|-)(moe|\d+x\d+(\.\d+)?b|pruned|sheared|minitron|eagle\d?|medusa|draft|speculator|adapter|reward|rm|embed\w*"
+    r"|llava\w*|vlm?|vision|audio|omni|speech|clip)(-|$)"
+)
+
+
+class Derived(msgspec.Struct, frozen=True):
+    """A name read as a shipped model: `base`, with `changes` of its config, and how the copy is `stored` (empty: in 16 bits)."""
+
+    base: str
+    changes: Mapping[str, Any] = {}
+    stored: str = ""
+
+
+class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    base: str
+    changes: dict[str, Any] = {}
+    source: str = ""
+
+
+@functools.cache
+def _table() -> dict[str, _Rule]:
+    return msgspec.convert(tomllib.loads(read_data("models/DERIVED.toml")), dict[str, _Rule])
+
+
+def split_stored(name: str) -> tuple[str, str]:
+    """Return the last part of a name, in small letters with hyphens, without how it is stored, and that.
+
+    >>> split_stored("unsloth/Meta-Llama-3.1-8B-bnb-4bit"), split_stored("TheBloke/Llama-2-13B-chat-GPTQ")
+    (('meta-llama-3.1-8b', 'nf4'), ('llama-2-13b-chat', 'gptq'))
+    """
+    words, found = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").replace(" ", "-"), ""
+    for stored, pattern in _QUANTISED:
+        if match := pattern.search(words):
+            words, found = words[: match.start()], stored
+            break
+    if found == "mlx" and "mlx" not in name.lower():  # bitsandbytes calls its 4 bits so as well
+        found = "nf4"
+    return words, found
+
+
+def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
+    """Return the shipped model that a name on the hub has the sizes of, or None where its name does not say.
+
+    repositories: the repository of each shipped model, by its name
+
+    >>> known = {"llama-3.1-8b": "meta-llama/Llama-3.1-8B", "qwen2.5-7b": "Qwen/Qwen2.5-7B"}
+    >>> derive("NousResearch/Hermes-3-Llama-3.1-8B", known), derive("Qwen/Qwen2.5-7B-Instruct-AWQ", known)
+    (Derived(base='llama-3.1-8b', changes={}, stored=''), Derived(base='qwen2.5-7b', changes={}, stored='awq'))
+    >>> derive("someone/my-model", known)
+    """
+    words, stored = split_stored(name)
+    words = re.sub(r"(^|-)(llama|gemma|phi)(?=\d)", r"\1\2-", words)  # as the catalogue writes them: llama-3, qwen2.5
+    words = re.sub(r"(^|-)qwen-(?=\d(\.\d)?-\d)", r"\1qwen", words)
+    for pattern, rule in _table().items():
+        if re.search(rf"(^|-)({pattern})(-|$)", words) and rule.base in repositories:
+            return Derived(rule.base, rule.changes, stored)
+    for beside in (_TUNED, _VERSIONED):
+        own = _bare(words, beside)
+        for known, repository in repositories.items():
+            if not re.search(r"\d", own) and _versions(words) != _versions(known):
+                continue  # only its version says which model it is
+            if own in (_bare(known, beside), _bare(repository.rpartition("/")[2].lower().replace("_", "-"), beside)):
+                return Derived(known, {}, stored)
+    within = _longest(own, repositories)
+    return None if within is None else Derived(within, {}, stored)
+
+
+def _versions(words: str) -> list[str]:
+    return re.findall(r"v\d+\.\d+", words)
+
+
+@functools.cache
+def _bare(words: str, beside: re.Pattern[str]) -> str:
+    before = ""
+    while before != words:
+        before, words = words, beside.sub("", words)
+    return words
+
+
+def _longest(words: str, names: Iterable[str]) -> str | None:
+    """The longest name with a size in it that stands within the words, from hyphen to hyphen; None where another word says
+    that the sizes are others."""
+    fitting = [
+        name for name in names if re.search(r"\d[mb]\b", name) and f"-{_bare(name, _VERSIONED)}-" in f"-{words}-"
+    ]
+    best = max(fitting, key=len, default=None)
+    if best is None or _OTHER_SIZES.search(f"-{words}-".replace(f"-{_bare(best, _VERSIONED)}-", "-")):
+        return None
+    return best

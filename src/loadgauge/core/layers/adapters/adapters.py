@@ -1,0 +1,323 @@
+"""LoRA beside a frozen linear layer: the low-rank products, and the copies that the libraries make around them.
+
+Legend: T rows, i and o the width of the matrix's input and output, r the rank.
+
+PEFT's modules cast and copy (source: peft, `tuners/lora/layer.py` and `bnb.py`, 0.12 to 0.21): a float32 adapter beside a
+16-bit matrix reads a float32 copy of its input, which under autocast becomes a 16-bit one again, the adapter's own; without
+autocast it is kept as it is, 4 T i bytes a target. bitsandbytes' 4-bit layer keeps no input, casts it to the compute dtype
+and its result back to the dtype the input had (`nn/modules.py`, 0.43 to 0.50), so that float32 goes in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, maximum, minimum
+from loadgauge.core.definitions.model.lora import Lora
+from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.writer import Writer
+
+
+class AdapterShape(NamedTuple):
+    """Sizes of an adapted matrix: rows T, input i, output o, and the ranks that its `shards` lie on; whether it has a bias."""
+
+    rows: Size
+    i: Size
+    o: Size
+    shards: Size
+    bias: bool = False
+
+
+def adapted(build: Writer, name: str, x: Tensor, kept: Tensor, base: Tensor, shape: AdapterShape) -> Tensor:
+    """Add the two low-rank products in the dtype of the activations, and their sum with the frozen layer's result.
+
+    kept: what stands for `x` from forward to backward (with sequence parallelism its shard)
+    """
+    lora = build.view.lora
+    assert lora is not None
+    source = x
+    if lora.dropout:
+        source = kept = build.dropout(f"{name}.lora_dropout", x, lora.dropout)
+    itemsize = build.dtypes.activation
+    high = _products(build, name, source, (kept,), itemsize, shape)
+    total = build.tensor(f"{name}.adapted", base.numel)
+    return build.elementwise(f"{name}.adapted", (base, high), total, shares_gradient=True)
+
+
+def peft_adapted(
+    build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape, around: tuple[Tensor, ...]
+) -> Tensor:
+    """Add PEFT's `lora_B(lora_A(dropout(x))) * scaling`, with its casts, and the sum with the frozen layer's result.
+
+    around: tensors that the module around the layer holds until it returns
+    """
+    lora, narrow = build.view.lora, build.dtypes.activation
+    assert lora is not None
+    own = lora.read(narrow)
+    source = x
+    if x.itemsize != own and not (lora.casts and (lora.stored is not None or x.itemsize > own)):
+        source = build.cast(f"{name}.lora_cast", x, own)
+    read = (*around, x, source)
+    if lora.dropout:
+        source = build.dropout(f"{name}.lora_dropout", source, lora.dropout)
+    inner = narrow if lora.casts else own
+    given = source
+    if lora.casts and source.itemsize != narrow:
+        source = build.cast(f"{name}.lora_autocast", source, narrow)
+    if lora.dora:
+        scaled = _dora(build, name, given if lora.stored is None else x, source, base, shape, bool(lora.dropout))
+        return _summed(build, name, x, base, scaled, read)
+    high = _products(build, name, source, (source,), inner, shape)
+    # Of a sum of two dtypes each term gets its own gradient, where two of one dtype share it.
+    apart: Size = base.nbytes if lora.stored is None and inner > base.itemsize else 0
+    scaled = Tensor(f"{name}.lora_scaled", high.numel, inner)
+    build.elementwise(scaled.name, (high,), scaled, backward_workspace=apart, moves=(high.nbytes + scaled.nbytes,) * 2)
+    if lora.stored is not None and not lora.casts and inner != base.itemsize:
+        scaled = build.cast(f"{name}.lora_result", scaled, base.itemsize)
+    return _summed(build, name, x, base, scaled, read)
+
+
+def _summed(build: Writer, name: str, x: Tensor, base: Tensor, scaled: Tensor, held: tuple[Tensor, ...]) -> Tensor:
+    """The sum of the frozen layer's result and the adapter's, in the dtype of the former; `held`: until it is there."""
+    wider = max(scaled.itemsize, base.itemsize)
+    total = Tensor(f"{name}.adapted", base.numel, wider)
+    # Backward casts the gradient for the narrower term, and adds up what comes to `x` from the matrix and the adapter.
+    narrowed = total.nbytes + minimum(scaled.nbytes, base.nbytes) if scaled.itemsize != base.itemsize else 0
+    moves = (base.nbytes + scaled.nbytes + total.nbytes, narrowed + 3 * x.nbytes)
+    total = build.elementwise(total.name, (base, scaled), total, shares_gradient=True, holds=held, moves=moves)
+    return total if wider == base.itemsize else build.cast(f"{name}.narrowed", total, base.itemsize)
+
+
+def embedded(build: Writer, x: Tensor, rows: Size, width: Size, indices: Tensor) -> Tensor:
+    """Add the adapter of the token table: rows of one matrix, times another (source: peft, `Embedding` of `tuners/lora/layer.py`).
+
+    rows: of the table; width: of its rows; indices: the tokens, which are kept
+    """
+    lora, narrow, name = build.view.lora, build.dtypes.activation, "embedding.tokens"
+    assert lora is not None
+    own, tokens = lora.held(narrow), build.local_tokens
+    wide = own == 4 and narrow != 4
+    low = Tensor(f"{name}.lora_a", tokens * lora.rank, own)
+    table = Weight(f"{name}.lora_a.weight", rows * lora.rank, 1, "matrix", wide=wide, shape=(lora.rank, rows))
+    build.operations.append(Operation(low.name, "lookup", (indices,), (low,), (table,), keeps=(indices,)))
+    inner = narrow if lora.autocast else own
+    source = low if inner == own else build.cast(f"{name}.lora_autocast", low, inner)
+    second = Weight(f"{name}.lora_b.weight", lora.rank * width, 1, wide=wide, shape=(width, lora.rank))
+    keeps = (source, Tensor(f"{second.name}.cast", second.numel, inner)) if inner != own else (source,)
+    high, gemm = Tensor(f"{name}.lora_b", tokens * width, inner), Gemm(tokens, width, lora.rank)
+    build.operations.append(
+        Operation(
+            high.name, "gemm", (source,), (high,), (second,), keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
+            input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops,
+        )
+    )  # fmt: skip
+    scaled = Tensor(f"{name}.lora_scaled", high.numel, inner)
+    build.elementwise(scaled.name, (high,), scaled, moves=(2 * high.nbytes, 2 * high.nbytes))
+    total = Tensor(f"{name}.adapted", x.numel, maximum(x.itemsize, inner))
+    moves = (x.nbytes + scaled.nbytes + total.nbytes, 0)
+    total = build.elementwise(total.name, (x, scaled), total, shares_gradient=True, moves=moves)
+    return total if total.itemsize == x.itemsize else build.cast(f"{name}.narrowed", total, x.itemsize)
+
+
+def adapted_experts(build: Writer, name: str, matrix: Weight, i: Size, o: Size) -> Tensor:
+    """Add what PEFT makes of the matrices of all experts, of `i` columns and `o` rows: a copy of all with the adapters' products
+    added, which the grouped product reads and keeps (source: peft 0.21, `ParamWrapper` and its `baddbmm`)."""
+    lora, narrow = build.view.lora, build.dtypes.activation
+    assert lora is not None
+    rank, experts, own = lora.rank, matrix.copies, lora.held(narrow)
+    wide = own == 4 and narrow != 4
+    weights = tuple(
+        Weight(f"{name}.{part}.weight", experts * rank * size, matrix.shards, wide=wide, expert=True, shape=shape)
+        for part, size, shape in (("lora_a", i, (experts * rank, i)), ("lora_b", o, (o, experts * rank)))
+    )
+    keeps = tuple(build.tensor(f"{weight.name}.cast", weight.numel) for weight in weights) if wide else ()
+    whole = build.tensor(f"{name}.adapted_weight", matrix.numel)
+    gemm = Gemm(o, i, rank, experts)
+    build.operations.append(
+        Operation(
+            whole.name, "gemm", (), (whole,), weights, keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
+            weight_gradient_flops=2 * gemm.flops,
+        )
+    )  # fmt: skip
+    return whole
+
+
+def fused_adapter(build: Writer, name: str, x: Tensor, shape: AdapterShape, target: str) -> Tensor:
+    """Add the two products as Unsloth's functions run them; returns what stands for their sum, which is added to the frozen
+    layer's result in place and has no bytes of its own.
+
+    Backward makes the first product again, and what goes into the MLP's last matrix (`kernels/fast_lora.py`, 2026.10).
+    """
+    lora = build.view.lora
+    assert lora is not None
+    rows, i, o, shards, _ = shape
+    low, itemsize = Tensor(f"{name}.lora_a", rows * lora.rank, x.itemsize), build.dtypes.activation
+    wide = lora.held(itemsize) == 4 and itemsize != 4
+    kept = () if target == "down" else (x,)
+    if lora.dropout:
+        kept = (*kept, build.mask(f"{name}.lora_dropout.mask", x.numel))
+    column, added = target not in ("output", "down"), Tensor(f"{name}.lora_b", 0, x.itemsize)
+    for part, into, out, keeps, gemm, split in (
+        ("lora_a", (x,), (low,), kept, Gemm(rows, lora.rank, i), 1 if column else shards),
+        ("lora_b", (low,), (added,), (), Gemm(rows, o, lora.rank), shards if column else 1),
+    ):
+        weight = Weight(f"{name}.{part}.weight", gemm.n * gemm.k, split, wide=wide, shape=(gemm.n, gemm.k))
+        build.operations.append(
+            Operation(
+                f"{name}.{part}", "gemm", into, out, (weight,), keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
+                input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops,
+                rerun_flops=gemm.flops if part == "lora_a" else 0,
+            )
+        )  # fmt: skip
+    return added
+
+
+def quantised_result(build: Writer, name: str, out: Tensor, given: Tensor, read: Tensor, *, copied: bool) -> Tensor:
+    """Return the result of a quantised layer in the dtype that its input had.
+
+    given, read: its input, and the copy of it in the compute dtype; copied: PEFT clones the result before it adds the adapter's
+    """
+    if out.itemsize != given.itemsize:
+        out = build.cast(f"{name}.as_input", out, given.itemsize, holds=(given, read))
+    if copied:
+        clone = Tensor(f"{name}.cloned", out.numel, out.itemsize)
+        # Its gradient is handed on as it is.
+        out = build.elementwise(clone.name, (out,), clone, shares_gradient=True, moves=(2 * out.nbytes, 0))
+    return out
+
+
+def saved_copy(lora: Lora | None, kind: str, weight: Weight) -> tuple[Weight, ...]:
+    """Return the trained copy of an embedding or a head that PEFT's `modules_to_save` puts beside the frozen one.
+
+    kind: `embedding` or `head`. The copy has the dtype of the original.
+    """
+    if lora is None or kind not in lora.saved:
+        return ()
+    name, wide = f"{weight.name}.trained", lora.upcast == "all"
+    return (msgspec.structs.replace(weight, name=name, trainable=True, wide=wide),)
+
+
+def as_stored(lora: Lora | None, operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return the operations, those frozen weights marked that the preparation for training casts to float32.
+
+    `all`: whatever is not quantised (PEFT's `prepare_model_for_kbit_training`); `norms`: vectors only.
+    """
+    if lora is None or lora.upcast == "none":
+        return tuple(operations)
+
+    def stored(weight: Weight) -> Weight:
+        upcast = not (weight.trainable or weight.base) and (lora.upcast == "all" or weight.kind == "vector")
+        return msgspec.structs.replace(weight, wide=True) if upcast else weight
+
+    return tuple(
+        msgspec.structs.replace(one, weights=tuple(map(stored, one.weights))) if one.weights else one
+        for one in operations
+    )
+
+
+def _products(
+    build: Writer, name: str, source: Tensor, kept: tuple[Tensor, ...], itemsize: Size, shape: AdapterShape
+) -> Tensor:
+    """The two products; autocast keeps its 16-bit copy of each float32 matrix for the gradient of what went in."""
+    lora = build.view.lora
+    assert lora is not None
+    rank, (rows, i, o, shards, _) = lora.rank, shape
+    low, high = Tensor(f"{name}.lora_a", rows * rank, itemsize), Tensor(f"{name}.lora_b", rows * o, itemsize)
+    # Of the two, the one on the sharded side of the base is sharded with it.
+    column = name.rsplit(".", 1)[-1] not in ("output", "down")
+    wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4
+    for part, inputs, output, keeps, gemm, split in (
+        ("lora_a", source, low, kept, Gemm(rows, rank, i), 1 if column else shards),
+        ("lora_b", low, high, (low,), Gemm(rows, o, rank), shards if column else 1),
+    ):
+        copied = wide and lora.casts
+        weight = Weight(
+            f"{name}.{part}.weight", gemm.n * gemm.k, split, wide=wide, shape=(gemm.n, gemm.k), cast=not copied
+        )  # fmt: skip
+        if copied:
+            keeps = (*keeps, build.tensor(f"{weight.name}.cast", weight.numel))
+        build.operations.append(
+            Operation(
+                f"{name}.{part}", "gemm", (inputs,), (output,), (weight,), keeps=keeps, gemms=(gemm,),
+                forward_flops=gemm.flops, input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops,
+            )
+        )  # fmt: skip
+    return high
+
+
+def _dora(
+    build: Writer, name: str, x: Tensor, source: Tensor, base: Tensor, shape: AdapterShape, dropped: bool
+) -> Tensor:
+    """DoRA's `(m - 1) * base + m * high`, m the trained magnitude over the norm of W + BA (source: liu2024dora).
+
+    The norm is made from the whole matrices: the product of the adapter with the identity and the frozen matrix in the dtype
+    of the input, which are there until all is done, the scaled product, and their sum. Behind dropout the frozen matrix is
+    multiplied once more, with what was dropped; else a bias is taken off its result, in a tensor of its own (source: peft,
+    `tuners/lora/dora.py` and `variants.py`, 0.21).
+    x, source: what goes into the adapter, and its copy for the products; base: the frozen layer's result
+    """
+    lora = build.view.lora
+    assert lora is not None
+    narrow = build.dtypes.activation
+    held = lora.read(narrow)
+    matrix = shape.i * shape.o
+    wide = max(x.itemsize, held) if lora.stored is None else x.itemsize
+    copied = lora.stored is not None or wide != narrow
+    product, copy = Tensor(f"{name}.dora_product", matrix, wide), Tensor(f"{name}.dora_weight", matrix * copied, wide)
+    # The product's graph holds the identity that it was made from.
+    identity = Tensor(f"{name}.dora_identity", shape.i**2, narrow if lora.casts else held)
+    scratch = 2 * matrix * wide  # the scaled product and the sum
+    magnitude = Weight(
+        f"{name}.magnitude.weight", shape.o, shape.shards, "vector", wide=lora.held(narrow) == 4 and narrow != 4
+    )
+    scale = Tensor(f"{name}.dora_scale", shape.o, held)
+    flops = 2 * lora.rank * matrix
+    made = build.operations
+    made.append(
+        Operation(
+            f"{name}.dora_norm", "elementwise", (), (product, copy, identity, scale), (magnitude,), workspace=scratch,
+            gemms=(Gemm(shape.i, shape.o, lora.rank),), forward_flops=flops,
+        )
+    )  # fmt: skip
+    high = _products(build, name, source, (source,), narrow if lora.casts else held, shape)
+    if dropped:
+        read = build.cast(f"{name}.dora_cast", x, narrow) if lora.casts and x.itemsize != narrow else x
+        kept = (Tensor(f"{name}.dora_weight.cast", matrix, narrow),) if lora.casts and wide != narrow else (copy,)
+        gemm = Gemm(shape.rows, shape.o, shape.i)
+        base = Tensor(f"{name}.dora_base", base.numel, narrow if lora.casts else x.itemsize)
+        made.append(
+            Operation(
+                base.name, "gemm", (read,), (base,), keeps=kept if copied else (), gemms=(gemm,),
+                forward_flops=gemm.flops, input_gradient_flops=gemm.flops,
+            )
+        )  # fmt: skip
+    elif shape.bias:
+        itemsize = 4 if build.wide_weights or lora.upcast == "all" else base.itemsize
+        base = build.elementwise(
+            f"{name}.dora_unbiased",
+            (base,),
+            Tensor(f"{name}.dora_unbiased", base.numel, itemsize),
+            shares_gradient=True,
+        )
+    each = {what: Tensor(f"{name}.dora_{what}", base.numel, held) for what in ("frozen", "raw", "scaled", "sum")}
+    whole = each["sum"].nbytes
+
+    def workspace(term: Tensor) -> Size:
+        """The gradient of the result, and both terms' before they are summed to the magnitude's shape or made narrow."""
+        return 2 * whole + (whole - term.nbytes if term.itemsize != held else 0)
+
+    apart: Size = base.nbytes if lora.stored is None and held > base.itemsize else 0
+    build.elementwise(
+        each["frozen"].name, (base, scale), each["frozen"], keeps=(base,), backward_workspace=workspace(base)
+    )
+    build.elementwise(
+        each["raw"].name, (high, scale), each["raw"], keeps=(high,), backward_workspace=workspace(high) + apart
+    )
+    build.elementwise(each["scaled"].name, (each["raw"],), each["scaled"])
+    terms = each["frozen"], each["scaled"]
+    return build.elementwise(
+        each["sum"].name, terms, each["sum"], shares_gradient=True, holds=(product, copy, identity)
+    )

@@ -1,0 +1,1 @@
+"""Softmax attention: full, latent, compressed, over context-parallel ranks, and its cache."""

@@ -1,0 +1,269 @@
+"""Attention to a window and to compressed entries (DeepSeek-V4): one head of keys that are values too, for all queries.
+
+Legend: T tokens, b sequences, a heads of d channels, m tokens of an entry, C entries of all sequences, q and r widths of the
+latents of queries and output, g groups of the output.
+
+In a compressor each token makes a value and a score of each channel (two of both where entries overlap); an entry is their
+average by the softmax of the scores over its window. Kept for backward as in transformers' module (5.23), which writes attention
+out over all tokens and all entries and masks what a query does not see: tests/core/oracle/test_streams.py counts it. A fused kernel
+keeps what any flash kernel keeps; its pairs are those of the window and of the entries chosen.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, minimum
+from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.definitions.model.model import CompressedAttention
+from loadgauge.core.layers.operations.builder import Builder
+from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
+
+
+def compressed_attention(build: Builder, x: Tensor, spec: CompressedAttention, hidden: Size) -> Tensor:
+    """Adds the attention half of a block to the list; `x` is its (normed) input. Returns the output projection."""
+    tokens, width = build.view.tokens, spec.num_attention_heads * spec.head_dim
+    down = build.linear("attention.query_down", x, tokens, hidden, spec.q_lora_rank, adapter="query")
+    latent = build.norm("attention.query_norm", down, spec.norm, tokens, spec.q_lora_rank)
+    query = build.linear("attention.query_up", latent, tokens, spec.q_lora_rank, width, adapter="query")
+    query = _head_norm(build, query, spec)
+    query = _rotated(build, "attention.rotary_q", query, tokens * spec.num_attention_heads, spec)
+    key = build.linear("attention.key_value", x, tokens, hidden, spec.head_dim, adapter="key")
+    key = build.norm("attention.key_value_norm", key, spec.norm, tokens, spec.head_dim)
+    key = _rotated(build, "attention.rotary_k", key, tokens, spec)
+    if spec.compress_rate is not None:
+        entries = _compressor(build, "attention.compress", x, spec, spec.head_dim, hidden, trained=True)
+        if spec.indexer is not None:
+            _index(build, x, latent, spec, hidden)
+        whole = build.tensor("attention.keys", key.numel + entries.numel)
+        key = build.elementwise("attention.keys", (key, entries), whole)
+    if build.view.cached is not None:
+        context = _over_cache(build, spec, query)
+    elif build.kernels.attention == "flash":
+        context = _flash(build, spec, query, key)
+    else:
+        context = _eager(build, spec, query, key)
+    context = _rotated(build, "attention.rotary_o", context, tokens * spec.num_attention_heads, spec)
+    rank = spec.o_groups * spec.o_lora_rank
+    share = Gemm(tokens, spec.o_lora_rank, width / spec.o_groups, spec.o_groups)
+    trained = build.trains("attention.output_groups")
+    matrix = Weight("attention.output_groups.weight", width * spec.o_lora_rank, trainable=trained,
+                    shape=(rank, width / spec.o_groups), base=build.view.lora is not None)  # fmt: skip
+    grouped = build.tensor("attention.output_groups", tokens * rank)
+    build.operations.append(
+        Operation(
+            "attention.output_groups", "gemm", (context,), (grouped,), (matrix,), keeps=(context,) if trained else (),
+            gemms=(share,), forward_flops=share.flops, input_gradient_flops=share.flops,
+            weight_gradient_flops=share.flops if trained else 0,
+        )
+    )  # fmt: skip
+    narrow = build.elementwise(
+        "attention.output_joined", (grouped,), build.tensor("attention.output_joined", grouped.numel)
+    )
+    return build.linear(
+        "attention.output",
+        narrow,
+        tokens,
+        rank,
+        hidden,
+        adapter="output",
+        output=build.hidden("attention.output", hidden),
+    )
+
+
+def _head_norm(build: Builder, query: Tensor, spec: CompressedAttention) -> Tensor:
+    """A norm of each head of the queries, without a gain: the root is made in float32, and the product is not."""
+    rows = build.view.tokens * spec.num_attention_heads
+    wide = query if query.itemsize == 4 else build.float32("attention.query_float32", query.numel)
+    root, cast = Tensor("attention.query_rstd", rows, 4, "statistic"), build.tensor("attention.query_rstd_cast", rows)
+    keeps = (query, wide, root) if wide is query else (query, wide, root, cast)
+    output = build.tensor("attention.head_norm", query.numel)
+    build.operations.append(
+        Operation("attention.head_norm", "norm", (query,), (output,), keeps=keeps, backward_workspace=2 * wide.nbytes)
+    )
+    return output
+
+
+def _rotated(build: Builder, name: str, x: Tensor, heads: Size, spec: CompressedAttention) -> Tensor:
+    """A part of each head is turned, in float32, by tables that each call repeats for itself; the parts are joined again."""
+    tables = build.tensor(f"{name}.tables", 2 * build.view.positions * spec.rotary_dim)
+    output = build.tensor(name, x.numel)
+    build.operations.append(
+        Operation(name, "elementwise", (x,), (output,), keeps=(tables,), workspace=12 * heads * spec.rotary_dim)
+    )
+    return output
+
+
+def _entries(build: Builder, spec: CompressedAttention) -> Size:
+    """Entries of all sequences: windows that are full."""
+    view = build.view
+    assert spec.compress_rate is not None
+    if view.cached is not None:
+        return view.sequences / spec.compress_rate  # one token in so many closes a window
+    if isinstance(view.positions, int) and isinstance(spec.compress_rate, int):
+        return view.sequences * (view.positions // spec.compress_rate)
+    return view.tokens / spec.compress_rate
+
+
+def _compressor(
+    build: Builder, name: str, x: Tensor, spec: CompressedAttention, width: Size, hidden: Size, *, trained: bool
+) -> Tensor:
+    """Entries of `width` channels, averages of what tokens make. `trained`: it has gradients at all."""
+    tokens, doubled, entries = build.view.tokens, (2 if spec.indexer is not None else 1) * width, _entries(build, spec)
+    assert spec.compress_rate is not None
+    bias = Weight(f"{name}.position_bias", spec.compress_rate * doubled, 1, "vector", trained and build.trains(name),
+                  shape=(spec.compress_rate, doubled))  # fmt: skip
+    output = build.tensor(f"{name}.sum", entries * width)
+    if not trained:
+        parts = {"values": hidden * doubled, "scores": hidden * doubled}
+        weights = [Weight(f"{name}.{part}.weight", size, trainable=False) for part, size in parts.items()]
+        weights += [bias, Weight(f"{name}.norm.weight", width, 1, "vector", trainable=False)]
+        gemms = (Gemm(tokens, doubled, hidden),) * 2
+        build.operations.append(
+            Operation(
+                name, "gemm", (x,), (output,), tuple(weights), gemms=gemms, forward_flops=sum(one.flops for one in gemms),
+                workspace=12 * tokens * doubled, gradients=False,
+            )
+        )  # fmt: skip
+        return output
+    values, scores = (build.linear(f"{name}.{part}", x, tokens, hidden, doubled) for part in ("values", "scores"))
+    numel = spec.compress_rate * entries * doubled
+    biased = build.tensor(f"{name}.biased", numel)
+    build.operations.append(Operation(f"{name}.biased", "elementwise", (scores,), (biased,), (bias,)))
+    held = values
+    if spec.indexer is not None:
+        # Each entry's own window beside the one before it.
+        held, biased = (
+            build.elementwise(f"{name}.{n}_laid", (one,), build.tensor(f"{name}.{n}_laid", numel))
+            for n, one in (("values", values), ("scores", biased))
+        )
+    exact = build.float32(f"{name}.softmax", numel)
+    build.elementwise(f"{name}.softmax", (biased,), exact, keeps=(exact,))
+    shares = exact if build.dtypes.activation == 4 else build.cast(f"{name}.shares", exact, build.dtypes.activation)
+    build.operations.append(
+        Operation(
+            f"{name}.sum", "elementwise", (held, shares), (output,), keeps=(held, shares), workspace=shares.nbytes
+        )
+    )
+    normed = build.norm(f"{name}.norm", output, spec.norm, entries, width)
+    turned = build.tensor(f"{name}.rotary", normed.numel)
+    tables = build.tensor(f"{name}.rotary.tables", 2 * spec.rotary_dim * entries)
+    return build.elementwise(f"{name}.rotary", (normed,), turned, keeps=(tables,))
+
+
+def _index(build: Builder, x: Tensor, latent: Tensor, spec: CompressedAttention, hidden: Size) -> None:
+    """Scores of all entries by a small attention over entries of its own: relu(q k), weighted, summed over its heads. Nothing
+    of it has gradients; each query looks at the best `index_topk`."""
+    view, indexer = build.view, spec.indexer
+    assert indexer is not None
+    entries = _compressor(build, "attention.index.compress", x, spec, indexer.head_dim, hidden, trained=False)
+    each = _seen(build, spec)
+    pairs = view.tokens * each
+    products = {
+        "query": (spec.q_lora_rank, indexer.num_heads * indexer.head_dim),
+        "weights": (hidden, indexer.num_heads),
+    }
+    weights = tuple(Weight(f"attention.index.{n}.weight", i * o, trainable=False) for n, (i, o) in products.items())
+    gemms = [Gemm(view.tokens, o, i) for i, o in products.values()]
+    scores = Gemm(view.positions, each, indexer.head_dim, indexer.num_heads * view.sequences)
+    build.operations.append(
+        Operation(
+            "attention.index", "gemm", (x, latent, entries), (build.float32("attention.index", pairs),), weights,
+            gemms=(*gemms, scores), forward_flops=sum(gemm.flops for gemm in (*gemms, scores)),
+            workspace=2 * 4 * pairs * indexer.num_heads, gradients=False,
+        )
+    )  # fmt: skip
+
+
+def _seen(build: Builder, spec: CompressedAttention) -> Size:
+    """Entries of one sequence."""
+    if spec.compress_rate is None:
+        return 0
+    if build.view.cached is not None:
+        return build.view.cached.tokens / spec.compress_rate
+    return _entries(build, spec) / build.view.sequences
+
+
+def _sinks(build: Builder, spec: CompressedAttention) -> tuple[Weight, ...]:
+    trained = build.trains("attention.sinks")
+    return (Weight("attention.sinks.weight", spec.num_attention_heads, 1, "vector", trained),)
+
+
+def _chosen(build: Builder, spec: CompressedAttention) -> Size:
+    """Entries that a query looks at."""
+    seen = _seen(build, spec)
+    return seen if spec.index_topk is None else minimum(seen, spec.index_topk)
+
+
+def _over_cache(build: Builder, spec: CompressedAttention, query: Tensor) -> Tensor:
+    view, cached = build.view, build.view.cached
+    assert cached is not None
+    keys = minimum(cached.tokens, spec.sliding_window) + _chosen(build, spec)
+    cache = Tensor("attention.cache", view.sequences * keys * spec.head_dim, cached.itemsize)
+    context = build.tensor("attention.context", query.numel)
+    many = spec.num_attention_heads * view.sequences
+    products = (Gemm(view.positions, keys, spec.head_dim, many), Gemm(view.positions, spec.head_dim, keys, many))
+    build.operations.append(
+        Operation(
+            "attention.flash", "attention", (query, cache), (context,), _sinks(build, spec), gemms=products,
+            forward_flops=sum(product.flops for product in products), gradients=False,
+        )
+    )  # fmt: skip
+    return context
+
+
+def _flash(build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor) -> Tensor:
+    """One fused kernel over the window and the chosen entries."""
+    view, heads, width = build.view, spec.num_attention_heads, spec.head_dim
+    if spec.dropout:
+        raise NotModelled("dropout of the probabilities of compressed attention under a fused kernel is not modelled")
+    pairs = minimum(view.pairs, view.tokens * spec.sliding_window) + view.tokens * _chosen(build, spec)
+    context = build.tensor("attention.context", query.numel)
+    statistic = Tensor("attention.lse", view.tokens * heads, build.dtypes.softmax_statistic, "statistic")
+    one = Gemm(view.tokens, pairs / view.tokens, width, heads)
+    flops = 2 * pairs * width * heads
+    build.operations.append(
+        Operation(
+            "attention.flash", "attention", (query, key), (context,), _sinks(build, spec),
+            keeps=(query, key, context, statistic), gemms=(one, one), forward_flops=2 * flops,
+            input_gradient_flops=4 * flops, rerun_flops=flops, workspace=4 * view.tokens * heads * (width + 1),
+        )
+    )  # fmt: skip
+    return context
+
+
+def _eager(build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor) -> Tensor:
+    """Scores of all tokens and entries, with a sink, written out: the one head of keys is repeated for each head of queries."""
+    view, heads, width = build.view, spec.num_attention_heads, spec.head_dim
+    keys = view.positions + _seen(build, spec)
+    pairs = view.pairs + view.tokens * _seen(build, spec)
+    if build.kernels.repeat_kv:
+        key = build.elementwise("attention.repeat_k", (key,), build.tensor("attention.repeat_k", key.numel * heads))
+    one = build.kernels.repeat_kv
+
+    def matmul(name: str, first: Tensor, second: Tensor, output: Tensor, n: Size, k: Size) -> Tensor:
+        product, flops = Gemm(view.positions, n, k, heads * view.sequences), 2 * pairs * width * heads
+        build.operations.append(
+            Operation(
+                name, "gemm", (first, second), (output,), keeps=(first, second), gemms=(product,), forward_flops=flops,
+                input_gradient_flops=2 * flops,
+            )
+        )  # fmt: skip
+        return output
+
+    size = heads * pairs
+    scores = matmul("attention.scores", query, key, build.tensor("attention.scores", size), keys, width)
+    size = size + view.tokens * heads
+    place = Tensor("attention.sinks.place", view.tokens * heads, build.dtypes.index, "index")
+    sunk = build.tensor("attention.with_sinks", size)
+    build.operations.append(
+        Operation("attention.with_sinks", "elementwise", (scores,), (sunk,), _sinks(build, spec), keeps=(place,))
+    )
+    made = build.tensor("attention.softmax", size)
+    build.elementwise("attention.softmax", (sunk,), made, keeps=(made,))
+    shares = build.dropout("attention.dropped", made, spec.dropout)
+    values = msgspec.structs.replace(key, name="attention.repeat_v") if one else key
+    if one:
+        build.elementwise("attention.repeat_v", (key,), values)
+    context = build.tensor("attention.context", query.numel)
+    return matmul("attention.context", shares, values, context, width, keys)

@@ -1,0 +1,132 @@
+"""One transformer block: its two halves, their norms, dropouts and residual sums, in the family's order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, same
+from loadgauge.core.definitions.model.model import (
+    AltUp,
+    Attention,
+    Block,
+    CompressedAttention,
+    HyperConnections,
+    LatentAttention,
+    Mamba2,
+    Moe,
+)
+from loadgauge.core.layers.attention.attention import attention
+from loadgauge.core.layers.attention.compressed import compressed_attention
+from loadgauge.core.layers.attention.mla import latent_attention
+from loadgauge.core.layers.feed_forward.gemma4 import experts_beside, per_layer_input
+from loadgauge.core.layers.feed_forward.mlp import mlp
+from loadgauge.core.layers.feed_forward.moe import moe
+from loadgauge.core.layers.mixers.mixers import linear_mixer
+from loadgauge.core.layers.operations.builder import Builder
+from loadgauge.core.layers.operations.operations import Layer, Tensor
+from loadgauge.core.layers.operations.rank_view import View
+from loadgauge.core.layers.streams import alternated, connected
+
+
+def _activation(block: Block) -> str:
+    assert block.mlp is not None
+    return block.mlp.activation
+
+
+def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
+    """The operations of one block, in forward order, on one rank.
+
+    Korthikanti et al.'s equation 1 (source: korthikanti2022), bytes kept by a GPT layer, 16 bit:
+
+    >>> from loadgauge.core.families.reference import gpt_block
+    >>> from loadgauge.core.definitions.model.kernels import PAPER
+    >>> s, b, h, a = 2048, 4, 6144, 64
+    >>> layer = block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))
+    >>> layer.saved() == 34 * s * b * h + 5 * a * s**2 * b
+    True
+    """
+    if block.listed is not None:
+        captured: Layer = block.listed.layer(view)
+        return captured
+    if not block.adapted and view.lora is not None:
+        view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
+    build = Builder(view, low=view.kernels.products, trained=block.trained)
+    wide_residual = block.residual_in_fp32 and not build.autocast and build.dtypes.activation != 4
+    if block.residual_in_fp32:
+        build.residual_itemsize = 4
+    build.widen()
+    x = build.residual("input", hidden_size * (1 if block.streams is None else block.streams.count))
+
+    def norm(name: str, tensor: Tensor, branch: Tensor | None = None) -> Tensor:
+        held = branch if branch is not None and build.kernels.compiled and branch.itemsize < tensor.itemsize else None
+        if wide_residual:
+            tensor = build.elementwise(f"{name}.cast", (tensor,), build.hidden(f"{name}.cast", hidden_size))
+        return build.norm(name, tensor, block.norm, build.local_tokens, hidden_size, kept_input=held)
+
+    def attend(tensor: Tensor) -> Tensor:
+        spec = block.attention
+        assert spec is not None
+        if isinstance(spec, LatentAttention):
+            output = latent_attention(build, tensor, spec, hidden_size)
+        elif isinstance(spec, Attention):
+            output = attention(build, tensor, spec, hidden_size)
+        elif isinstance(spec, CompressedAttention):
+            output = compressed_attention(build, tensor, spec, hidden_size)
+        else:
+            output = linear_mixer(build, tensor, spec, hidden_size)
+        dropout = block.dropout if block.dropout_after_attention else 0.0
+        return build.dropout("attention.residual_dropout", output, dropout, "residual_dropout")
+
+    def both(tensor: Tensor, beside: Mamba2) -> Tensor:
+        first, second = (
+            build.elementwise(f"{name}.input_scaled", (tensor,), build.hidden(f"{name}.input_scaled", hidden_size))
+            for name in ("mamba", "attention")
+        )
+        mixed = linear_mixer(build, first, beside, hidden_size)
+        return build.elementwise("attention.both", (mixed, attend(second)), build.hidden("attention.both", hidden_size))
+
+    def feed_forward(tensor: Tensor) -> Tensor:
+        dropout = block.dropout if block.dropout_after_mlp else 0.0
+        assert block.mlp is not None
+        if isinstance(block.mlp, Moe):
+            output = moe(build, tensor, block.mlp, hidden_size)
+        else:
+            output = mlp(build, tensor, block.mlp, hidden_size)
+        return build.dropout("mlp.residual_dropout", output, dropout, "residual_dropout")
+
+    if isinstance(block.streams, HyperConnections):
+        y = connected(
+            build, "attention.hc", x, block.streams, hidden_size, lambda one: attend(norm("attention.norm", one))
+        )
+        connected(build, "mlp.hc", y, block.streams, hidden_size, lambda one: feed_forward(norm("mlp.norm", one)))
+    elif isinstance(block.streams, AltUp):
+        alternated(build, x, block, hidden_size, attend, feed_forward)
+    elif block.attention is None or block.mlp is None:
+        one, work = ("mlp", feed_forward) if block.attention is None else ("attention", attend)
+        build.add(f"{one}.residual", x, work(norm(f"{one}.norm", x)))
+    elif block.placement == "parallel":
+        normed = norm("attention.norm", x)
+        attended = attend(normed)
+        fed = feed_forward(normed if block.shared_norm else norm("mlp.norm", x))
+        build.add("mlp.residual", build.add("attention.residual", x, attended), fed)
+    elif block.placement == "post":
+        y = norm("attention.norm", build.add("attention.residual", x, attend(x)))
+        norm("mlp.norm", build.add("mlp.residual", y, feed_forward(y)))
+    elif block.placement == "after":
+        y = build.add("attention.residual", x, norm("attention.post_norm", attend(x)))
+        build.add("mlp.residual", y, norm("mlp.post_norm", feed_forward(y)))
+    else:
+        sandwich = block.placement == "sandwich"
+        normed = norm("attention.norm", x) if block.first_norm else x
+        attended = attend(normed) if block.beside is None else both(normed, block.beside)
+        attended = norm("attention.post_norm", attended) if sandwich else attended
+        y = build.add("attention.residual", x, attended)
+        normed = norm("mlp.norm", y, attended)
+        apart = isinstance(block.mlp, Moe) and block.mlp.own_norms
+        fed = experts_beside(build, y, normed, block, hidden_size) if apart else feed_forward(normed)
+        y = build.add("mlp.residual", y, norm("mlp.post_norm", fed) if sandwich else fed)
+        if not same(block.per_layer_input, 0):
+            per_layer_input(build, y, block, hidden_size, _activation(block))
+    if block.shares_weights:
+        build.operations = [msgspec.structs.replace(operation, weights=()) for operation in build.operations]
+    return build.layer("block", reached=block.reached or view.input_gradients)

@@ -1,0 +1,1 @@
+"""The feed-forward half of a block: dense, and mixtures of experts."""

@@ -1,0 +1,314 @@
+"""A mixture of experts: router, dispatch, the experts' matrices, combination, and the experts that all tokens share.
+
+Legend: T tokens on this rank, h hidden size, E experts, K experts a token goes to, f width of one expert, e
+expert-parallel ranks, t_e tensor-parallel ranks of one expert.
+
+A rank sends its T K copies of tokens to the experts of all e ranks and gets, balanced, as many back; the t_e ranks of
+an expert gather theirs, so each computes t_e T K rows of f / t_e channels (source: megatron-lm, all-to-all dispatcher).
+T is a share of the tokens under sequence parallelism; without it, tensor-parallel ranks route the same tokens, each for
+itself (Megatron refuses that).
+
+Not counted: the probabilities that travel with the tokens (one number a row), the counts of rows that the ranks tell
+each other, and dispatchers that send a token once to several experts of one rank (DeepEP).
+"""
+
+from __future__ import annotations
+
+from loadgauge.core.base.algebra import Size, maximum, minimum, shard, where
+from loadgauge.core.definitions.model.model import Moe
+from loadgauge.core.layers.adapters.adapters import adapted_experts
+from loadgauge.core.layers.feed_forward.mlp import activate, gated, mlp
+from loadgauge.core.layers.operations.builder import Builder
+from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight
+
+OFFSET_BYTES = 4
+"""Of the row at which an expert's rows end: a 32-bit number, neglected where indices are."""
+
+
+class Rows:
+    """How many copies of tokens a rank sends (`own`), its busiest peer receives (`received`) and computes (`computed`).
+
+    With a capacity, an expert takes at most so many times its fair share, and the rest is dropped.
+    """
+
+    def __init__(self, build: Builder, spec: Moe) -> None:
+        fair = build.local_tokens * spec.computed_per_tok
+        view = build.view
+        if spec.capacity_factor is None:
+            self.own, self.received = fair, fair * view.imbalance
+        else:
+            self.own = fair * minimum(1, spec.capacity_factor)
+            self.received = fair * minimum(view.imbalance, spec.capacity_factor)
+        self.computed = view.etp * self.received
+
+
+def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor | None = None) -> Tensor:
+    """Adds the mixture to the list; `x` is its (normed) input, `scored` what the router reads where it is not `x`.
+
+    Returns the sum over experts and shared experts.
+
+    Forward FLOPs of one layer on one rank, in the words of the legend:
+
+    >>> from loadgauge.core.layers.operations.rank_view import View
+    >>> T, h, E, K, f = 512, 256, 8, 2, 384
+    >>> build = Builder(View.of(T, 1))
+    >>> _ = moe(build, build.tensor("x", T * h), Moe(num_experts=E, num_experts_per_tok=K, moe_intermediate_size=f), h)
+    >>> build.layer("moe").forward_flops == 2 * T * h * E + 6 * T * K * h * f
+    True
+    """
+    # Qwen's modules, which are those with a gate, run the shared experts first and hold what they keep to the end.
+    first = spec.shared is not None and spec.shared_gate
+    shared = _shared(build, x, spec, hidden_size) if first else None
+    rows = Rows(build, spec)
+    weights, order = _route(build, scored or x, spec, hidden_size, rows)
+    if spec.latent_size is None:
+        routed = _experts(build, x, weights, order, spec, hidden_size, rows)
+    else:
+        local, latent, bias = build.local_tokens, spec.latent_size, spec.shared is not None and spec.shared.bias
+        narrow = build.linear("mlp.latent_down", x, local, hidden_size, latent, bias=bias)
+        found = _experts(build, narrow, weights, order, spec, latent, rows)
+        routed = build.linear("mlp.latent_up", found, local, latent, hidden_size, bias=bias)
+    if spec.shared is None:
+        return routed
+    if shared is None:
+        shared = _shared(build, x, spec, hidden_size)
+    else:
+        local = build.local_tokens
+        score = build.linear("mlp.shared_gate", x, local, hidden_size, 1, exact=True)
+        gate = build.tensor("mlp.shared_sigmoid", local)
+        build.elementwise("mlp.shared_sigmoid", (score,), gate, keeps=(gate,))
+        weighted = build.tensor("mlp.shared_weighted", shared.numel)
+        shared = build.elementwise("mlp.shared_weighted", (gate, shared), weighted, keeps=(gate, shared))
+    total = Tensor("mlp.total", routed.numel, routed.itemsize)
+    return build.elementwise("mlp.total", (routed, shared), total, shares_gradient=True)
+
+
+def _shared(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
+    """The MLP that every token passes through, sharded as any other."""
+    assert spec.shared is not None
+    return mlp(build, x, spec.shared, hidden_size, prefix="mlp.shared", held=True)
+
+
+# -- the router --------------------------------------------------------------------------------------------------------
+
+
+def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Scores of all experts, the choice among them, and the order of the copies: (weight of each copy, the order)."""
+    fused = build.kernels.experts == "fused"
+    logits = _logits(build, x, spec, hidden_size)
+    local, chosen_count = build.local_tokens, build.local_tokens * spec.num_experts_per_tok
+    every, index = local * (spec.num_experts + spec.zero_experts), build.dtypes.index
+    choice = Tensor("mlp.router_choice", chosen_count, index, "index")
+    of_chosen = spec.router_score == "softmax_of_chosen"
+    if of_chosen or (fused and spec.router_score == "softmax" and spec.norm_topk_prob):
+        # The softmax over the chosen ones alone is the normalised softmax over all.
+        itemsize = 4 if fused or spec.scores_float32 else logits.itemsize
+        best = Tensor("mlp.router_topk", chosen_count, logits.itemsize)
+        build.elementwise("mlp.router_topk", (logits,), best, keeps=(choice,))
+        weights = Tensor("mlp.router_scores", chosen_count, itemsize)
+        build.elementwise("mlp.router_scores", (best,), weights, keeps=(weights,))
+    else:
+        # A product that was meant to be in float32 is taken as it comes, which under autocast is in 16 bits.
+        as_made = not spec.scores_float32 or (spec.router_score == "sigmoid" and spec.router_float32)
+        itemsize = logits.itemsize if as_made and not fused else 4
+        scores = Tensor("mlp.router_scores", every, itemsize)
+        roots = (logits,) if spec.router_score == "sqrtsoftplus" else ()
+        build.elementwise("mlp.router_scores", (logits,), scores, keeps=(scores, *roots))
+        weights = Tensor("mlp.router_topk", chosen_count, itemsize)
+        build.elementwise("mlp.router_topk", (scores,), weights, keeps=(choice,))
+        if spec.norm_topk_prob:
+            best, weights = weights, Tensor("mlp.router_normalised", chosen_count, itemsize)
+            total = Tensor("mlp.router_sum", local, itemsize, "statistic")
+            build.elementwise("mlp.router_normalised", (best,), weights, keeps=(best, total))
+    if spec.own_norms:
+        # Each expert has a scale, which multiplies the weight of its rows.
+        scale = Weight("mlp.router.expert_scale", spec.num_experts, 1, "vector", build.trains("mlp.router"))
+        chosen = Tensor("mlp.router_scale", chosen_count, build.dtypes.activation)
+        scaled = Tensor("mlp.router_scaled", chosen_count, weights.itemsize)
+        build.operations.append(
+            Operation("mlp.router_scaled", "elementwise", (weights,), (scaled,), (scale,), keeps=(weights, chosen))
+        )
+        weights = scaled
+    if build.kernels.router_aux_loss:
+        scores = Tensor("mlp.router_aux_loss.scores", every, 4 if fused else logits.itemsize)
+        build.elementwise("mlp.router_aux_loss", (logits,), build.float32("mlp.router_aux_loss", 1), keeps=(scores,))
+    # Where each copy goes, and which of the flat weights is its own.
+    order = Tensor("mlp.order", rows.own, index, "index")
+    each = 4 if fused or (spec.weights_float32 and weights.itemsize == 4) else build.dtypes.activation
+    flat = Tensor("mlp.order.weights", rows.own, each)
+    # Megatron sorts all T E places, takes the first T K and so keeps them all.
+    place = Tensor("mlp.order.place", every if fused else rows.own, index, "index")
+    build.operations.append(Operation("mlp.order", "elementwise", (weights,), (flat, order), keeps=(place,)))
+    return flat, order
+
+
+def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
+    """The router's product, in float32 where the module asks for it; Megatron's own keeps its input as it came."""
+    wide = spec.router_float32 and build.kernels.experts == "grouped" and not build.autocast
+    experts = spec.num_experts + spec.zero_experts
+    output = None
+    if wide:
+        output = build.float32("mlp.router", build.local_tokens * experts)
+        if build.dtypes.activation != 4:
+            x = build.elementwise("mlp.router_cast", (x,), build.float32("mlp.router_cast", x.numel))
+            matrix = build.float32("mlp.router_matrix", experts * hidden_size)
+            build.elementwise("mlp.router_matrix", (), matrix, keeps=(matrix,))
+    logits = build.linear(
+        "mlp.router", x, build.local_tokens, hidden_size, experts,
+        bias=spec.router_bias, output=output, exact=True, operation="router",
+    )  # fmt: skip
+    if spec.correction_bias:
+        # A frozen parameter, moved by the balance of the experts and not by a gradient.
+        frozen = Weight("mlp.router.correction_bias", experts, 1, "vector", trainable=False)
+        build.operations.append(Operation("mlp.router_correction", "view", (), (), (frozen,)))
+    return logits
+
+
+# -- the experts -------------------------------------------------------------------------------------------------------
+
+
+def _experts(
+    build: Builder, x: Tensor, weights: Tensor, order: Tensor, spec: Moe, hidden_size: Size, rows: Rows
+) -> Tensor:
+    """Dispatch, the experts' MLPs, and the way back."""
+    view, fused = build.view, build.kernels.experts == "fused"
+    # transformers' grouped product is not on autocast's list: it runs in the dtype of its weights.
+    itemsize = x.itemsize if build.autocast and not fused else build.dtypes.activation
+    local = build.local_tokens
+    width = shard(spec.moe_intermediate_size, view.etp, "moe_intermediate_size")
+    sent = itemsize * rows.received * hidden_size
+    gathered = itemsize * rows.computed * hidden_size
+    copies = spec.num_experts_per_tok if build.kernels.dispatch == "deduplicated" else 1
+    exchange = Collective("all_to_all", "ep", sent, view.ep, copies, rows.received if copies > 1 else 0)
+    # One more copy of the rows, before or after they are exchanged, where they leave the rank at all.
+    buffer = where(view.ep * view.etp > 1, gathered, 0)
+    source = Tensor("mlp.dispatch", rows.computed * hidden_size, itemsize)
+    build.operations.append(
+        Operation(
+            "mlp.dispatch", "collective", (x, order), (source,), keeps=(order,),
+            forward_comm=(exchange, Collective("all_gather", "etp", gathered, view.etp)),
+            backward_comm=(Collective("reduce_scatter", "etp", gathered, view.etp), exchange), workspace=buffer,
+        )
+    )  # fmt: skip
+    inner = _inner(build, source, weights, spec, hidden_size, width, rows)
+    output = Tensor("mlp.down", rows.own * hidden_size, itemsize)
+    _grouped(
+        build, "mlp.down", inner, spec, rows, width, hidden_size, output, bias_shards=view.ep,
+        forward_comm=(Collective("reduce_scatter", "etp", gathered, view.etp), exchange),
+        backward_comm=(exchange, Collective("all_gather", "etp", gathered, view.etp)), workspace=buffer,
+    )  # fmt: skip
+    combined = output
+    if not fused:
+        wide = maximum(itemsize, weights.itemsize)
+        combined = Tensor("mlp.weighted", output.numel, wide)
+        # Beside the gradient that comes in stands the product of which the weights' gradient is the sum, and, where
+        # weights are wider than outputs, the gradient of the outputs before it is cast.
+        products = 2 + where(wide > itemsize, 1, 0)
+        build.elementwise(
+            "mlp.weighted", (output, weights), combined, keeps=(output, weights),
+            backward_workspace=products * combined.nbytes,
+        )  # fmt: skip
+        back = Tensor("mlp.order_back", rows.own, build.dtypes.index, "index")
+        restored = Tensor("mlp.restore", output.numel, wide)
+        # The bias of each row is still at hand.
+        biases = gathered if spec.expert_bias else 0
+        build.operations.append(
+            Operation("mlp.restore", "elementwise", (combined,), (restored,), keeps=(back,), workspace=biases)
+        )
+        combined = restored
+    summed = Tensor("mlp.combine", local * hidden_size, itemsize)
+    held = _referred(build, spec, rows, output) if fused else 0
+    build.operations.append(Operation("mlp.combine", "elementwise", (combined,), (summed,), workspace=held))
+    return summed
+
+
+def _referred(build: Builder, spec: Moe, rows: Rows, output: Tensor) -> Size:
+    """Rows that Megatron's layer still refers to when it combines them: as they were permuted, as they came from the
+    other ranks, and as its own experts gave them (source: megatron-lm, `MoELayer` and its all-to-all dispatcher)."""
+    if build.kernels.dispatch != "all_to_all":
+        return 0
+    arrived = output.itemsize * rows.received * (output.numel / rows.own)
+    several = where(spec.num_experts > build.view.ep, 1, 0)
+    return output.nbytes + where(build.view.ep > 1, 2 * several * arrived, several * arrived)
+
+
+def _inner(
+    build: Builder, source: Tensor, weights: Tensor, spec: Moe, hidden_size: Size, width: Size, rows: Rows
+) -> Tensor:
+    """The first matrix of the experts (gate and up are one) and their activation."""
+    numel, itemsize = rows.computed * width, source.itemsize
+    first = Tensor("mlp.gate_up", 2 * numel, itemsize) if spec.gated else Tensor("mlp.up", numel, itemsize)
+    _grouped(build, first.name, source, spec, rows, hidden_size, 2 * width if spec.gated else width, first)
+    if build.kernels.experts == "fused":
+        # The activation multiplies by the weight of each row; it keeps its input and those weights only.
+        held = build.float32("mlp.multiply.weights", rows.computed)
+        output = Tensor("mlp.multiply", numel, itemsize)
+        if not spec.gated:
+            # There is no such kernel of a plain activation: PyTorch keeps what goes into either step.
+            active = activate(build, "mlp.activation", first, spec.activation)
+            return build.elementwise("mlp.multiply", (active, weights), output, keeps=(active, held))
+        return build.elementwise("mlp.multiply", (first, weights), output, keeps=(first, held))
+    if not spec.gated:
+        return activate(build, "mlp.activation", first, spec.activation)
+    gate, up = Tensor("mlp.gate", numel, itemsize), Tensor("mlp.up", numel, itemsize)
+    build.operations.append(Operation("mlp.split", "view", (first,), (gate, up)))
+    return gated(build, gate, up, spec.activation)
+
+
+def _grouped(
+    build: Builder,
+    name: str,
+    source: Tensor,
+    spec: Moe,
+    rows: Rows,
+    i: Size,
+    o: Size,
+    output: Tensor,
+    *,
+    bias_shards: Size | None = None,
+    forward_comm: tuple[Collective, ...] = (),
+    backward_comm: tuple[Collective, ...] = (),
+    workspace: Size = 0,
+) -> None:
+    """One matrix of every expert on this rank, times the rows that came to it; keeps its input where it is trained."""
+    view, trainable, low = build.view, build.trains(name), build.low
+    experts = shard(spec.num_experts, view.ep, "num_experts")
+    shards = view.ep * view.etp
+    grouped = build.kernels.experts == "grouped"
+    stays = view.lora is not None and view.lora.experts_stay
+    weights = [
+        Weight(
+            f"{name}.weight", experts * i * o, shards, "matrix", trainable,
+            base=view.lora is not None and not stays, expert=True, quantised=low is not None, cast=not (grouped and build.autocast),
+            shape=(o, i), copies=experts,
+        )
+    ]  # fmt: skip
+    keeps = (source,) if trainable else ()
+    if low is not None:
+        if trainable and low.keeps:
+            keeps = (build.quantised(source),)
+        taken, made = rows.computed * i, rows.computed * o
+        workspace = workspace + low.inside(taken, made, experts * i * o, trained=trainable, kept=low.keeps)
+    if view.lora is not None and view.lora.stored is not None and not stays:
+        workspace = workspace + build.dtypes.activation * experts * i * o
+    if grouped:
+        keeps = (*keeps, Tensor("mlp.offsets", experts, OFFSET_BYTES if build.dtypes.index else 0, "index"))
+    if spec.expert_bias:
+        of_bias = shards if bias_shards is None else bias_shards
+        weights.append(Weight(f"{name}.bias", experts * o, of_bias, "vector", trainable, expert=True))
+        if trainable and grouped:
+            keeps = (*keeps, Tensor("mlp.expert_of_row", rows.computed, build.dtypes.index, "index"))
+    flops = Gemm(rows.computed, o, i).flops
+    reads: tuple[Tensor, ...] = (source,)
+    adapted = view.lora is not None and f"experts.{name.rpartition('.')[2]}" in view.lora.targets
+    if adapted:
+        reads = (source, adapted_experts(build, name, weights[0], i, o))
+        keeps = (*reads, *keeps)
+    build.operations.append(
+        Operation(
+            name, "gemm", reads, (output,), tuple(weights), keeps=keeps,
+            gemms=(Gemm(rows.computed / experts, o, i, experts),),
+            forward_flops=flops, input_gradient_flops=flops, weight_gradient_flops=flops if trainable or adapted else 0,
+            forward_comm=forward_comm, backward_comm=backward_comm, workspace=workspace,
+        )
+    )  # fmt: skip

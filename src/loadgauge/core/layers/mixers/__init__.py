@@ -1,0 +1,1 @@
+"""Linear mixers: Mamba, delta nets, lightning attention, convolutions."""

@@ -1,0 +1,95 @@
+"""The causal convolution of each channel that linear mixers begin with, and LFM2's gated short convolution.
+
+Legend: T tokens, b sequences, s positions, c channels on this rank, k width of the convolution, h hidden size.
+
+Kept for backward (`Kernels.recurrence`):
+fused: the kernel keeps its input, and makes what its activation needs again (source: causal-conv1d, `CausalConv1dFn`).
+reference: transformers' code pads k - 1 tokens in front, computes s + k - 1 outputs and drops the last k - 1; the
+activation keeps them all, since it reads a view.
+"""
+
+from __future__ import annotations
+
+from loadgauge.core.base.algebra import Size, minimum
+from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.definitions.model.model import ShortConvolution
+from loadgauge.core.layers.operations.builder import Builder
+from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.rank_view import View
+
+
+def whole_mixer(build: Builder, kind: str, file: str, *, heads: bool) -> None:
+    """Refuses what the layers of a linear mixer do not model: adapters, context parallelism, and tp without `heads`."""
+    view = build.view
+    reasons = {
+        "LoRA": view.lora is not None,
+        "context parallelism": not isinstance(view.cp, int) or view.cp != 1,
+        "tensor parallelism": not heads and (not isinstance(view.tp, int) or view.tp != 1),
+        "reference code under autocast": build.autocast and build.kernels.recurrence == "reference",
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise NotModelled(f"{reason} on a {kind} mixer is not modelled; extend src/loadgauge/core/layers/{file}.py")
+
+
+def chunk_pairs(view: View, chunk: Size) -> Size:
+    """Query-key pairs of a micro-batch where each token meets its whole chunk, min(s, chunk) tokens, causal or not."""
+    return minimum(view.pairs, view.tokens * minimum(chunk, view.positions))
+
+
+def causal_convolution(
+    build: Builder,
+    name: str,
+    x: Tensor,
+    channels: Size,
+    width: Size,
+    *,
+    bias: bool,
+    activation: str | None,
+    shards: Size = 1,
+) -> Tensor:
+    """Adds the convolution of each channel with its own `width` weights, and the activation that follows it.
+
+    `x` is the tensor whose storage the input is in: a view of a projection keeps all of that projection.
+    """
+    view = build.view
+    weights = [Weight(f"{name}.weight", channels * width, shards, "vector", build.trains(name))]
+    if bias:
+        weights.append(Weight(f"{name}.bias", channels, shards, "vector", build.trains(name)))
+    fused = build.kernels.recurrence == "fused"
+    rows = view.tokens if fused else view.sequences * (view.positions + width - 1)
+    product = Gemm(rows, 1, width, channels)
+    output = build.tensor(name, rows * channels)
+    build.operations.append(
+        Operation(
+            name, "convolution", (x,), (output,), tuple(weights), keeps=(x,), gemms=(product,),
+            forward_flops=product.flops, input_gradient_flops=product.flops, weight_gradient_flops=product.flops,
+            rerun_flops=product.flops if fused and activation is not None else 0,
+        )
+    )  # fmt: skip
+    if activation is None or fused:
+        return output
+    if activation not in ("silu", "swish"):
+        raise NotModelled(
+            f"activation {activation!r} of a convolution is not modelled; extend core/layers/mixers/convolution.py"
+        )
+    active = build.tensor(f"{name}_activation", view.tokens * channels)
+    return build.elementwise(active.name, (output,), active, keeps=(output,))
+
+
+def short_convolution(build: Builder, x: Tensor, spec: ShortConvolution, hidden_size: Size) -> Tensor:
+    """Adds LFM2's mixer: y = C * convolution(B * x), where one matrix makes B, C and x (source: transformers)."""
+    whole_mixer(build, "short convolution", "convolution", heads=False)
+    tokens, size = build.view.tokens, build.view.tokens * hidden_size
+    joint = build.linear("convolution.input", x, tokens, hidden_size, 3 * hidden_size, bias=spec.conv_bias)
+    # Gates and values are views of the projection, and hold all of it.
+    gated = build.elementwise("convolution.gate", (joint,), build.tensor("convolution.gate", size), keeps=(joint,))
+    mixed = causal_convolution(
+        build, "convolution.convolution", gated, hidden_size, spec.conv_L_cache, bias=spec.conv_bias, activation=None
+    )
+    output = build.tensor("convolution.gated", size)
+    build.elementwise("convolution.gated", (joint, mixed), output, keeps=(joint, mixed))
+    return build.linear(
+        "convolution.output", output, tokens, hidden_size, hidden_size, bias=spec.conv_bias,
+        output=build.hidden("convolution.output", hidden_size),
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Kimi delta attention (Kimi Linear): projections, a causal convolution, the delta rule by chunks, a gated norm.
+
+Legend: T tokens, H heads on this rank of d channels, l chunk length, h hidden size.
+
+The rule is that of the gated delta net with a decay for each channel of the keys (source: kimi2025linear), so scores are
+made of keys and queries that are decayed already: the same products.
+
+Kept for backward, an assumption read off the sources of causal-conv1d and flash-linear-attention (`ChunkKDAFunction`):
+normed queries and keys, values, rates, the sums of the decays in float32, and of each chunk the scores of queries and the
+inverted system, l wide. transformers' own PyTorch code keeps more, and is not modelled (`Kernels.recurrence`).
+"""
+
+from __future__ import annotations
+
+from loadgauge.core.base.algebra import Size, minimum, shard, spread
+from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.definitions.model.model import KimiDelta
+from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, whole_mixer
+from loadgauge.core.layers.operations.builder import Builder
+from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
+
+
+def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) -> Tensor:
+    """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
+    whole_mixer(build, "Kimi delta attention", "kimi_delta", heads=True)
+    if build.kernels.recurrence == "reference":
+        raise NotModelled(
+            "the reference code of Kimi delta attention is not modelled; extend src/loadgauge/core/layers/mixers/kimi_delta.py"
+        )
+    if spec.hidden_act not in ("silu", "swish"):
+        raise NotModelled(
+            f"activation {spec.hidden_act!r} of a delta net is not modelled; extend core/layers/mixers/kimi_delta.py"
+        )
+    view, tokens, width = build.view, build.view.tokens, spec.linear_head_dim
+    heads = shard(spec.linear_num_heads, view.tp, "linear_num_heads")
+    inner = heads * width
+    source, kept, reduced, workspace = build.enter("kda.gather", x, hidden_size)
+
+    def project(name: str, size: Size, first: bool = False) -> Tensor:
+        return build.linear(
+            f"kda.{name}", source, tokens, hidden_size, size, kept_input=kept, shards=view.tp,
+            backward_comm=reduced if first else (), workspace=workspace,
+        )  # fmt: skip
+
+    def gate(name: str) -> Tensor:
+        if not spec.narrow_gates:
+            return project(name, inner)
+        # The matrix into the latent is whole on every rank.
+        latent = build.linear(f"kda.{name}_down", source, tokens, hidden_size, width, kept_input=kept)
+        return build.linear(f"kda.{name}", latent, tokens, width, inner, shards=view.tp)
+
+    mixed = project("qkv", 3 * inner, first=True)
+    active = causal_convolution(
+        build, "kda.convolution", mixed, 3 * inner, spec.linear_conv_kernel_dim,
+        bias=False, activation=spec.hidden_act, shards=view.tp,
+    )  # fmt: skip
+    steps = gate("decay")
+    decay = build.float32("kda.decays", tokens * inner)
+    weights = tuple(
+        Weight(f"kda.{name}.weight", size, view.tp, "vector", build.trains(f"kda.{name}"))
+        for name, size in (("rate_log", heads), ("step", inner))
+    )
+    # The kernel of the gate keeps what it is made of, and gives float32.
+    build.operations.append(Operation("kda.decays", "elementwise", (steps,), (decay,), weights, keeps=(steps,)))
+    rates, beta = project("rates", heads), build.tensor("kda.beta", tokens * heads)
+    build.elementwise("kda.beta", (rates,), beta, keeps=(beta,))
+    output = _rule(build, spec, active, beta, decay, heads)
+    opened = gate("gate")
+    normed = build.tensor("kda.norm", output.numel)
+    statistic = Tensor("kda.norm.rstd", tokens * heads, build.dtypes.norm_statistic, "statistic")
+    gain = Weight("kda.norm.weight", width, 1, "vector", build.trains("kda.norm"))
+    build.operations.append(
+        Operation("kda.norm", "norm", (output, opened), (normed,), (gain,), keeps=(output, opened, statistic))
+    )
+    forward, backward, workspace = build.leave(hidden_size)
+    return build.linear(
+        "kda.output", normed, tokens, inner, hidden_size, shards=view.tp,
+        output=build.hidden("kda.output", hidden_size), forward_comm=forward, backward_comm=backward,
+        workspace=workspace,
+    )  # fmt: skip
+
+
+def _rule(build: Builder, spec: KimiDelta, active: Tensor, beta: Tensor, decay: Tensor, heads: Size) -> Tensor:
+    """One kernel for the rule, the norm of queries and keys included."""
+    view, tokens, chunk, width = build.view, build.view.tokens, spec.chunk_size, spec.linear_head_dim
+    pairs = chunk_pairs(view, chunk) * heads
+    scores, state = 2 * pairs * width, 2 * tokens * heads * width**2
+    # Scores of keys and of queries, keys and values through the system, what queries read; the state: corrected, written, read.
+    system = 2 * pairs * 2 * width
+    forward = 2 * scores + system + 2 * pairs * width + 3 * state
+    queries, keys, values = (build.tensor(f"kda.{name}", tokens * heads * width) for name in ("query", "key", "value"))
+    build.operations.append(Operation("kda.heads", "elementwise", (active,), (queries, keys, values)))
+    statistics = [
+        Tensor(f"kda.{name}.rstd", tokens * heads, build.dtypes.norm_statistic, "statistic")
+        for name in ("query", "key")
+    ]
+    inside = [build.tensor(f"kda.{name}", tokens * heads * chunk) for name in ("scores", "inverse")]
+    total = build.float32("kda.decay_sums", tokens * heads * width)
+    output = build.tensor("kda.rule", tokens * heads * width)
+    many = spread(tokens, chunk) * heads
+    build.operations.append(
+        Operation(
+            "kda.rule", "scan", (queries, keys, values, beta, decay), (output,),
+            keeps=(queries, keys, *statistics, values, beta, total, *inside),
+            gemms=(
+                Gemm(chunk, chunk, width, 2 * many), Gemm(chunk, 2 * width, chunk, many),
+                Gemm(chunk, width, width, 2 * many), Gemm(width, width, chunk, many), Gemm(chunk, width, chunk, many),
+            ),
+            forward_flops=forward, input_gradient_flops=2 * forward,
+            # Made again: what the chunks write and the states; the inverse's gradient takes two products more.
+            rerun_flops=system + 2 * state + 4 * pairs * minimum(chunk, view.positions),
+            workspace=build.dtypes.activation * (3 * tokens * heads * width + many * width**2),
+        )
+    )  # fmt: skip
+    return output

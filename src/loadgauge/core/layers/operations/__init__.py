@@ -1,0 +1,1 @@
+"""Operations, tensors and weights, and the builder that lists them."""

@@ -1,0 +1,176 @@
+"""What to change when a run does not fit: every suggestion is a command line that was estimated."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from loadgauge.core.base.verdict import RANK
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.plan.advise.changes import FIT, Change, Run, changes, tp_factors
+from loadgauge.core.plan.advise.try_ import Tried, complete, flags, try_change
+from loadgauge.core.resolve.setup import Setup
+
+MOST_GPUS = 4096
+MOST_SHOWN = 6
+ENOUGH = 3
+SHORTEST = 512
+"""Tokens of a sequence below which none is advised."""
+
+
+def advice(setup: Setup) -> list[Tried]:
+    """Return the changes that make a run fit, the mildest first; where none does, the closest ones.
+
+    Single changes are tried first, then saying what is assumed, then pairs, then the mildest combination, Unsloth for adapters
+    on one GPU, more GPUs, adapters instead of full training, and shorter sequences. Certain fits precede tight ones.
+    """
+    single = list(changes(Run.of_setup(setup), FIT))
+    tried = [trial for change in single if (trial := try_change(setup, change.fields, change.why)) is not None]
+    fitting = [trial for trial in tried if trial.result.memory.fits]
+    if len(fitting) < ENOUGH:
+        fitting += _said(setup, tried)
+    if len(fitting) < ENOUGH:
+        fitting += _pairs(setup, single, {trial.flags for trial in fitting})
+    if not fitting:
+        last = (_together(setup), _unsloth(setup), _more_gpus(setup), _adapters(setup), _shorter(setup))
+        fitting += [trial for trial in last if trial is not None]
+    before = setup.estimate().memory
+    # One that may fit is a step on.
+    fitting += sorted((trial for trial in tried if 0 < _rank(trial) < RANK[before.verdict]), key=_rank)
+    if fitting:
+        return fitting[:MOST_SHOWN]
+    smaller = [trial for trial in tried if trial.result.memory.total < before.total]
+    return sorted(smaller, key=_closeness)[:ENOUGH]
+
+
+def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
+    """The run, and changes of it, that fit once what it leaves unsaid is said to be as assumed."""
+    found: list[Tried] = []
+    itself = Tried({}, "", setup.estimate(), setup.job)
+    for change in (itself, *tried):
+        own = _unsaid(change.result)
+        if change.result.memory.verdict != "depends" or not own or own.keys() & change.fields.keys():
+            continue
+        why = "; ".join(filter(None, (change.note, "the rest is as assumed")))
+        trial = try_change(setup, {**change.fields, **own}, why)
+        if trial is not None and trial.result.memory.fits:
+            found.append(trial)
+    return found
+
+
+def _unsaid(result: Estimate) -> dict[str, Any]:
+    """What an estimate assumes where another value would need more, as fields that say so."""
+    return {
+        name: value
+        for thing in result.memory.unsaid
+        if thing.more > 0
+        for name, value in thing.fields(thing.assumed).items()
+    }
+
+
+def _rank(trial: Tried) -> int:
+    return RANK[trial.result.memory.verdict]
+
+
+def _closeness(trial: Tried) -> tuple[int, float]:
+    return _rank(trial), trial.result.memory.total
+
+
+def _pairs(setup: Setup, single: list[Change], fitting: set[str]) -> list[Tried]:
+    """Two changes together, where neither does it alone, the mildest first; a few are enough."""
+    pairs: list[Tried] = []
+    alone = [change for change in single if flags(complete(setup, change.fields)) not in fitting]
+    ranked = sorted(combinations(range(len(alone)), 2), key=lambda pair: (sum(pair), pair))
+    for first, second in ((alone[one], alone[other]) for one, other in ranked):
+        if first.fields.keys() & second.fields.keys():
+            continue
+        both = try_change(setup, first.fields | second.fields, f"{first.why}; {second.why}")
+        if both is not None and both.result.memory.fits:
+            pairs.append(both)
+        if len(pairs) + len(fitting) >= ENOUGH:
+            break
+    return pairs
+
+
+def _mild(setup: Setup) -> dict[str, Any]:
+    """Everything mild at once."""
+    fields: dict[str, Any] = {}
+    if setup.model.head.kind == "lm":
+        fields["loss"] = "chunked"
+    if setup.layout.micro_batch > 1:
+        fields["micro_batch"] = 1
+    if setup.layout.recompute.mode != "full":
+        fields["recompute"] = "full"
+    if setup.training.kernels.attention == "eager":
+        fields["attention"] = "flash"
+    return fields
+
+
+def _together(setup: Setup) -> Tried | None:
+    """The mildest combination that fits on the same GPUs."""
+    mild, layout = _mild(setup), setup.layout
+    combined: list[dict[str, Any]] = [mild]
+    if layout.zero_ranks > 1:
+        combined += [{"zero": 1} | mild, {"zero": 3} | mild]
+    factors = tp_factors(Run.of_setup(setup))
+    for zero in ({}, {"zero": 1}):
+        combined += [{"tp": layout.tp * factor, "sequence_parallel": True, **zero, **mild} for factor in factors]
+    combined += [{"offload": "optimizer", **mild}]
+    if layout.zero_ranks > 1:
+        combined += [{"zero": 3, "offload": "all", **mild}]
+    return _first(setup, combined, "together, on the same GPUs")
+
+
+def _unsloth(setup: Setup) -> Tried | None:
+    """The same adapters by the framework that keeps least for them, on one GPU."""
+    if setup.training.lora is None or not setup.training.framework.is_default or setup.layout.gpus > 1:
+        return None
+    return _first(setup, [{"framework": "unsloth"}], "its own kernels, checkpoints on the host")
+
+
+def _shorter(setup: Setup) -> Tried | None:
+    """The longest sequences that fit, halving, with everything mild."""
+    if setup.lengths is not None:
+        return None
+    length, lengths = int(setup.layout.seq_len) // 2, []
+    while length >= SHORTEST:
+        lengths.append({**_mild(setup), "seq_len": length})
+        length //= 2
+    return _first(setup, lengths, "shorter sequences")
+
+
+def _more_gpus(setup: Setup) -> Tried | None:
+    """The fewest GPUs, doubling, on which ZeRO 3 and everything mild make it fit."""
+    layout, gpus = setup.layout, int(setup.layout.gpus)
+    batch = {} if setup.job.global_batch is None else {"global_batch": setup.job.global_batch}
+    while gpus * 2 <= MOST_GPUS:
+        gpus *= 2
+        for fields in ({"gpus": gpus, "zero": 3}, {"gpus": gpus, "zero": 3, **_mild(setup)}):
+            trial = try_change(setup, {**fields, **batch}, f"{gpus} GPUs")
+            if trial is None and batch:
+                # As many micro-batches a rank as before.
+                larger = {"global_batch": layout.global_batch * gpus // int(layout.gpus)}
+                trial = try_change(setup, fields | larger, f"{gpus} GPUs, a larger batch")
+            if trial is not None and trial.result.memory.fits:
+                return trial
+    return None
+
+
+def _adapters(setup: Setup) -> Tried | None:
+    """QLoRA, with as little else as it takes."""
+    if setup.training.lora is not None and setup.training.lora.quantised:
+        return None
+    combined: list[dict[str, Any]] = [
+        {"qlora": True},
+        {"qlora": True, "loss": "chunked"},
+        {"qlora": True} | _mild(setup),
+    ]
+    return _first(setup, combined, "trains adapters on a 4-bit base only")
+
+
+def _first(setup: Setup, combined: list[dict[str, Any]], why: str) -> Tried | None:
+    for fields in combined:
+        trial = try_change(setup, fields, why)
+        if trial is not None and trial.result.memory.fits:
+            return trial
+    return None

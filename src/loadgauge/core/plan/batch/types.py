@@ -1,0 +1,25 @@
+"""What the batch evaluation hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from loadgauge.core.plan.space.space import Grid, Structure
+
+Wanted: TypeAlias = Callable[[Any, Any, Any], Any]
+"""From memory, its upper end [bytes] and lower bounds of the step time [s] to a mask: whose exact time matters."""
+
+
+class Batch(NamedTuple):
+    """Layouts of one structure: places in a grid, memory of the worst rank and the upper end of its range [bytes], step time [s].
+
+    One entry per layout. The upper end is that of the run as assumed, without small things that are not said.
+    """
+
+    structure: Structure
+    grid: Grid
+    places: Any
+    memory: Any
+    high: Any
+    step: Any

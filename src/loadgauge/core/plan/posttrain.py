@@ -1,0 +1,348 @@
+"""The fastest step of a task after pre-training that fits: every layout of the trainer, its micro-batches, every rollout and split.
+
+The step times of all candidates are found first, from parts that many of them share; then, from the fastest on, the memory of each
+until two fit. Of one that does not, all with the same phase too large are left out: the memory of a phase on the trainer's side
+does not depend on how much of a card a sleeping engine may use. This is what a loop over single estimates finds (`plain`).
+Where none fits, the nearest is the one with the least memory: the phases that are known bound that of the others from below.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.layout import RecomputePolicy
+from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
+from loadgauge.core.post_training.memory import PostMemory, engine_of, memory
+from loadgauge.core.post_training.roles import Run
+from loadgauge.core.post_training.step import Known, StepTime, step_time, timed
+from loadgauge.core.resolve.posttrain import resolve_posttrain
+from loadgauge.core.resolve.resolve import named_card
+
+NODE = 8
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of every axis. rollout_tp, share: of the engine, share as its own option means it; placement: as of the flag"""
+
+    tp: tuple[int, ...]
+    pp: tuple[int, ...]
+    zero: tuple[int, ...]
+    recompute: tuple[str, ...]
+    micro_batch: tuple[int, ...]
+    logprob_batch: tuple[int, ...]
+    rollout_tp: tuple[int, ...]
+    share: tuple[float, ...]
+    placement: tuple[str, ...]
+
+    @classmethod
+    def of(cls, job: Job, given: dict[str, tuple[Any, ...]]) -> Space:
+        """Return the space around a job. given: axes that are locked or narrowed; a --rollout or --placement locks its own
+
+        >>> Space.of(Job("qwen3-32b", gpus=16, rollout="vllm:tp=4"), {}).rollout_tp
+        (4,)
+        """
+        gpus = job.gpus or 1
+        inside = tuple(one for one in (1, 2, 4, 8) if one <= min(gpus, NODE))
+        engine = None if job.rollout is None else Engine.parse(job.rollout)
+        named = (job.rollout or "").partition(":")[2]
+        kind = engine.kind if engine is not None else "vllm"
+        own = ENGINES[kind].share
+        fixed = own and own in named.replace("gpu_memory_utilization", own).replace("mem_fraction_static", own)
+        placements: tuple[str, ...] = ("colocated",)
+        if job.staleness:
+            placements = tuple(
+                f"split:{trainer}+{gpus - trainer}"
+                for trainer in sorted({max(1, gpus // 4), max(1, gpus // 2), max(1, 3 * gpus // 4)}) if trainer < gpus
+            )  # fmt: skip
+        found: dict[str, tuple[Any, ...]] = {
+            "tp": inside, "pp": inside, "zero": (1, 3), "recompute": ("none", "selective", "full"),
+            "micro_batch": (1, 2, 4, 8), "logprob_batch": (1, 4, 16),
+            "rollout_tp": (engine.tp,) if engine is not None and "tp" in named else inside,
+            "share": (getattr(engine, own),) if fixed and engine is not None else (0.5, 0.6, 0.7, 0.8, 0.9) if own else (0.0,),
+            "placement": (job.placement,) if job.placement else placements,
+        }  # fmt: skip
+        return cls(**found | given)
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate: the job, the time of its step, and its memory."""
+
+    job: Job
+    time: StepTime
+    memory: PostMemory
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan found. candidates: with a time; refused: that are no layouts; looked: whose memory was found; nearest: of those
+    that do not fit, the one whose largest phase is the smallest, at its upper end
+    """
+
+    best: Choice | None
+    runner_up: Choice | None
+    candidates: int
+    refused: int
+    looked: int
+    nearest: Choice | None = None
+    why: str = ""
+
+
+def candidates(job: Job, space: Space) -> Iterator[Job]:
+    """Yield every job of a space, in the order of its axes. ZeRO 3 goes without tp and pp, as FSDP has it."""
+    axes = (space.placement, space.tp, space.pp, space.zero, space.recompute, space.micro_batch, space.logprob_batch)
+    for placement, tp, pp, zero, recompute, micro, logprobs in itertools.product(*axes):
+        if zero == 3 and tp * pp > 1:
+            continue
+        for rollout in rollouts(job, space):
+            yield job.replace(
+                placement=placement, tp=tp if tp > 1 else None, pp=pp if pp > 1 else None, zero=zero,
+                framework=job.framework or ("megatron" if zero < 3 else "fsdp"), recompute=recompute,
+                sequence_parallel=True if tp > 1 else None, micro_batch=micro, logprob_batch=logprobs, rollout=rollout,
+            )  # fmt: skip
+
+
+def rollouts(job: Job, space: Space) -> list[str]:
+    """Return the engines of a space, as of the flag: what is said of it, with another tp and share."""
+    engine = Engine.parse(job.rollout or ("vllm:sleep=1" if not job.staleness else "vllm"))
+    own = ENGINES[engine.kind].share
+    return [
+        msgspec.structs.replace(engine, tp=tp, **({own: share} if own else {})).text()
+        for tp in space.rollout_tp
+        for share in space.share
+    ]
+
+
+def plain(job: Job, space: Space) -> Choice | None:
+    """Return the fastest candidate that fits, each estimated by itself; of equal ones the first."""
+    best = None
+    for one in candidates(job, space):
+        try:
+            run, _ = resolve_posttrain(one)
+            held = memory(run)
+            time, _ = timed(run, held)
+        except Error:
+            continue
+        if time is not None and held.verdict == "fits" and (best is None or time.step < best.time.step):
+            best = Choice(job=one, time=time, memory=held)
+    return best
+
+
+Timed = tuple[float, int, Job, StepTime]
+"""Seconds of a candidate's step, its place among all, the candidate, and its time."""
+
+
+class _Search:
+    """Runs, times and memory of a space, made from parts that candidates share. refusals: why candidates are no run, by number"""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.resolved: dict[Any, Run | str] = {}
+        self.pools: dict[Any, float | str] = {}
+        self.known: dict[Any, Known] = {}
+        self.refusals: Counter[str] = Counter()
+        self.highs: dict[Any, dict[int, float]] = {}
+        self.held: dict[int, PostMemory | None] = {}
+
+    def run(self, one: Job) -> Run | None:
+        """The run of a candidate, resolved once for its layout and its rollout; None where it is no layout."""
+        key = (one.placement, one.tp, one.pp, one.zero, one.rollout)
+        if key not in self.resolved:
+            try:
+                self.resolved[key] = resolve_posttrain(one.replace(micro_batch=1, recompute="none", logprob_batch=1))[0]
+            except Error as error:
+                self.resolved[key] = str(error)
+        base = self.resolved[key]
+        if isinstance(base, str):
+            self._refused(base)
+            return None
+        ranks, batch = base.trained.layout.dp, base.trained.layout.global_batch
+        assert one.micro_batch is not None
+        if batch % (one.micro_batch * ranks):
+            self._refused(f"global_batch: {batch} sequences are no multiple of dp x micro-batch")
+            return None
+        policy = RecomputePolicy.parse(one.recompute or "none")
+        members = {
+            name: msgspec.structs.replace(
+                member, layout=msgspec.structs.replace(member.layout, micro_batch=one.micro_batch, recompute=policy)
+            )
+            for name, member in base.members.items()
+        }
+        return msgspec.structs.replace(
+            base, members=members, logprob_rows=(one.logprob_batch or one.micro_batch) * base.task.rows
+        )
+
+    def time(self, one: Job, run: Run) -> StepTime | None:
+        """The time of a candidate's step; None where it has no cache or no time."""
+        key = (one.placement, one.rollout)
+        if key not in self.pools:
+            try:
+                self.pools[key] = engine_of(run).pool
+            except Error as error:
+                self.pools[key] = str(error)
+        pool = self.pools[key]
+        if isinstance(pool, str):
+            self._refused(pool)
+            return None
+        try:
+            return step_time(run, pool, known=self.known.setdefault(one.placement, {}))
+        except Error as error:
+            self._refused(str(error))
+            return None
+
+    def _refused(self, reason: str) -> None:
+        self.refusals[reason] += 1
+
+    def memory(self, order: int, one: Job) -> PostMemory | None:
+        """The memory of a candidate, whose phases are noted for others; None where it has none."""
+        if order not in self.held:
+            run = self.run(one)
+            assert run is not None
+            try:
+                self.held[order] = found = memory(run)
+            except Error:
+                self.held[order] = None
+                return None
+            keys = _keys(one)
+            for phase in found.phases:
+                key, size = keys[_side(phase.name)]
+                highs = self.highs.setdefault(key, {})
+                highs[size] = max(highs.get(size, 0.0), phase.high)
+        return self.held[order]
+
+    def least(self, one: Job) -> float:
+        """What the largest phase of a candidate needs at the least, at its upper end [bytes]: as with fewer sequences at once."""
+        keys = _keys(one).values()
+        return max(
+            (high for key, size in keys for known, high in self.highs.get(key, {}).items() if known <= size),
+            default=0.0,
+        )
+
+    def nearest(self, rows: list[Timed]) -> Choice | None:
+        """The candidate of the least memory; of equal ones the fastest. rows: the fastest first"""
+
+        def entry(place: int) -> tuple[float, bool, tuple[Any, ...], int]:
+            one = rows[place][2]
+            exact = rows[place][1] in self.held or all(
+                size in self.highs.get(key, ()) for key, size in _keys(one).values()
+            )
+            lean = () if exact else (one.recompute != "full", one.micro_batch, one.logprob_batch)
+            return self.least(one), not exact, lean, place
+
+        queue = [entry(place) for place in range(len(rows))]
+        heapq.heapify(queue)
+        while queue:
+            before = heapq.heappop(queue)
+            place = before[-1]
+            _, order, one, time = rows[place]
+            if (now := entry(place)) != before:
+                heapq.heappush(queue, now)
+                continue
+            held = self.memory(order, one)
+            if held is not None and not before[1]:
+                return Choice(job=one, time=time, memory=held)
+            if held is not None:
+                heapq.heappush(queue, entry(place))
+        return None
+
+
+def plan_task(job: Job, space: Space) -> Found:
+    """Return the fastest candidate that fits, and the next of another kind. Raises `ConfigError` without --gpu and --gpus.
+
+    >>> job = Job("qwen3-0.6b", task="grpo", gpu="h100-sxm5-80gb", gpus=2, prompts=16, samples=4, answers="512", prompt_len=128)
+    >>> plan_task(job, Space.of(job, {"tp": (1,), "pp": (1,), "rollout_tp": (1,)})).best.memory.verdict
+    'fits'
+    """
+    for name in ("gpu", "gpus"):
+        if getattr(job, name) is None:
+            raise ConfigError("is needed", key=name)
+    search, refused = _Search(job), 0
+    timed_ones: list[Timed] = []
+    for order, one in enumerate(candidates(job, space)):
+        run = search.run(one)
+        time = None if run is None else search.time(one, run)
+        if run is None or time is None:
+            refused += 1
+            continue
+        timed_ones.append((time.step, order, one, time))
+    timed_ones.sort(key=lambda row: row[:2])
+    if not timed_ones:
+        ((reason, number),) = search.refusals.most_common(1)
+        if number == refused:
+            resolve_posttrain(next(candidates(job, space)))  # says why
+        raise ConfigError(f"no candidate of {refused:,} is a run; of {number:,} of them: {reason}")
+    best = runner_up = None
+    card = named_card(job)[0]
+    assert card is not None
+    for _, order, one, time in timed_ones:
+        held = search.memory(order, one) if search.least(one) <= card.capacity else None
+        if held is None or held.verdict != "fits":
+            continue
+        choice = Choice(job=one, time=time, memory=held)
+        if best is None:
+            best = choice
+        elif _shape(one) != _shape(best.job):
+            runner_up = choice
+            break
+    nearest = search.nearest(timed_ones) if best is None else None
+    return Found(
+        best=best, runner_up=runner_up, candidates=len(timed_ones), refused=refused, looked=len(search.held), nearest=nearest,
+        why="" if best is None or runner_up is None else why(best, runner_up),
+    )  # fmt: skip
+
+
+def _side(phase: str) -> str:
+    return (
+        "update"
+        if "update" in phase
+        else "generate"
+        if phase == "generate"
+        else "sync"
+        if phase == "weight sync"
+        else "score"
+    )
+
+
+def _keys(one: Job) -> dict[str, tuple[Any, int]]:
+    """What the memory of a phase depends on: of a sleeping engine, not on its share of the card; and how many sequences it has at
+    once, with which it grows.
+
+    Every phase is of the rank on which the update is the largest, and with stages that is another one by what is recomputed. A
+    teacher may run in the midst of the update.
+    """
+    engine = Engine.parse(one.rollout or "vllm")
+    asleep = one.rollout if not engine.sleep and one.placement == "colocated" else (engine.tp, engine.sleep)
+    staged = (one.recompute, one.micro_batch) if one.pp is not None or one.teacher is not None else ()
+    trainer = (one.placement, one.tp, one.pp, one.zero, *staged)
+    resting = (*trainer, one.rollout)
+    return {
+        "update": (("update", *trainer, one.recompute, asleep), one.micro_batch or 1),
+        "score": (("score", *trainer, asleep), one.logprob_batch or 1),
+        "generate": (("generate", *resting), 1), "sync": (("sync", *trainer, asleep), 1),
+    }  # fmt: skip
+
+
+def _shape(one: Job) -> tuple[Any, ...]:
+    """What makes two candidates different in kind: the trainer's layout, the engine's ranks, the split."""
+    return (one.placement, one.tp, one.pp, one.zero, Engine.parse(one.rollout or "vllm").tp)
+
+
+def why(best: Choice, other: Choice) -> str:
+    """Return why the other lost: the phase in which it takes the most longer.
+
+    Where two sides run at once, of those on the slower side alone.
+    """
+    own = {phase.name: phase.seconds for phase in best.time.phases}
+    slower = [
+        (phase.seconds - own.get(phase.name, 0.0), phase)
+        for phase in other.time.phases
+        if not other.time.sides or phase.side in (other.time.bound, "both")
+    ]
+    more, phase = max(slower, key=lambda row: row[0])
+    return f"{phase.name} takes {phase.seconds:.1f} s, {more:.1f} s more; its step {other.time.step - best.time.step:.1f} s more"

@@ -1,0 +1,488 @@
+"""The best layouts of a space: all of them evaluated at once, the best ones estimated again one by one.
+
+The array reading ranks; what is reported is the exact `estimate` of each layout. No layout is left out beforehand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, LayoutError, NothingFits
+from loadgauge.core.base.verdict import RANK
+from loadgauge.core.definitions.hardware.calibration import Efficiencies
+from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
+from loadgauge.core.definitions.hardware.hardware import Cluster
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.estimate.estimate import estimate
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.unsaid import with_unsaid
+from loadgauge.core.plan.batch.evaluate import BatchEvaluator
+from loadgauge.core.plan.batch.types import Batch, Wanted
+from loadgauge.core.plan.memo import Memo
+from loadgauge.core.plan.sample import Sampler
+from loadgauge.core.plan.space.constraints import Constraints
+from loadgauge.core.plan.space.space import SIZES, Grid, Space, Structure
+from loadgauge.fleets.fleet import Options, replicas_left, steady
+
+Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network", "goodput"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+KEPT = 20
+"""Best layouts that are estimated one by one, besides the Pareto front."""
+NETWORK_KEPT, NETWORK_SLACK = 1000, 1.05
+"""For the objective network: how many of the fastest layouts are compared, and how much longer they may take."""
+GOODPUT_KEPT = 100
+"""For the objective goodput: how many layouts, the best by their step and by the replicas that are left, are compared in full."""
+Progress = Callable[[int, int], None]
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One cluster to plan for, and the layouts on it.
+
+    price: of a GPU-hour; locks: the values of axes that the user wants, which a changed job keeps (None: those of the space)
+    others: other ways in which the run may train, for what is not said
+    fleet: failures, spares and recovery, for the objective goodput
+    """
+
+    space: Space
+    training: Training
+    cluster: Cluster
+    efficiencies: Efficiencies | None = None
+    price: float | None = None
+    scale: float = 1.0
+    locks: dict[str, tuple[Any, ...]] | None = None
+    others: tuple[Training, ...] = ()
+    fleet: Options = Options(recover="elastic")
+
+    def evaluator(self) -> BatchEvaluator:
+        """The evaluator of all layouts of the case at once."""
+        return BatchEvaluator(
+            self.space, self.training, self.cluster, self.efficiencies or calibrated(self.cluster.gpu.id)
+        )
+
+    def batches(self, progress: Progress | None = None, wanted: Wanted | None = None) -> Iterator[Batch]:
+        """Yield the valid layouts, structure by structure, with memory [bytes] and step time [s].
+
+        With sequence lengths, the time is of a mean micro-batch and the memory of one with the longest sequences only.
+        """
+        batches = self.evaluator().batches(progress, wanted)
+        if self.space.lengths is None:
+            yield from batches
+            return
+        import numpy
+
+        longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
+        worst = longest.evaluator().batches(None, untimed)
+        for batch, other in zip(batches, worst, strict=True):
+            yield batch._replace(
+                memory=numpy.maximum(batch.memory, other.memory), high=numpy.maximum(batch.high, other.high)
+            )
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """Estimate one layout exactly; with sequence lengths, the memory is that of the longest."""
+        mean = estimate(
+            self.space.model,
+            layout,
+            self.training,
+            cluster=self.cluster,
+            efficiencies=self.efficiencies,
+            scale=self.scale,
+        )
+        mean = with_unsaid(mean, self.others)
+        if self.space.lengths is None:
+            return mean
+        equal_lengths = msgspec.structs.replace(layout, tokens=None, pairs=None, fullest=None)
+        worst = estimate(self.space.model, equal_lengths, self.training, self.cluster.gpu)
+        return mean if worst.memory.total < mean.memory.total else msgspec.structs.replace(mean, memory=worst.memory)
+
+
+def untimed(memory: Any, high: Any, least: Any) -> Any:
+    """Return that no layout needs an exact time (a `Wanted`)."""
+    import numpy
+
+    return numpy.zeros(len(memory), dtype=bool)
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The best layouts, best first, the Pareto front of step time and memory, and how many layouts were searched.
+
+    evaluated: combinations of all axes; valid: those that can exist, each with its memory and step time
+    bounded: of these, how many have only a lower bound of their step time, which was too long for the answer
+    fitting: of the valid ones, how many fit as assumed; moved: how many of the best changed places with their exact estimates
+    tighter: a TIGHT layout that is better than the best, which fits
+    """
+
+    cases: tuple[Case, ...]
+    objective: Objective
+    margin: float
+    layouts: tuple[Estimate, ...]
+    pareto: tuple[Estimate, ...]
+    evaluated: int
+    valid: int
+    fitting: int
+    seconds: float
+    moved: int = 0
+    bounded: int = 0
+    tighter: Estimate | None = None
+
+
+class Row(NamedTuple):
+    """A layout among the best: the score (minimised), step time [s], memory [bytes], the number of its case, its place."""
+
+    score: float
+    step: float
+    memory: float
+    case: int
+    structure: Structure
+    grid: Grid
+    place: int
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, every size a whole number."""
+        return self.grid.layout(self.structure, self.place)
+
+
+class _Pool:
+    """The best layouts seen so far of those that fit, or of those that may, and their front."""
+
+    def __init__(self, numpy: Any, kept: int) -> None:
+        self.numpy, self.kept = numpy, kept
+        self.rows: list[Row] = []
+        self.front: list[Row] = []
+        self.ceiling = float("inf")
+
+    def add(self, number: int, batch: Batch, score: Any, members: Any) -> None:
+        """Add layouts of one structure. members: which of the batch are of this pool"""
+        numpy = self.numpy
+        good = members[(score[members] <= self.ceiling) & (batch.step[members] < numpy.inf)]
+        if len(good) > self.kept:
+            good = good[numpy.argpartition(score[good], self.kept)[: self.kept]]
+        self.rows += [_row(number, batch, score, int(index)) for index in good]
+        if len(self.rows) > 20 * self.kept:
+            self.trim()
+        self._front(number, batch, score, members)
+
+    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
+        """Which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
+        if len(self.rows) >= self.kept:
+            self.trim()
+        return (score <= self.ceiling) | self._before_front(memory, least)
+
+    def _before_front(self, memory: Any, step: Any) -> Any:
+        """Layouts that need less memory than all on the front that take no longer."""
+        numpy = self.numpy
+        steps = numpy.array([row.step for row in self.front])
+        bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
+        return memory < bytes_by_then[numpy.searchsorted(steps, step, side="right")]
+
+    def trim(self) -> None:
+        """Only the best stay."""
+        self.rows.sort(key=lambda row: row[:3])
+        del self.rows[self.kept :]
+        if len(self.rows) == self.kept:
+            self.ceiling = self.rows[-1].score * (1 + 1e-12)
+
+    def _front(self, number: int, batch: Batch, score: Any, members: Any) -> None:
+        numpy = self.numpy
+        members = members[batch.step[members] < numpy.inf]
+        members = members[self._before_front(batch.memory[members], batch.step[members])]
+        if not len(members):
+            return
+        order = members[numpy.lexsort((batch.memory[members], batch.step[members]))]
+        memory = batch.memory[order]
+        lowest = numpy.minimum.accumulate(memory)
+        better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
+        mine = [_row(number, batch, score, int(index)) for index in order[better]]
+        merged = sorted(self.front + mine, key=lambda row: row[1:3])
+        self.front = []
+        for row in merged:
+            if not self.front or row.memory < self.front[-1].memory:
+                self.front.append(row)
+
+
+class _Best:
+    """The best layouts seen so far that fit as assumed, those that are tight, and the one that needs least.
+
+    Once a layout fits, of the tight ones only those matter that would be better than it.
+    """
+
+    def __init__(self, numpy: Any, kept: int) -> None:
+        self.numpy = numpy
+        self.sure, self.tight = _Pool(numpy, kept), _Pool(numpy, kept)
+        self.least: Row | None = None
+        self.lowest = float("inf")
+        self.valid = self.fitting = self.bounded = 0
+
+    def add(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
+        """Add the layouts of one structure; limit: memory that they may need, of the card's capacity [bytes]."""
+        numpy = self.numpy
+        self.valid += len(batch.places)
+        self.bounded += int(numpy.isinf(batch.step).sum())
+        least = int(numpy.argmin(batch.memory))
+        if self.least is None or batch.memory[least] < self.least.memory:
+            self.least = _row(number, batch, score, least)
+        sure, tight = self._split(batch.memory, batch.high, limit, capacity)
+        self.fitting += int(sure.sum())
+        for pool, members in ((self.sure, numpy.flatnonzero(sure)), (self.tight, numpy.flatnonzero(tight))):
+            if len(members):
+                pool.add(number, batch, score, members)
+        self.lowest = min((row.score for row in self.sure.rows), default=self.lowest)
+
+    def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
+        """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""
+
+        def contenders(memory: Any, high: Any, least: Any) -> Any:
+            sure, tight = self._split(memory, high, limit, capacity)
+            lowest = score(least, memory)
+            might = lowest < self.lowest if self.sure.rows else self.tight.contenders(lowest, memory, least)
+            return (sure & self.sure.contenders(lowest, memory, least)) | (tight & might)
+
+        return contenders
+
+    def _split(self, memory: Any, high: Any, limit: float, capacity: float) -> tuple[Any, Any]:
+        room = memory <= limit
+        return room & (high <= capacity), room & (high > capacity)
+
+    @property
+    def pool(self) -> _Pool:
+        """The layouts to answer with: those that fit, or the tight ones where none does."""
+        return self.sure if self.sure.rows else self.tight
+
+
+def _row(number: int, batch: Batch, score: Any, index: int) -> Row:
+    return Row(
+        float(score[index]), float(batch.step[index]), float(batch.memory[index]), number, batch.structure, batch.grid,
+        int(batch.places[index]),
+    )  # fmt: skip
+
+
+def search(
+    cases: Sequence[Case],
+    *,
+    objective: Objective = "time",
+    margin: float = 0.0,
+    top: int = 10,
+    exhaustive: bool = False,
+    progress: Progress | None = None,
+    sampler: Sampler | None = None,
+) -> SearchResult:
+    """Search the layouts of all cases together and return the best ones and the Pareto front.
+
+    objective: network compares the `NETWORK_KEPT` fastest layouts within `NETWORK_SLACK` of the best time, goodput the
+    `GOODPUT_KEPT` best by step and lost replicas; the others compare all layouts
+    margin: memory to be left free on each GPU [bytes]; top: how many layouts to return
+    exhaustive: simulate every schedule, even of layouts that do not fit or cannot be among the best by a lower bound of
+    their time, which cannot change the answer
+
+    Raises `LayoutError` where no layout is valid, and `NothingFits` where none fits.
+
+    >>> from loadgauge import cluster, gpu, model, training
+    >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096)
+    >>> result = search([Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))])
+    >>> result.layouts[0].layout.zero, result.evaluated, result.valid
+    (2, 8, 4)
+    """
+    import numpy
+
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")
+    started = time.perf_counter()
+    compared = {"network": NETWORK_KEPT, "goodput": GOODPUT_KEPT}.get(objective, 0)
+    best = _Best(numpy, max(KEPT, top, compared))
+    evaluated = 0
+    for number, case in enumerate(cases):
+        capacity = case.cluster.gpu.capacity
+        limit = capacity - margin
+        evaluated += case.space.size
+        wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit, capacity)
+        if wanted is not None and sampler is not None:
+            wanted = sampler.widen(wanted, capacity)
+        for batch in case.batches(progress, wanted):
+            if sampler is not None:
+                sampler.take(batch, capacity)
+            best.add(number, batch, _scores(objective, case, batch), limit, capacity)
+    if best.least is None:
+        raise LayoutError(no_layout(cases))
+    for pool in (best.sure, best.tight):
+        pool.trim()
+    rows = best.pool.rows
+    if not rows:
+        nothing = nothing_fits(cases, best.least.layout, best.least.case, margin)
+        seconds_taken = time.perf_counter() - started
+        nothing.counts = {"evaluated": evaluated, "valid": best.valid, "fitting": 0, "seconds": seconds_taken}
+        raise nothing
+    if objective == "network":
+        slowest = NETWORK_SLACK * min(row.step for row in rows)
+        rows = [row for row in rows if row.step <= slowest]
+    estimates = Memo()
+    ranked = _exact(cases, objective, estimates, rows)
+    moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
+    front = _exact(cases, objective, estimates, best.pool.front)
+    tighter = _tighter(cases, objective, estimates, best, ranked[0][1])
+    return SearchResult(
+        cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(exact for _, exact in ranked[:top]),
+        pareto=tuple(sorted((exact for _, exact in front), key=seconds)), evaluated=evaluated,
+        valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved, bounded=best.bounded,
+        tighter=tighter,
+    )  # fmt: skip
+
+
+def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
+    """What is minimised, for each layout of a batch; with goodput, longer where a host that fails takes more GPUs with it."""
+    found = _score(objective, case, batch.step, batch.memory)
+    if objective != "goodput":
+        return found
+    import numpy
+
+    rows, _, copies = numpy.unravel_index(batch.places, batch.grid.dims)
+    zero, pp = batch.structure.zero, batch.structure.pp
+    group = batch.grid.rows["tp"][rows] * batch.grid.rows["cp"][rows] * pp
+    if zero == 3 or (zero == 2 and case.training.framework.fully_shards):
+        group = case.space.gpus / batch.grid.replicas[copies]
+    return found / replicas_left(case.fleet, case.cluster.gpus, case.cluster.gpus_per_node)(group)
+
+
+def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
+    """What is minimised, for each layout; it never falls where the time grows."""
+    if objective == "headroom":
+        return memory - case.cluster.gpu.capacity
+    gpus = case.space.gpus
+    return {
+        "time": step,
+        "network": step,  # the fastest are asked one by one what they send
+        "goodput": step,  # and how much of their time is progress
+        "throughput": step * gpus,
+        "money": step * gpus * (1.0 if case.price is None else case.price),
+        "gpus": gpus + 1 - 1 / (step + 1),
+    }[objective]
+
+
+def score(objective: Objective, case: Case, estimate: Estimate) -> float:
+    """Return what an objective minimises, for an exact estimate."""
+    if objective == "network":
+        return carried(estimate)
+    if objective == "goodput":
+        return -steady(estimate, case.fleet)
+    return float(_score(objective, case, seconds(estimate), estimate.memory.total))
+
+
+def cost_per_billion_tokens(price: float, estimate: Estimate) -> float:
+    """Return the cost of training on 10^9 tokens, in the currency of `price`, that of one GPU-hour."""
+    assert estimate.time is not None
+    cost: float = price * estimate.layout.gpus * estimate.time.step / 3600 / estimate.time.tokens * 1e9
+    return cost
+
+
+def carried(estimate: Estimate) -> float:
+    """Return the mean traffic of a GPU's network adapter over a step [byte/s]."""
+    nbytes: float = sum(row.adapter * row.calls_per_step for row in estimate.network)
+    return nbytes / seconds(estimate)
+
+
+def seconds(estimate: Estimate) -> float:
+    """Return the step time of an estimate that has one [s]."""
+    assert estimate.time is not None
+    return estimate.time.step
+
+
+def _exact(
+    cases: Sequence[Case], objective: Objective, estimates: Memo, rows: Iterable[Row]
+) -> list[tuple[int, Estimate]]:
+    """Exact estimates of rows, those that fit first and the best first, each with its place. estimates: those made already."""
+    ranked = []
+    for place, row in enumerate(rows):
+        case, layout = cases[row.case], row.layout
+        exact = estimates.once((row.case, layout), case.estimate, layout)
+        second = seconds(exact) if objective == "network" else exact.memory.total
+        word = RANK[exact.memory.verdict]
+        ranked.append(((word, score(objective, case, exact), second, _simplicity(layout)), place, exact))
+    ranked.sort(key=lambda entry: entry[:2])
+    return [(place, exact) for _, place, exact in ranked]
+
+
+def _tighter(
+    cases: Sequence[Case], objective: Objective, estimates: Memo, found: _Best, best: Estimate
+) -> Estimate | None:
+    """The best of the tight layouts, where it is better than the best, which fits."""
+    if not found.sure.rows or not found.tight.rows:
+        return None
+    number = next(number for number, case in enumerate(cases) if case.space.gpus == best.layout.gpus)
+    own = score(objective, cases[number], best)
+    row = min(found.tight.rows, key=lambda row: row[:3])
+    _, exact = _exact(cases, objective, estimates, [row])[0]
+    return exact if score(objective, cases[row.case], exact) < own else None
+
+
+def _simplicity(layout: Layout) -> tuple[int, ...]:
+    """Of two layouts as good, the one with fewer things to set up comes first."""
+    return layout.pp * layout.vpp, layout.tp, layout.cp, layout.zero, layout.replicas
+
+
+# -- when there is none -------------------------------------------------------------------------------------------------
+
+
+def no_layout(cases: Sequence[Case]) -> str:
+    """Explain in one line why no layout of the searches is valid: the constraints that none satisfies."""
+    reasons: dict[str, None] = {}
+    for case in cases:
+        space = case.space
+        left_out: dict[str, int] = {}
+        looked = 0
+        for grid in space.grids():
+            limits = Constraints(grid)
+            for structure in space.structures():
+                looked += grid.size
+                for name, mask in limits.masks(structure):
+                    left_out[name] = left_out.get(name, 0) + grid.size - limits.count(mask)
+        if not looked:
+            reasons[f"{space.model.num_hidden_layers} layers cannot be split over pp {_list(space.pp)}"
+                    f" with vpp {_list(space.vpp)}"] = None  # fmt: skip
+            continue
+        all_out = [name for name, count in left_out.items() if count == looked]
+        most = max(((count, name) for name, count in left_out.items()), default=None)
+        names = all_out or ([most[1]] if most else [])
+        problems = example(space)
+        reasons[f"{' and '.join(names)}: not one of {looked:,} does{f' ({problems})' if problems else ''}"] = None
+    return f"no layout can exist on {_list(tuple(case.space.gpus for case in cases))} GPUs; {'; '.join(reasons)}"
+
+
+def example(space: Space) -> str:
+    """Return the first objection of `Layout.valid` where tp, pp and cp have one value each; empty where they are open."""
+    if len(space.tp) > 1 or len(space.pp) > 1 or len(space.cp) > 1:
+        return ""
+    for structure in space.structures():
+        within = space.tp[0] * space.cp[0] * structure.pp
+        if space.gpus % within:
+            return f"{space.gpus} over {within} leaves {space.gpus % within}"
+        first = {name: getattr(space, name)[0] for name in SIZES}
+        problems = space.layout(structure, first).valid(space.model)
+        return problems[0] if problems else ""
+    return ""
+
+
+def _list(values: Sequence[int]) -> str:
+    shown = list(dict.fromkeys(values))
+    return ", ".join(map(str, shown if len(shown) < 8 else [*shown[:3], "...", shown[-1]]))
+
+
+def nothing_fits(cases: Sequence[Case], layout: Layout, number: int, margin: float) -> NothingFits:
+    """Return the error for when nothing fits: the layout that needs least, estimated, and the memory it lacks [bytes].
+
+    number: which of the cases that layout is of; margin: memory to be left free [bytes]
+    """
+    case = cases[number]
+    nearest = case.estimate(layout)
+    missing = nearest.memory.total + margin - case.cluster.gpu.capacity
+    spare = f" with {margin / 2**30:.1f} GiB to spare" if margin else ""
+    text = (
+        f"no layout of {case.space.model.name} fits {case.cluster.gpu.name}{spare}: the nearest needs"
+        f" {nearest.memory.total / 2**30:.1f} GiB of {case.cluster.gpu.capacity / 2**30:.1f} GiB a GPU,"
+        f" {missing / 2**30:.1f} GiB too much"
+    )
+    return NothingFits(text, nearest=nearest, missing=missing)

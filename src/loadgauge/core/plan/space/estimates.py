@@ -1,0 +1,157 @@
+"""Estimates of one job with some of its fields swept: `estimate --sweep micro-batch=1,2,4..64 --sweep zero=0,1,2,3`.
+
+Unlike the cells of a sweep's file, which are planned, each cell is the job as it is said, estimated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from loadgauge.core.base.errors import ConfigError, Error, suggest
+from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.estimate.memory.phases import PARTS
+from loadgauge.core.plan.space.grid import Row
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.sheets.sweep.cells import KINDS
+from loadgauge.sheets.sweep.results import Kind
+
+MOST_CELLS = 10_000
+CANNOT_TELL = "cannot tell"
+"""The outcome of a cell that is no run: a layout that cannot exist, or what is not modelled."""
+NUMBERS = ("memory_total", "memory_low", "memory_high", "memory_capacity", "missing")
+TIMES = ("step", "tokens_per_second_per_gpu", "mfu", "hfu", "days", "cost")
+RESULTS: dict[str, Kind] = {
+    "outcome": "text", "error": "text", **dict.fromkeys(NUMBERS, "number"), "moment": "text",
+    **dict.fromkeys(PARTS, "number"), "largest_activations": "number", "flops_model": "number",
+    "flops_hardware": "number", **dict.fromkeys(TIMES, "number"), "command": "text",
+}  # fmt: skip
+"""Columns of the results: bytes, FLOPs of a step, seconds, shares, and the command of the cell alone.
+
+missing: what the card lacks for the whole range; the parts are those at the peak, largest_activations that of any moment.
+"""
+
+
+def read_axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Read the values of each swept field from texts `name=value,value`. Raises `ConfigError`.
+
+    Whole numbers may be ranges: `1..4` has all of them, `1,2,4..64` goes on as it began. Where values have commas of their
+    own, semicolons divide them.
+
+    >>> read_axes(["micro-batch=1,2,4..16", "recompute=none,full"])
+    {'micro_batch': (1, 2, 4, 8, 16), 'recompute': ('none', 'full')}
+    >>> read_axes(["seq-len=1024,2048..4096", "zero=0..3"])
+    {'seq_len': (1024, 2048, 4096), 'zero': (0, 1, 2, 3)}
+    """
+    axes: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        flag, equals, values = text.partition("=")
+        name = flag.strip().removeprefix("--").replace("-", "_")
+        if not equals or not values.strip():
+            raise ConfigError(f"must be NAME=VALUE,VALUE, got {text[:60]!r}", key="sweep")
+        field = fields().get(name)
+        if field is None or field.group in ("file", "posttrain"):
+            known = [one.replace("_", "-") for one, each in fields().items() if each.group not in ("file", "posttrain")]
+            raise ConfigError(f"no flag of a job is called {flag[:40]!r}{suggest(flag, known)}", key="sweep")
+        if name in axes:
+            raise ConfigError(f"{flag} is swept twice; give all its values at once", key="sweep")
+        words = [word.strip() for word in values.split(";" if ";" in values else ",")]
+        try:
+            if field.kind == "whole":
+                words = list(_ranges(words, name))
+            axes[name] = tuple(dict.fromkeys(field.read(word) for word in words))
+        except ConfigError as error:
+            raise ConfigError(str(error), key=f"sweep {name.replace('_', '-')}") from None
+    cells = math.prod(map(len, axes.values()))
+    if cells > MOST_CELLS:
+        raise ConfigError(f"spans {cells:,} cells; at most {MOST_CELLS:,} are estimated", key="sweep")
+    return axes
+
+
+def _ranges(words: Sequence[str], name: str) -> Iterator[str]:
+    """The words with each range `a..b` written out: in steps of the two values before its end, or of 1 at the beginning."""
+    before: list[int] = []
+    for word in words:
+        first, dots, last = word.partition("..")
+        if not dots:
+            before += [_number(word, name)]
+            yield word
+            continue
+        start, stop = _number(first, name), _number(last, name)
+        if stop < start:
+            raise ConfigError(f"{word} runs backwards")
+        step = _progress([*before, start], word, name)
+        while start <= stop:
+            before += [start]
+            yield str(start)
+            start = step(start)
+            if len(before) > MOST_CELLS:
+                raise ConfigError(f"{word} has more than {MOST_CELLS:,} values")
+
+
+def _progress(known: list[int], word: str, name: str) -> Any:
+    """What leads from one value of a range to the next: a sum, or where the last three say so a product."""
+    if len(known) == 1:
+        return lambda value: value + 1
+    *_, one, two = known
+    if two <= one:
+        raise ConfigError(f"{word} does not go on from {one}")
+    if one > 0 and two % one == 0 and (len(known) == 2 or known[-3] * two == one * one):
+        return lambda value: value * (two // one)
+    return lambda value: value + two - one
+
+
+def _number(text: str, name: str) -> int:
+    value = fields()[name].read(text)
+    assert isinstance(value, int)
+    return value
+
+
+def columns(axes: Sequence[str]) -> dict[str, Kind]:
+    """The columns of the rows, in order: the swept fields, then the results."""
+    asked: dict[str, Kind] = {name: KINDS.get(fields()[name].kind, "text") for name in axes}
+    return asked | RESULTS
+
+
+def swept(job: Job, axes: dict[str, tuple[Any, ...]]) -> Iterator[Row]:
+    """Yield a row for each cell, the last axis fastest. A cell that is no run has an `error`, and no memory.
+
+    >>> rows = list(swept(Job("gpt2", gpu="t4"), {"micro_batch": (1, 512)}))
+    >>> [row["outcome"] for row in rows]
+    ['fits', 'does not fit']
+    """
+    for name in axes:
+        if name != "model" and getattr(job, name) is not None:
+            raise ConfigError("is swept, and given as well", key=name.replace("_", "-"))
+    for values in itertools.product(*axes.values()):
+        cell = dict(zip(axes, values, strict=True))
+        one = job.replace(**cell)
+        try:
+            found = _found(one)
+        except Error as error:
+            found = {"outcome": CANNOT_TELL, "error": " ".join(str(error).split())}
+        yield {**cell, **found, "command": one.command()}
+
+
+def _found(job: Job) -> Row:
+    given = resolve_job(job)
+    result = given.estimate()
+    memory, time = result.memory, result.time
+    row: Row = {
+        "outcome": memory.verdict, "memory_total": float(memory.total), "memory_low": float(memory.low),
+        "memory_high": float(memory.high), "memory_capacity": memory.capacity, "moment": memory.moment,
+        **{part: float(nbytes) for part, nbytes in memory.parts.items()},
+        "largest_activations": float(memory.largest("activations").parts["activations"]),
+        "flops_model": float(result.flops.model), "flops_hardware": float(result.flops.hardware),
+    }  # fmt: skip
+    if memory.capacity is not None:
+        row["missing"] = max(0.0, float(memory.high - memory.capacity))
+    if time is not None:
+        row |= {name: getattr(time, name) for name in TIMES[:4]}
+        budget = given.budget(result)
+        if budget is not None:
+            plain = budget.to_dict()
+            row |= {"days": plain["days"], "cost": plain["cost"]}
+    return row

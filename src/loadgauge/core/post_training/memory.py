@@ -1,0 +1,466 @@
+"""Memory of a step by phase and role: what is on the fullest card of a side while it generates, scores, updates or syncs weights.
+
+Colocated phases take turns, so that a card needs the largest of them, each with what the others leave behind. Residents are the
+states of the trained models, the weights of the frozen ones, and the engine, asleep or not.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, maximum
+from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.base.units import MIB
+from loadgauge.core.base.verdict import Verdict, judge
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.training.tasks import Pass
+from loadgauge.core.estimate.estimate import view_of
+from loadgauge.core.estimate.memory.around import evaluated
+from loadgauge.core.estimate.memory.counters import Reading
+from loadgauge.core.estimate.memory.liveness import forward_peak
+from loadgauge.core.estimate.memory.peak import Memory
+from loadgauge.core.estimate.memory.phases import Phase, StageAtWork
+from loadgauge.core.estimate.memory.rank_memory import MemoryModel
+from loadgauge.core.estimate.memory.recompute import applied
+from loadgauge.core.estimate.schedule.stages import stages
+from loadgauge.core.estimate.states.overhead import Assumed
+from loadgauge.core.estimate.workings import Workings
+from loadgauge.core.post_training.engine import Card, on_card
+from loadgauge.core.post_training.roles import Member, Run
+from loadgauge.core.post_training.segments import Segments, segments, unshared
+
+BUCKET = 2048 * MIB
+"""Bytes of weights that are handed over at a time (source: verl, `rollout.yaml`, `update_weights_bucket_megabytes`)."""
+HELD = 6 * 4
+"""Bytes that a step holds of each token besides: log-probs of actor, reference and engine, advantages, values and masks."""
+WHOLE_UNIT = 2
+"""Times that a frozen model beside the policy is whole while it runs: FSDP shards it as one unit, whose weights are gathered in a
+buffer and copied out of it (source: trl 1.16, `models/utils.py`, `prepare_fsdp`)."""
+STORED = 40
+"""Bytes of a token in the object store on the host: ids, masks, positions and log-probs."""
+
+
+class Resident(msgspec.Struct, frozen=True):
+    """Bytes of one part of one role, in one phase. role: a role's name, or the engine's"""
+
+    role: str
+    part: str
+    nbytes: float
+
+
+class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on the fullest card of a side in a phase. side: trainer or rollout; low, high: of the whole, by what is assumed
+
+    device: what `nvidia-smi` would show, idle blocks of the allocator included
+    """
+
+    name: str
+    side: str
+    residents: tuple[Resident, ...]
+    low: float
+    high: float
+    device: Reading
+
+    @property
+    def total(self) -> float:
+        """The sum of all residents [bytes]."""
+        return sum(one.nbytes for one in self.residents)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What it is made of, by role and part [bytes]."""
+        found: dict[str, float] = {}
+        for one in self.residents:
+            name = f"{one.role} {one.part}"
+            found[name] = found.get(name, 0.0) + one.nbytes
+        return found
+
+    def of(self, role: str) -> float:
+        """Bytes of a role."""
+        return sum(one.nbytes for one in self.residents if one.role == role)
+
+
+class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a step. host: bytes of a node's host memory by what they are; engine: what it holds awake, if there is one"""
+
+    phases: tuple[PhaseMemory, ...]
+    host: dict[str, float]
+    capacity: float | None = None
+    engine: Card | None = None
+
+    @property
+    def worst(self) -> PhaseMemory:
+        """The phase that needs the most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def decisive(self) -> PhaseMemory:
+        """The phase whose upper end is the highest, on which the verdict rests."""
+        return max(self.phases, key=lambda phase: phase.high)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the GPU holds every phase (see `loadgauge.core.base.verdict`)."""
+        return judge(self.low, self.high, self.capacity)
+
+    @property
+    def total(self) -> float:
+        """What the fullest phase needs [bytes]."""
+        return self.worst.total
+
+    @property
+    def low(self) -> float:
+        """The lower end of that: each phase is needed [bytes]."""
+        return max(phase.low for phase in self.phases)
+
+    @property
+    def high(self) -> float:
+        """The upper end of that [bytes]."""
+        return self.decisive.high
+
+
+class _Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """A trained member: its rank with the most, and the memory of its update.
+
+    segments: what the allocator makes of adapters on whole frozen weights; None of other trainings, whose range has it
+    """
+
+    member: Member
+    rank: StageAtWork
+    update: Memory
+    segments: Segments | None = None
+
+    @property
+    def states(self) -> tuple[float, float, float]:
+        """Weights, gradients that stay, and optimizer states on the card [bytes]."""
+        parts = {name: float(value) for name, value in self.rank.unchanging.items()} | {
+            name: float(value) for name, value in self.rank.offloaded.items()
+        }
+        gradients = 0.0 if self.rank.memory.frees_gradients else parts["gradients"]
+        return parts["weights"], gradients, parts["optimizer"]
+
+
+def memory(run: Run) -> PostMemory:
+    """Return the memory of a run by phase. Raises `ConfigError` where the engine is left no cache, and as `estimate`.
+
+    >>> from loadgauge.core.resolve.posttrain import resolve_posttrain
+    >>> from loadgauge.core.definitions.job.job import Job
+    >>> found = memory(resolve_posttrain(Job("llama-3.1-8b", task="dpo", gpus=8, zero=3))[0])
+    >>> [phase.name for phase in found.phases]
+    ['update', 'reference']
+    """
+    trained = {name: _trained(run, member) for name, member in run.members.items() if "train" in member.role.uses}
+    frozen = {name: one for name, one in run.members.items() if name not in trained}
+    asleep = engine = None
+    if run.engine is not None:
+        engine = engine_of(run)
+        awake = engine.total if run.engine.sleep == 0 else 0.0
+        if run.placement.colocated and not run.engine.inside:
+            asleep = Assumed(awake, awake, awake) if awake else engine.asleep
+    phases: list[PhaseMemory] = []
+    for one in run.task.passes:
+        if one.does != "generate" and one.role in run.members:
+            phases.append(_phase(run, one, trained, frozen, asleep, tuple(phases)))
+    if engine is not None and run.engine is not None:
+        phases.insert(0, _generate(run, engine, trained, frozen))
+        if not run.engine.inside:
+            phases.append(_sync(run, engine, trained, frozen, asleep))
+    return PostMemory(
+        phases=tuple(phases), host=_host(run, trained, frozen, engine), engine=engine,
+        capacity=None if run.gpu is None else run.gpu.capacity,
+    )  # fmt: skip
+
+
+def _trained(run: Run, member: Member) -> _Trained:
+    working = Workings(member.model, filled(run, member, member.layout), member.training, run.gpu)
+    training, rank = member.training, working.worst.rank
+    adapts = training.lora is not None and not training.lora.quantised
+    tensor_by_tensor = training.framework.is_default and member.layout.zero_ranks == 1
+    served = segments(rank, frozen_itemsize(member)) if adapts and tensor_by_tensor else None
+    return _Trained(member=member, rank=rank, update=working.peak_memory(), segments=served)
+
+
+def filled(run: Run, member: Member, layout: Layout) -> Layout:
+    """Return the layout with the tokens of the fullest of many micro-batches of answers, of a trainer that does not pad them.
+
+    One that pads holds the longest sequence that may come; where all answers are as long, so does every one.
+    """
+    sequences = run.sequences
+    answers = sequences.answers
+    if not run.task.rollout or run.pads(member) or answers.mean == answers.longest:
+        return layout
+    most = _fullest(answers, sequences.prompt, int(layout.micro_batch))
+    return msgspec.structs.replace(
+        layout, tokens=most, pairs=most * sequences.longest, kernel_tokens=None, fullest=None
+    )  # fmt: skip
+
+
+@functools.lru_cache(64)
+def _fullest(answers: Lengths, prompt: int, sequences: int) -> float:
+    """Tokens of the fullest micro-batch of so many sequences, each a prompt and an answer."""
+    return answers.shifted(prompt).expected_fullest(sequences)
+
+
+def engine_of(run: Run) -> Card:
+    """What the engine holds on a card, for its share of a step's prompts."""
+    assert run.engine is not None
+    sequences, model = run.sequences, run.trained.model
+    unique = -(-sequences.prompts // run.replicas)
+    return on_card(
+        model, run.engine, run.gpu, sequences=unique * sequences.samples, unique=unique, prompt=sequences.prompt,
+        mean=sequences.prompt + sequences.answers.mean / 2, longest=run.engine.context or sequences.longest,
+    )  # fmt: skip
+
+
+# -- residents ----------------------------------------------------------------------------------------------------------
+
+
+def weights_held(member: Member, rank: StageAtWork) -> float:
+    """Return the bytes of a frozen model's weights on a rank: sharded where the trained one's are, in the dtype as loaded."""
+    training, layout = member.training, member.layout
+    if member.shares:
+        return 0.0
+    sharded = layout.zero >= training.framework.weights_stage and not unsharded(member)
+    training = msgspec.structs.replace(training, lora=None)  # a second model has none of the policy's adapters
+    memory_model = MemoryModel(member.model, layout, training, view_of(layout, training))
+    at = min(rank.stage.index, layout.pp - 1)
+    count = memory_model.weighed(list(stages(member.model, layout))[at])[1]
+    dense, expert = (layout.zero_ranks, layout.expert_zero_ranks) if sharded else (1, 1)
+    return float(frozen_itemsize(member) * (count.dense.total / dense + count.expert.total / expert))
+
+
+def unsharded(member: Member) -> bool:
+    """Whether a frozen model is whole on every card though FSDP shards the trained one: the teacher of TRL's trainers, which
+    accelerate prepares for evaluation (source: trl 1.16, `trainer/distillation_trainer.py`)."""
+    return member.role.name == "teacher" and member.training.framework.is_default
+
+
+def frozen_itemsize(member: Member) -> int:
+    """Bytes of an element of a frozen model: 16 bits, or float32 where the models are loaded so; no trainer widens it."""
+    if member.loaded is not None:
+        return 4 if member.loaded == "float32" else 2
+    return 4 if member.training.weights == "float32" or member.training.precision.compute == 4 else 2
+
+
+def _resting(
+    trained: dict[str, _Trained], frozen: dict[str, Member], busy: str, offload: str = "none"
+) -> list[Resident]:
+    """What all roles hold while one is at work. busy: the role whose pass it is, which holds its weights whatever is offloaded
+
+    offload: what the trainer has moved to the host
+    """
+    found: list[Resident] = []
+    for name, one in trained.items():
+        weights, gradients, optimizer = one.states
+        gone_weights, gone_states = offload in ("weights", "all"), offload in ("optimizer", "all")
+        found.append(Resident(name, "weights", 0.0 if gone_weights else weights))
+        found.append(Resident(name, "gradients", 0.0 if gone_weights or gone_states else gradients))
+        found.append(Resident(name, "optimizer", 0.0 if gone_states else optimizer))
+        if one.segments is not None and not gone_weights:
+            found.append(Resident(name, "ends of segments", one.segments.ends))
+    rank = next(iter(trained.values())).rank
+    for name, member in frozen.items():
+        if name == busy or not (member.offloaded or offload in ("weights", "all")):
+            found.append(Resident(name, "weights", weights_held(member, rank)))
+        if member.second and offload not in ("weights", "all"):
+            found.append(Resident(name, "adapters", _second_adapters(member, rank)))
+    return found
+
+
+def _second_adapters(member: Member, rank: StageAtWork) -> float:
+    """Bytes of a second set of adapters, which is not trained."""
+    count = rank.weights.all
+    return float(4 * count.wide + member.training.precision.weight * (count.trainable - count.wide))
+
+
+def forward_set(run: Run, member: Member, rank: StageAtWork, rows: int, *, whole: bool = False) -> dict[str, float]:
+    """Return the bytes alive at the most in a forward that keeps nothing: gathered copies, and a layer or the head.
+
+    rows: sequences of the pass; whole: its model is one unit of FSDP
+    """
+    layout = evaluated(member.layout, member.training)
+    layout = msgspec.structs.replace(layout, micro_batch=rows, global_batch=rows * layout.dp)
+    if run.logprob_tokens is None:
+        layout = filled(run, member, layout)
+    model = MemoryModel(member.model, layout, member.training, view_of(layout, member.training))
+    every = list(stages(member.model, layout))
+    stage = every[min(rank.stage.index, len(every) - 1)]
+    own = StageAtWork(model, stage)
+    working: Size = 0
+    for key, facts in model.facts.items():
+        if key[1]:
+            working = maximum(working, forward_peak(facts.layer, facts.recompute, ("input", "mlp.norm")))
+    working = working + model.shared + (model.embedding.operations[-1].outputs[0].nbytes if stage.first else 0)
+    head: Size = 0
+    if stage.last:
+        head = forward_peak(model.head, applied(layout.recompute, model.head, frozenset(model.head.names)))
+    gathered = own.gathered(own.point("forward", stage.stop - 1))
+    if unsharded(member):
+        gathered = 0
+    elif whole:
+        gathered = WHOLE_UNIT * frozen_itemsize(member) * own.weights.all.total
+    logits = max(0.0, float(head) - float(working))
+    return {"gathered": float(gathered), "activations": float(working), "log-probs": logits}
+
+
+# -- phases -------------------------------------------------------------------------------------------------------------
+
+
+def _bounded(
+    run: Run, name: str, residents: list[Resident], main: _Trained, engine: Assumed | None, idle: float = 0.0
+) -> PhaseMemory:  # fmt: skip
+    """The phase with the trainer's range, and the engine's. idle: what the driver sees, and a full card would be given back"""
+    outside = main.update.margins.outside
+    fixed = main.update.workspaces
+    residents = [*residents, Resident("trainer", "outside", outside.value + fixed)]
+    allocated = sum(one.nbytes for one in residents) - outside.value
+    if engine is not None:
+        residents.append(Resident("engine", "asleep" if engine.low != engine.high else "awake", engine.value))
+    found = main.update.margins.needed(allocated)
+    more = Assumed(0.0, 0.0, 0.0) if engine is None else engine
+    shown = main.update.margins.reading("nvidia-smi", allocated)
+    if main.segments is not None:
+        shown = Reading(found.low, found.value + idle, max(shown.high, found.value + idle))
+        residents.append(Resident("trainer", "idle segments", idle))
+    return PhaseMemory(
+        name=name, side="trainer", residents=tuple(one for one in residents if one.nbytes > 0),
+        low=found.low + more.low, high=found.high + more.high,
+        device=Reading(shown.low + more.low, shown.value + more.value, shown.high + more.high),
+    )  # fmt: skip
+
+
+def _phase(
+    run: Run, one: Pass, trained: dict[str, _Trained], frozen: dict[str, Member], asleep: Assumed | None,
+    before: tuple[PhaseMemory, ...],
+) -> PhaseMemory:  # fmt: skip
+    """A pass of the trainer: an update, or a forward. before: the passes before it"""
+    main = next(iter(trained.values()))
+    held = HELD * run.sequences.number / main.member.layout.dp * run.sequences.mean if run.task.rollout else 0.0
+    if one.does == "update":
+        own = trained[one.role]
+        residents = [
+            resident
+            for resident in _resting(trained, frozen, one.role)
+            if resident.role != one.role or resident.part == "ends of segments"
+        ]
+        parts = own.update.parts
+        residents += [Resident(one.role, part, float(nbytes)) for part, nbytes in parts.items() if part != "outside"]
+        residents.append(Resident(one.role, "held", held))
+        idle = 0.0
+        if own.segments is not None:
+            beside = sum(resident.nbytes for resident in residents) - float(
+                sum(parts.values()) - parts.get("outside", 0)
+            )
+            outside = own.update.margins.outside.value + own.update.workspaces + (asleep.value if asleep else 0.0)
+            forwards = max((phase.total - outside for phase in before), default=0.0)
+            idle = unshared(own.update.moments, own.segments.small, forwards, beside)
+        return _bounded(run, one.phase, residents, own, asleep, idle)
+    member = run.members[one.role]
+    residents = _resting(trained, frozen, one.role)
+    rank = trained.get(one.role, main).rank
+    if one.within is not None:
+        # Its tensors come on top of what the pass in whose midst it is keeps for its backward.
+        # A pipeline's stage without the head keeps the most when its forward is done.
+        fullest = max(main.update.moments, key=lambda each: each.parts["activations"])
+        moment = next((each for each in main.update.moments if each.phase is Phase.LOSS), fullest)
+        residents.append(Resident(main.member.role.name, "kept", float(moment.parts["activations"])))
+        residents.append(Resident(main.member.role.name, "logits", _kept_logits(main)))
+        residents.append(Resident(main.member.role.name, "gathered", float(moment.parts["gathered"])))
+        sharded = main.member.layout.zero >= main.member.training.framework.weights_stage and not member.shares
+        whole = (
+            sharded
+            and member.role.name == "reference"
+            and main.rank.memory.by_layer
+            and main.member.layout.zero_ranks > 1
+        )
+        alive = forward_set(run, member, rank, main.member.layout.micro_batch, whole=whole)
+        if main.member.layout.zero < main.member.training.framework.weights_stage:
+            alive["gathered"] = 0.0  # nothing is gathered; what DDP buckets is the policy's, and counted with it
+    else:
+        alive = forward_set(run, member, rank, run.logprob_rows)
+    residents += [Resident(one.role, part, nbytes) for part, nbytes in alive.items()]
+    residents.append(Resident(one.role, "held", held))
+    return _bounded(run, one.phase, residents, main, asleep)
+
+
+def _kept_logits(main: _Trained) -> float:
+    """Bytes that the head keeps for its backward; of a student, whose divergence comes after the teacher's pass, its logits; and
+    logits that a trainer holds beside what is kept."""
+    if not main.rank.stage.last:
+        return 0.0
+    head = main.rank.memory.head
+    kernels = main.rank.memory.view.kernels
+    if kernels.diverges:
+        return float(head.operations[-1].inputs[0].nbytes)
+    if kernels.logprobs == "softmax":
+        return float(main.rank.memory.head_kept + head.operations[-1].inputs[0].nbytes)
+    return float(main.rank.memory.head_kept)
+
+
+def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[str, Member]) -> PhaseMemory:
+    """Generation: the engine awake, and on the same cards what the trainer has not moved away.
+
+    A model that generates in its trainer is whole on each card meanwhile: gathered where it is sharded (source: trl 1.16,
+    `models/utils.py`, `unwrap_model_for_generation`).
+    """
+    assert run.engine is not None
+    if run.engine.inside:
+        main = next(iter(trained.values()))
+        layout, framework = main.member.layout, main.member.training.framework
+        sharded = layout.zero >= framework.weights_stage and layout.zero_ranks > 1
+        found = [
+            Resident("engine", "gathered weights", card.weights if sharded else 0.0), Resident("engine", "cache", card.pool),
+            Resident("engine", "activations", card.serving),
+        ]  # fmt: skip
+        return _bounded(
+            run, "generate", [one for one in found if one.nbytes] + _resting(trained, frozen, ""), main, None
+        )
+    found = [
+        Resident("engine", "weights", card.weights), Resident("engine", "cache", card.pool),
+        Resident("engine", "activations", card.serving), Resident("engine", "graphs", card.graphs),
+        Resident("engine", "outside", card.outside.value + card.communicators),
+    ]  # fmt: skip
+    if run.placement.colocated:
+        found += [one for one in _resting(trained, frozen, "", run.rollout_offload) if one.nbytes]
+    total = sum(one.nbytes for one in found)
+    spread = card.outside.high - card.outside.value, card.outside.value - card.outside.low
+    low, high = total - spread[1] - card.graphs / 2, total + spread[0] + card.graphs
+    return PhaseMemory(
+        name="generate", side="rollout", residents=tuple(found), low=low, high=high, device=Reading(low, total, high),
+    )  # fmt: skip
+
+
+def _sync(
+    run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[str, Member], asleep: Assumed | None
+) -> PhaseMemory:  # fmt: skip
+    """The hand-over of weights: those of both sides and a bucket, the cache asleep."""
+    main = next(iter(trained.values()))
+    residents = _resting(trained, frozen, "")
+    residents.append(Resident("engine", "bucket", min(BUCKET, card.weights)))
+    if run.placement.colocated and run.engine is not None and run.engine.sleep:
+        residents.append(Resident("engine", "weights", card.weights))
+    return _bounded(run, "weight sync", residents, main, asleep)
+
+
+def _host(run: Run, trained: dict[str, _Trained], frozen: dict[str, Member], card: Card | None) -> dict[str, float]:
+    """Bytes of host memory of a node by what they are."""
+    main = next(iter(trained.values()))
+    whole = main.member.layout.gpus
+    on_node = min(whole, main.member.cluster.gpus_per_node if main.member.cluster is not None else 8)
+    found = {"offloaded states": sum(one.update.host for one in trained.values()) * on_node}
+    if run.task.rollout and run.placement.colocated and run.rollout_offload != "none":
+        moved = 0.0
+        for one in trained.values():
+            weights, gradients, optimizer = one.states
+            moved += weights if run.rollout_offload in ("weights", "all") else 0.0
+            moved += optimizer + gradients if run.rollout_offload in ("optimizer", "all") else 0.0
+        found["moved while answers are generated"] = moved * on_node
+    found["frozen models"] = on_node * sum(
+        weights_held(member, main.rank) for member in frozen.values() if member.offloaded
+    )
+    if card is not None:
+        found["engine asleep"] = card.copy * on_node
+        found["object store"] = float(STORED * run.sequences.number * run.sequences.mean)
+    return {name: nbytes for name, nbytes in found.items() if nbytes}

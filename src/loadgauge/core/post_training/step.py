@@ -1,0 +1,318 @@
+"""Seconds of a step of a task, by phase: answers, scores, updates, weights; one after another, or two sides at once.
+
+Trainer and scorers take what the same model takes in training: its forward alone, or the whole step, over the tokens that there
+are: packed into micro-batches as long as the longest sequence, or padded where the trainer is one of transformers. Answers take
+`tail.generation` on each replica. Where both sides have GPUs of their own and answers may be old, a step takes the slower side:
+with answers of up to k updates ago, k batches are on their way at once, and the tail of one is hidden under the next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from loadgauge.core.base.errors import NotStated
+from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.definitions.layout.axes import AXES
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.definitions.training.tasks import Pass
+from loadgauge.core.estimate.estimate import estimate
+from loadgauge.core.estimate.time.step import Time
+from loadgauge.core.post_training.memory import PostMemory
+from loadgauge.core.post_training.roles import Member, Run
+from loadgauge.core.post_training.sync import Sync, sync
+from loadgauge.core.post_training.tail import Phase, generation
+from loadgauge.core.serving.decode import Server
+
+Side = Literal["trainer", "rollout", "both"]
+FILL = 0.95
+"""Share of a packed micro-batch that is filled: first-fit of sequences that are a fraction of it long."""
+REST = 0.05
+"""Seconds outside of all phases over those inside: data, advantages, rewards by rule, logging (verl's columns add up to 93 to 97 %
+of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
+SPECULATION = 0.61
+"""Speed gained over the tokens accepted in a step of speculative decoding (3.32 gave 2.03; source: skyrl, spec_decode.mdx)."""
+SOFTWARE = 1.30
+"""Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs
+of one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""
+LOW, HIGH = 0.77, 1.40
+"""Factors on a step between which 80 % of measured ones lie, each source left out (docs/rollout.md)."""
+
+
+class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a phase, 80 % between low and high. side: the GPUs that it keeps busy"""
+
+    name: str
+    role: str
+    side: Side
+    seconds: float
+    low: float
+    high: float
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step, 80 % between low and high.
+
+    phases: in their order; on one set of GPUs, or with staleness 0, they add up to `step`
+    sides: seconds of rollout and of trainer, where they run at once; bound: the slower
+    generation: of the answers, on the replica that ends last; tokens: of prompts and answers of a step, or trained on in one
+    """
+
+    step: float
+    low: float
+    high: float
+    phases: tuple[PhaseTime, ...]
+    sides: dict[str, float]
+    bound: str
+    gpus: int
+    tokens: float
+    generation: Phase | None = None
+    sync: Sync | None = None
+    prompts: float = 0.0
+    preempted: float = 0.0
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Tokens of a step over its seconds and all GPUs [tokens/s]: of prompts and answers, or those that are trained on."""
+        return self.tokens / self.step / self.gpus
+
+    def days(self, steps: int) -> float:
+        """Days of so many steps."""
+        return steps * self.step / 86400
+
+    def money(self, steps: int, price: float) -> float:
+        """Money for so many steps, at a price of a GPU-hour."""
+        return price * self.gpus * 24 * self.days(steps)
+
+
+Known = dict[Any, Any]
+"""Times of parts that were found before, for those who ask for many runs."""
+
+
+def step_time(
+    run: Run, pool: float | None = None, *, software: float = SOFTWARE, known: Known | None = None
+) -> StepTime:  # fmt: skip
+    """Return the seconds of a step. Raises `NotStated` where the cluster is not known.
+
+    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`; known: filled with the parts
+        that are found
+
+    >>> from loadgauge.core.resolve.posttrain import resolve_posttrain
+    >>> from loadgauge.core.definitions.job.job import Job
+    >>> job = Job("qwen2.5-7b", task="grpo", gpu="h100-sxm5-80gb", gpus=8, zero=3, answers="exp:1000,4096")
+    >>> found = step_time(resolve_posttrain(job)[0])
+    >>> abs(sum(phase.seconds for phase in found.phases) / found.step - 1) < 1e-9
+    True
+    """
+    member = run.trained
+    if member.cluster is None:
+        raise NotStated(
+            "the time of a step needs a --gpu"
+            if run.gpu is None
+            else f"what joins {run.placement.gpus:,} x {run.gpu.name} is not stated (--nic-bandwidth, --gpus-per-node)"
+        )
+    phases: list[PhaseTime] = []
+    known = {} if known is None else known
+    if "answers" not in known:  # sums over thousands of lengths
+        known["answers"] = moments(run.sequences.answers, 0)
+    made = None if run.engine is None else _answers(run, pool, software, known)
+    if made is not None:
+        phases.append(made.phase)
+    for one in run.task.passes:
+        if one.does != "generate" and one.role in run.members:
+            phases.append(_pass(run, one, run.members[one.role], software if run.engine is not None else 1.0, known))
+    moved = None
+    if run.engine is not None and not run.engine.inside:
+        moved = sync(run)
+        phases.append(PhaseTime(
+            name="weight sync", role=member.role.name, side="both", seconds=moved.seconds,
+            low=moved.seconds * moved.low, high=moved.seconds * moved.high,
+        ))  # fmt: skip
+    if run.engine is None:
+        tokens = float(known[member.role.name, member.layout].tokens)
+    else:
+        tokens = run.sequences.number * (run.sequences.prompt + known["answers"][0])
+    sides = {side: sum(one.seconds for one in phases if one.side == side) for side in ("rollout", "trainer", "both")}
+    at_the_same_time = run.engine is not None and not run.placement.colocated and run.staleness > 0
+    rest = REST * (max(sides["rollout"], sides["trainer"]) if at_the_same_time else sum(sides.values()))
+    if run.engine is not None:
+        phases.append(PhaseTime(name="rest", role="host", side="both", seconds=rest, low=0.0, high=2 * rest))
+    counted = phases
+    bound = max((side for side in ("rollout", "trainer")), key=lambda side: sides[side])
+    if at_the_same_time:
+        counted = [one for one in phases if one.side in (bound, "both")]
+    step = sum(one.seconds for one in counted)
+    low, high = (
+        (LOW, HIGH)
+        if run.engine is not None
+        else (counted[0].low / counted[0].seconds, counted[0].high / counted[0].seconds)
+    )
+    return StepTime(
+        step=step, low=step * low, high=step * high, phases=tuple(phases),
+        sides={side: sides[side] for side in ("rollout", "trainer")} if at_the_same_time else {},
+        bound=bound if at_the_same_time else max(counted, key=lambda one: one.seconds).name, gpus=run.placement.gpus,
+        tokens=tokens, generation=None if made is None else made.generation, sync=moved,
+        prompts=0.0 if made is None else made.prompts, preempted=0.0 if made is None else made.preempted,
+    )  # fmt: skip
+
+
+def timed(run: Run, memory: PostMemory) -> tuple[StepTime | None, str]:
+    """Return the time of a step with the cache that memory leaves, or why there is none."""
+    try:
+        return step_time(run, None if memory.engine is None or run.gpu is None else memory.engine.pool), ""
+    except NotStated as error:
+        return None, str(error)
+
+
+class _Made(msgspec.Struct, frozen=True):
+    phase: PhaseTime
+    generation: Phase
+    prompts: float
+    preempted: float
+
+
+def server_of(run: Run) -> Server:
+    """Return a replica of the rollout's engine. Raises `NotStated` where its cluster is not known."""
+    engine = run.engine
+    assert engine is not None
+    if run.rollout_cluster is None:
+        raise NotStated(run.apart or "the time of answers needs a --gpu, and what joins its GPUs")
+    asked = Inference(
+        task="generate", context=run.sequences.longest, answer=1, tp=engine.tp, pp=engine.pp, ep=engine.ep,
+        weight_format=engine.weights, cache_format=engine.kv,
+    )  # fmt: skip
+    machines = run.rollout_cluster
+    if machines.gpus != engine.replica:
+        machines = msgspec.structs.replace(machines, gpus=engine.replica)
+    return Server(run.trained.model, asked, machines, engine.kind, graphs=engine.graphs)
+
+
+def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Made:
+    """The phase in which answers are generated: prompts once each where their blocks are shared, then a token at a time."""
+    engine, sequences = run.engine, run.sequences
+    assert engine is not None
+    own = (engine.kind, engine.tp, engine.pp, engine.ep, engine.weights, engine.kv, engine.graphs)
+    if own not in known:
+        known[own] = server_of(run)
+    server: Server = known[own]
+    groups = server.asked.attentions
+    batches = max(1, run.staleness) if not run.placement.colocated else 1
+    replicas = run.replicas * groups
+    each = batches * sequences.number / replicas
+    most = engine.max_num_seqs or engine.batch or each
+    # Sequences that run are, in the mean over time, as long as the mean age of what is renewed: E[X^2] / 2 E[X].
+    mean, square = known["answers"]
+    age = sequences.prompt + square / (2 * mean)
+    if ("cache", own) not in known:
+        known["cache", own] = server.cache(age)
+    slots = max(1.0, min(most, each if pool is None else pool / known["cache", own]))
+    key = (own, each, slots, replicas)
+    if key not in known:
+        known[key] = generation(
+            sequences.answers,
+            lambda running, context: server.step(max(1, round(running)), context),
+            sequences=each,
+            slots=slots,
+            prompt=sequences.prompt,
+            replicas=replicas,
+        )
+    phase: Phase = known[key]  # fmt: skip
+    decoding = phase.seconds / (1.0 if engine.accepted is None else max(1.0, engine.accepted * SPECULATION))
+    unique = max(1.0, (sequences.prompts if engine.prefix else sequences.number) * batches / replicas)
+    read = unique * server.prompts(sequences.prompt)
+    # An engine takes in what fits as it is; what grows out of the cache is dropped, and read again.
+    taken = slots if pool is None else min(each, most, pool / server.cache(sequences.prompt + 1))
+    preempted = max(0.0, taken - slots)
+    again = preempted * server.prompts(round(age)) if preempted >= 1 else 0.0
+    seconds = software * (decoding + read + again) / batches + (engine.turns - 1) * (engine.tool or 0.0) / batches
+    seconds *= run.on_policy
+    rates = server.known
+    return _Made(
+        PhaseTime(  # of a step that generates, in the mean over all
+            name="generate", role=run.trained.role.name, side="both" if run.placement.colocated else "rollout",
+            seconds=seconds, low=seconds * rates.token_low, high=seconds * rates.token_high,
+        ),
+        phase, read / batches, preempted,
+    )  # fmt: skip
+
+
+def _pass(run: Run, one: Pass, member: Member, software: float, known: Known) -> PhaseTime:
+    """A forward or an update of a role over a step's sequences."""
+    side: Side = "both" if run.placement.colocated or run.engine is None else "trainer"
+    if one.does == "update":
+        layout, times = packed(
+            run, member, member.layout.micro_batch * member.layout.seq_len, known["answers"], updates=True
+        )
+        times *= run.sequences.epochs
+    else:
+        rows = max(1, run.logprob_rows) * member.layout.seq_len
+        layout, times = packed(run, member, run.logprob_tokens or rows, known["answers"], updates=False)
+    key = (one.role, layout)
+    if key not in known:
+        known[key] = estimate(member.model, layout, member.training, run.gpu, member.cluster).time
+    found: Time | None = known[key]
+    if found is None:
+        raise NotStated(f"the time of {member.model.name} on {run.gpu.name if run.gpu else 'no card'}")
+    share = 1.0 if one.does == "update" else forward_share(found)
+    seconds = software * found.step * share * times * one.times
+    return PhaseTime(
+        name=one.phase, role=one.role, side=side, seconds=seconds, low=seconds * found.low / found.step,
+        high=seconds * found.high / found.step,
+    )  # fmt: skip
+
+
+def packed(
+    run: Run, member: Member, capacity: float, lengths: tuple[float, float], *, updates: bool
+) -> tuple[Layout, float]:
+    """Return the layout of a step over the sequences that there are, and how many such steps a step of the task has.
+
+    capacity: tokens of a micro-batch, as long sequences fill it; lengths: means of an answer and of its square; updates: split
+        into mini-batches, one update each
+    """
+    layout, sequences = member.layout, run.sequences
+    if run.engine is None:
+        return layout, 1.0
+    batch = int(layout.global_batch)
+    times = sequences.number / batch if updates else 1.0
+    number = batch if updates else sequences.number
+    answers, prompt = sequences.answers, sequences.prompt
+    mean, square = prompt + lengths[0], prompt**2 + 2 * prompt * lengths[0] + lengths[1]
+    if run.pads(member):
+        rows = max(1, round(capacity / layout.seq_len))
+        rows = max(1, min(rows, number // int(layout.dp)))
+        batches = math.ceil(number / (rows * layout.dp)) * layout.dp
+        longest = prompt + answers.expected_max(rows)
+        tokens, pairs = rows * longest, rows * longest**2
+    else:
+        batches = math.ceil(number * mean / (capacity * FILL) / layout.dp) * layout.dp
+        tokens, pairs = number * mean / batches, number * square / batches
+    return msgspec.structs.replace(
+        layout, micro_batch=1, global_batch=int(batches), tokens=tokens, pairs=pairs, kernel_tokens=None, fullest=None
+    ), times  # fmt: skip
+
+
+def moments(answers: Lengths, prompt: int) -> tuple[float, float]:
+    """Return the means of a sequence's tokens and of their square.
+
+    >>> moments(Lengths.of([1, 3]), 10)
+    (12.0, 145.0)
+    """
+    return prompt + answers.mean, prompt**2 + 2 * prompt * answers.mean + answers.mean_square
+
+
+def forward_share(time: Time) -> float:
+    """Return the share of a training step that its forward alone takes: kernels, half of the traffic of layers, a third of ZeRO's.
+
+    Of the loss a third: the log-probabilities without their gradient. With recomputation the layers' traffic is in three passes.
+    """
+    parts = time.parts
+    again = 3 if parts.get("recompute", 0) > 0 else 2
+    own = parts.get("forward", 0) + parts.get("loss", 0) / 3 + parts.get("zero", 0) / 3
+    own += sum(parts.get(axis, 0) for axis, one in AXES.items() if one.stage) / again + parts.get("pp", 0) / 2
+    own += parts.get("host", 0) / 3
+    busy = sum(parts.get(name, 0) for name in ("forward", "backward", "recompute"))
+    own += parts.get("bubble", 0) * (parts.get("forward", 0) / busy if busy else 0)
+    return own / time.step

@@ -1,0 +1,205 @@
+"""Resolving what a job asks of adapters: LoRA and its relatives on a frozen base."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES, ATTENTION_TARGETS, SAVED_MODULES, Lora
+from loadgauge.core.definitions.model.model import ModelSpec, Moe
+from loadgauge.core.definitions.model.tuners import TUNERS, Tuner
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
+from loadgauge.core.layers import View, block_layer
+
+LORA_RANK = 16
+TARGETS = {
+    "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "qkv_proj": "qkv", "c_attn": "qkv",
+    "query_key_value": "qkv", "out_proj": "output", "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
+    "gate_up_proj": "gate_up", "fc1": "up", "fc2": "down", "c_fc": "up",
+    "embed_tokens": "embedding", "wte": "embedding", "lm_head": "head", "embed_out": "head",
+    "experts.gate_up_proj": "experts.gate_up", "experts.up_proj": "experts.up", "experts.down_proj": "experts.down",
+}  # fmt: skip
+"""Linear layers by their names in transformers' modules."""
+
+
+def adapters(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora | None:
+    """Return the adapters that a job asks for; None where it trains the whole model. Raises `ConfigError`.
+
+    framework: whose modules run them; fill: takes the name of a field, its default and why, and notes a default that is taken
+    """
+    if job.base is not None and not job.qlora:
+        raise ConfigError("goes with --qlora", key="base")
+    if not job.adapts:
+        for name in ("lora_targets", "virtual_tokens", *ADAPTERS):
+            if getattr(job, name) is not None:
+                raise ConfigError("goes with --lora-rank or --qlora", key=name)
+        return None
+    if job.adapter in TUNERS:
+        return tuner(job, model, framework, fill)
+    if job.virtual_tokens is not None:
+        raise ConfigError("goes with --adapter prompt or p-tuning", key="virtual_tokens")
+    rank = fill("lora_rank", LORA_RANK)
+    if model.listed is not None:
+        return _of_captured(job, framework, fill, rank)
+    return _placed(job, model, framework, fill, rank)
+
+
+def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
+    """The adapters of a captured model, which PEFT put where they are asked for before it was run."""
+    targets = fill("lora_targets", "all-linear", "every linear layer but that of the logits, as PEFT finds them")
+    lora = Lora(
+        rank=rank, targets=frozenset({targets}), dropout=job.lora_dropout or 0.0, dora=bool(job.use_dora),
+        itemsize=None if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype],
+        quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill)) if job.qlora else lora
+
+
+def tuner(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora:
+    """Return what a method beside LoRA trains. Raises `ConfigError` or `NotModelled`."""
+    name = job.adapter or ""
+    known = TUNERS[name]
+    where = FRAMEWORKS.get(framework)
+    if where is None or not where.peft or where.fused_adapters:
+        raise ConfigError(f"{known.title} is PEFT's, and goes with --framework huggingface", key="adapter")
+    _fits(job, known, model)
+    if known.virtual:
+        if job.virtual_tokens is None:
+            raise ConfigError(f"{known.title} needs --virtual-tokens: PEFT has no default", key="adapter")
+        rank = fill("lora_rank", int(model.hidden_size), "the width of the encoder") if known.size else 0
+        lora = Lora(
+            rank=rank, quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
+            targets=frozenset(), itemsize=4, method=name, virtual=job.virtual_tokens,
+        )  # fmt: skip
+        return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
+    rank = fill("lora_rank", known.default, f"{known.title}'s {known.size} in PEFT") if known.size else 0
+    lora = _placed(job, model, framework, fill, rank, known)
+    return msgspec.structs.replace(lora, method=name, widest=_widest(model, lora) if name == "vera" else (0, 0))
+
+
+def _fits(job: Job, known: Tuner, model: ModelSpec) -> None:
+    """Refuses flags of other methods than the one that is asked for."""
+    stray = {
+        "lora_rank": not known.size, "lora_dropout": not known.dropout, "use_dora": True,
+        "lora_layers": not known.layers, "virtual_tokens": not known.virtual,
+        **dict.fromkeys(("lora_targets", "lora_dtype", "modules_to_save"), known.virtual),
+    }  # fmt: skip
+    for name, wrong in stray.items():
+        if wrong and getattr(job, name):
+            raise ConfigError(f"is not of {known.title}", key=name)
+    if job.qlora and not known.quantised:
+        raise NotModelled(f"{known.title} on a quantised base is not modelled")
+    if known.virtual and (job.lengths is not None or (job.cp or 1) > 1):
+        raise NotModelled(f"{known.title} with --lengths or --cp is not modelled")
+    if (job.tp or 1) > 1:
+        raise NotModelled(f"{known.title} with --tp is not modelled")
+    if known.virtual and model.head.kind != "lm":
+        raise NotModelled(f"{known.title} of a model without a language modelling head is not modelled")
+
+
+def _widest(model: ModelSpec, lora: Lora) -> tuple[int, int]:
+    """The widest input and output of the matrices that are adapted."""
+    view = View(tokens=1, pairs=1, lora=msgspec.structs.replace(lora, rank=1))
+    weights = [weight for block in model.blocks for weight in block_layer(block, model.hidden_size, view).weights]
+    sides = [
+        max((int(weight.numel) for weight in weights if weight.name.endswith(f".lora_{side}.weight")), default=0)
+        for side in "ab"
+    ]
+    return sides[0], sides[1]
+
+
+def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, known: Tuner | None = None) -> Lora:
+    """The adapters of linear layers, and which layers have them."""
+    if (job.lora_dropout or 0) >= 1:
+        raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
+    lora = Lora(
+        rank=rank, quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
+        dropout=job.lora_dropout or 0.0, dora=bool(job.use_dora), saved=_saved(job, model),
+        itemsize=None if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype],
+        wide_norms=all(one.norm.kind == "layernorm" and one.norm.arithmetic != "written" for one in model.blocks),
+    )  # fmt: skip
+    lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
+    linear = _targets(model, lora)
+    possible = linear | (_others(model, framework) if known is None else frozenset())
+    if known is None or known.targets is None:
+        usual, why = "all", f"every linear layer of a block: {', '.join(sorted(linear))}"
+    else:
+        usual, why = ",".join(sorted(linear & known.targets)), f"PEFT's choice for {known.title}"
+    wanted = fill("lora_targets", usual, why)
+    if wanted == "all":
+        return lora if known is None else msgspec.structs.replace(lora, targets=linear)
+    words: dict[str, frozenset[str]] = {"all": linear, "attention": linear & ATTENTION_TARGETS}
+    names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
+    if lora.stored is not None and any(name.startswith("experts.") for name in names):
+        raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
+    for name in names:
+        if name not in words and TARGETS.get(name, name) not in possible:
+            raise ConfigError(
+                f"no linear layer {name!r} in this model (known: all, attention, {', '.join(sorted(possible))})",
+                key="lora_targets",
+            )
+    chosen = [words.get(name, frozenset({TARGETS.get(name, name)})) for name in names]
+    return msgspec.structs.replace(lora, targets=frozenset[str]().union(*chosen))
+
+
+ADAPTERS = ("lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save")
+"""Fields of a job that say how PEFT runs its adapters."""
+
+
+def usual_upcast(lora: Lora, framework: Framework) -> str:
+    """Return what a framework casts to float32 before training where nothing is said: all that is not quantised, or none.
+
+    >>> [usual_upcast(Lora(rank=16, quantised=base), FRAMEWORKS["huggingface"]) for base in (True, False)]
+    ['all', 'none']
+    """
+    stored = lora.stored
+    if not framework.peft or stored is None or not framework.prepares or stored.experts_only or not stored.upcast:
+        return "none"
+    return "all"
+
+
+def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
+    """What is cast to float32 before training: PEFT's own preparation of a quantised base, unless the job says otherwise."""
+    framework = FRAMEWORKS.get(name)
+    peft = framework is not None and framework.peft
+    # DeepSpeed's engine casts the whole model to 16 bits: DoRA runs in these, and nothing is left of what PEFT cast.
+    beside: tuple[str, ...] = ("use_dora", "lora_dtype", "kbit_upcast")
+    if framework is None or not framework.splits_model:
+        beside = ("use_dora",) if framework is None or framework.engine is None else ()
+    for name in beside:
+        if not peft and getattr(job, name):
+            raise ConfigError("is PEFT's, and goes with --framework huggingface", key=name)
+    if not peft:
+        return "none"
+    if framework is None or usual_upcast(lora, framework) == "none":
+        return job.kbit_upcast or "none"
+    return fill("kbit_upcast", "all", "PEFT's prepare_model_for_kbit_training; TRL since 1.0 and axolotl: none")
+
+
+def _saved(job: Job, model: ModelSpec) -> frozenset[str]:
+    names = [] if job.modules_to_save is None else [name.strip() for name in job.modules_to_save.split(",")]
+    for name in names:
+        if name not in SAVED_MODULES or model.head.kind != "lm":
+            raise ConfigError(f"{name!r} is not modelled (known: {', '.join(SAVED_MODULES)})", key="modules_to_save")
+    return frozenset(SAVED_MODULES[name] for name in names)
+
+
+def _others(model: ModelSpec, framework: str) -> frozenset[str]:
+    """What PEFT adapts besides linear layers of the blocks, where it is named: embedding, head, the matrices of experts."""
+    known = FRAMEWORKS.get(framework)
+    if known is None or not known.peft or known.fused_adapters or model.head.kind != "lm":
+        return frozenset()
+    mixtures = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
+    experts = {f"experts.{name}" for spec in mixtures for name in ("gate_up" if spec.gated else "up", "down")}
+    return frozenset({"embedding", "head"} | experts)
+
+
+def _targets(model: ModelSpec, lora: Lora) -> frozenset[str]:
+    """The linear layers of a model that can have adapters."""
+    view = View(tokens=1, pairs=1, lora=lora)
+    names = (name for block in model.blocks for name in block_layer(block, model.hidden_size, view).names)
+    return frozenset(name.split(".")[-2] for name in names if name.endswith(".lora_a"))

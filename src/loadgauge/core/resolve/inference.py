@@ -1,0 +1,94 @@
+"""Resolving what is asked of a model that is only run forward, from a `Job` and the flags of inference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotStated
+from loadgauge.core.definitions.hardware.cluster import cluster
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.serving.inference import WEIGHT_FORMATS, Inference, Task
+from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.core.families.catalogue import find
+from loadgauge.core.families.hub import allowed
+from loadgauge.core.resolve.resolve import bandwidth, named_card
+from loadgauge.core.serving.passes import AXES_OF
+from loadgauge.core.serving.result import Answer, infer
+
+TAKEN = (
+    "model", "hub", "gpu", "memory", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "price", *AXES_OF,
+)  # fmt: skip
+"""Fields of a job that inference has a use for; of the batch and the sequence it has its own."""
+CONTEXT = 4096
+
+
+def resolve_inference(job: Job, task: Task, given: dict[str, Any]) -> tuple[Answer, dict[str, str]]:
+    """Return the answer, and what was assumed. given: fields of `Inference` that are flags, None where not given
+
+    Raises `ConfigError` for a flag that is of training, and as `infer`.
+
+    >>> job = Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb")
+    >>> answer, _ = resolve_inference(job, "generate", {"context": 4096, "batch": 16})
+    >>> answer.memory.cache == 16 * 4096 * 32 * 2 * 8 * 128 * 2
+    True
+    """
+    for name in job.__struct_fields__:
+        if name not in TAKEN and getattr(job, name) is not None:
+            own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
+            instead = f"; here it is {own}" if own else ""
+            raise ConfigError(f"is of training, and --task {task} only runs the model forward{instead}", key=name)
+    if task == "forward":
+        for name in ("answer", "cache_format", "server"):
+            if given.get(name) is not None:
+                raise ConfigError("goes with --task generate", key=name)
+    card, assumed = named_card(job)
+    found = find(job.model, allowed(job.hub))
+    if found.how:
+        assumed["model"] = f"{found.spec.name} ({found.how})"
+    stored = given.get("weight_format")
+    if stored is None and found.stored in WEIGHT_FORMATS:
+        given = given | {"weight_format": found.stored}
+        assumed["--weight-format"] = f"{found.stored} (the copy that is named)"
+    degrees: dict[str, Any] = {name: getattr(job, name) or 1 for name in AXES_OF}
+    if degrees["ep"] > 1 and not found.spec.has_experts:
+        raise ConfigError(f"{found.spec.name} has no experts to shard", key="ep")
+    within = degrees["pp"] * max(degrees["tp"], degrees["ep"])
+    if job.gpus is not None and job.gpus % within:
+        raise LayoutError(
+            f"{job.gpus} GPUs are not whole replicas of {within}", dimension="gpus", size=job.gpus, ranks=within
+        )
+    asked = Inference(
+        task=task, **degrees, replicas=(job.gpus or within) // within,
+        **{name: value for name, value in _filled(given, found.spec, task, assumed).items() if value is not None},
+    )  # fmt: skip
+    machines, untimed = None, "they need a --gpu"
+    if card is not None:
+        link, adapter = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
+        try:
+            machines, untimed = cluster(card, within, job.gpus_per_node, link, adapter), ""
+        except NotStated as error:
+            untimed = str(error)
+    counted = parameters(found.spec)
+    answer = infer(
+        found.spec, asked, card, machines, params=int(counted.total), active_params=int(counted.active),
+        price=job.price, untimed=untimed,
+    )  # fmt: skip
+    return answer, assumed
+
+
+def _filled(given: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str]) -> dict[str, Any]:
+    """The flags with a context where none is given; defaults are noted."""
+    filled = dict(given)
+    if filled.get("context") is None:
+        longest = model.max_position_embeddings
+        filled["context"] = CONTEXT if longest is None else min(CONTEXT, longest)
+    for name in ("context", "batch", "weight_format", *(("answer", "cache_format") if task == "generate" else ())):
+        if given.get(name) is None and f"--{name.replace('_', '-')}" not in assumed:
+            default = filled.get(name) or next(
+                field.default for field in msgspec.structs.fields(Inference) if field.name == name
+            )
+            assumed[f"--{name.replace('_', '-')}"] = str(default)
+    return filled

@@ -1,0 +1,522 @@
+"""Resolving a `Job` with a task: its roles, each a model on the trainer's GPUs, its sequences, and the rollout's engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
+from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job
+from loadgauge.core.definitions.model.model import Head, ModelSpec
+from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
+from loadgauge.core.definitions.training.stacks import LOSS_LOGPROBS, Stack
+from loadgauge.core.definitions.training.tasks import DIVERGENCES, TASKS, Role, Task
+from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.core.post_training.answers import answers, stated_longest
+from loadgauge.core.post_training.memory import PostMemory, memory
+from loadgauge.core.post_training.roles import Member, Placement, Run, Sequences, replicas_of
+from loadgauge.core.resolve.resolve import asks_for_files, cluster_of, framework_of, resolve_job
+from loadgauge.core.resolve.setup import Setup
+
+OF_WHOLE = ("tokens", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
+"""Fields of a whole run of training, which `steps` says of a task."""
+OF_ROLLOUT = (
+    "prompts",
+    "samples",
+    "prompt_len",
+    "answers",
+    "epochs",
+    "old_logprobs",
+    "on_policy",
+    "rollout",
+    "placement",
+    "staleness",
+    "rollout_offload",
+)
+"""Fields of tasks that generate their answers."""
+OF_ADAPTERS = (
+    "lora_rank",
+    "adapter",
+    "virtual_tokens",
+    "qlora",
+    "base",
+    "lora_targets",
+    "lora_dropout",
+    "lora_dtype",
+    "kbit_upcast",
+    "use_dora",
+    "modules_to_save",
+    "lora_layers",
+    "train",
+)
+"""Fields about what of the trained model is trained, which its other models know nothing of."""
+SHARED = "shared"
+"""`--critic`: a value of each token beside the actor's logits, so that the actor's passes are the critic's too."""
+SECOND = "adapter"
+"""`--reward-model`: a second set of adapters on the actor, of the same shape, and a value of each token beside its logits."""
+PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
+"""What is assumed of a step where nothing is said."""
+
+
+def scalar(model: ModelSpec) -> ModelSpec:
+    """Return the model with a head of one column over every token, as a reward model or a critic has.
+
+    Source: transformers, `modeling_layers.py`, `GenericForSequenceClassification` (`score`, without a bias).
+    """
+    head = Head(kind="classifier", num_labels=1, per_token=True)
+    return msgspec.structs.replace(model, head=head, tie_word_embeddings=False, mtp_layers=0)
+
+
+def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Setup]:
+    """Return the run of a task, and the resolved training of its policy. Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    >>> run, setup = resolve_posttrain(Job("llama-3.1-8b", task="dpo", gpus=8, zero=3, micro_batch=1))
+    >>> setup.layout.micro_batch, [member.role.name for member in run.members.values()]
+    (2, ['policy', 'reference'])
+    """
+    file, trainers = "", "trl"
+    if model is None and asks_for_files(job):
+        from loadgauge.job_files.job_file import from_job_file  # only then are dialects read
+
+        reading = from_job_file(job)
+        job, model, file, trainers = reading.job, reading.model, reading.note, reading.trainers
+        job = job.replace(beside=None, dialect=None)
+    if job.task is None:
+        raise ConfigError("is needed", key="task")
+    task = _passes(job, TASKS[job.task])
+    _belongs(job, task)
+    assumed: dict[str, str] = {"file": file} if file else {}
+    placement = Placement.parse(job.placement or "colocated", job.gpus)
+    if job.staleness and placement.colocated:
+        raise ConfigError(
+            "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
+        )
+    sequences = _sequences(job, task, assumed)
+    setup = resolve_job(_training(job, task, sequences, placement, assumed, trainers), model)
+    setup = _of_logprobs(setup, task, job.loss_terms, trainers)
+    setup.layout.check(setup.model)
+    setup.training.check(setup.model)
+    placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
+    if task.rollout and job.placement is None:
+        assumed["--placement"] = "colocated"
+    _longest(job, setup.model, sequences)
+    reference = _reference(job, task, setup, assumed)
+    engine, replicas, machines, joined, apart = None, 1, None, None, ""
+    if task.rollout:
+        engine = Engine.parse(job.rollout or "vllm")
+        if job.rollout is None:
+            assumed["--rollout"] = engine.text()
+        if engine.inside and not placement.colocated:
+            raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
+        if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none")):
+            assumed["--placement"] = f"{job.placement} (sleep= and --rollout-offload change nothing on GPUs of its own)"
+        replicas = replicas_of(engine, placement)
+        if setup.cluster is not None:
+            within = engine.replica if placement.colocated else placement.rollout
+            machines, apart = cluster_of(job, setup.cluster.gpu, within)
+            joined = setup.cluster
+            if not placement.colocated and not apart:
+                node = job.gpus_per_node or GPUS_PER_NODE
+                joined, apart = cluster_of(job, setup.cluster.gpu, -(-placement.gpus // node) * node)
+    members = {role.name: _member(role, job, task, setup, reference, model) for role in _roles(job, task, reference)}
+    if not file:
+        _used(job, task, members)
+    rows = job.logprob_batch
+    if job.logprob_tokens is not None:
+        if rows is not None:
+            raise ConfigError("says it in sequences; give --logprob-tokens or --logprob-batch", key="logprob_batch")
+        if job.logprob_tokens < sequences.longest:
+            raise ConfigError(
+                f"{job.logprob_tokens:,} do not hold the longest sequence of {sequences.longest:,}",
+                key="logprob_tokens",
+            )
+        rows = max(1, job.logprob_tokens // max(1, sequences.longest))
+    run = Run(
+        task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
+        joined=joined, apart=apart, engine=engine, replicas=replicas, on_policy=job.on_policy or 1.0,
+        staleness=job.staleness or 0, reference=reference,
+        rollout_offload=job.rollout_offload or "none",
+        logprob_rows=setup.layout.micro_batch if rows is None else rows * task.rows,
+        logprob_tokens=job.logprob_tokens, padding=job.padding if task.rollout else None, assumed=assumed | setup.assumed,
+    )  # fmt: skip
+    return run, setup
+
+
+def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
+    """Refuses flags that change nothing in this run. Another tool's job file may have them: its trainer reads over them too."""
+    if all("train" in member.role.uses for member in members.values()):
+        for name in ("frozen_offload", "frozen_weights"):
+            if getattr(job, name) not in (None, False):
+                raise ConfigError("changes nothing: this run has no frozen model beside the trained one", key=name)
+    if not any(one.does == "forward" and one.within is None for one in task.passes):
+        for name in ("logprob_batch", "logprob_tokens"):
+            if getattr(job, name) is not None:
+                raise ConfigError(
+                    f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)", key=name
+                )
+
+
+def _passes(job: Job, task: Task) -> Task:
+    """The task without the passes that are not run: of old log-probs, where nothing is compared with them (answers that are trained
+    on once, before anything is updated, have those of the update, and an engine's may be taken), and of KTO's estimate of KL."""
+    if job.loss_terms is not None and job.loss_terms not in task.objectives:
+        if not task.objectives:
+            raise ConfigError(f"{task.name} has one form of its loss", key="loss_terms")
+        raise ConfigError(f"{task.name} has {', '.join(task.objectives)}, not {job.loss_terms}", key="loss_terms")
+    if job.on_policy is not None and (task.name != "opd" or job.on_policy > 1):
+        raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "is of --task opd", key="on_policy")
+    passes = task.passes
+    if job.loss_terms in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
+        passes = tuple(
+            msgspec.structs.replace(one, within="update") if one.role == "teacher" else one for one in passes
+        )
+    if job.old_logprobs == "none":
+        passes = tuple(one for one in passes if one.phase != "old log-probs")
+    if job.loss_terms == "no-kl":
+        passes = tuple(msgspec.structs.replace(one, times=1) for one in passes if one.phase != "KL log-probs")
+    return msgspec.structs.replace(task, passes=passes)
+
+
+def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str) -> Setup:
+    """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens.
+
+    objective: the form of the loss, None: the usual one; trainers: as in `_training`
+    """
+    if task.trained.scalar:
+        return msgspec.structs.replace(setup, model=scalar(setup.model))
+    wanted = objective or next(iter(task.objectives), None)
+    diverges = wanted in DIVERGENCES and setup.job.loss in (None, "auto")
+    if task.name in ("sft", "gkd", "opd") and not diverges:
+        return setup
+    unit = "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
+    if diverges:
+        unit = str(wanted)
+    elif task.slices:
+        unit = "whole" if objective == "no-nll" else "slices"
+    if trainers == "softmax":
+        unit = "softmax"
+    kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
+    paired = setup.training.framework.engine is not None and unit in ("pairs", "rows")
+    if (
+        trainers == "trl"
+        and (task.slices or diverges or paired)
+        and setup.job.loss in (None, "auto")
+        and not _widens(setup)
+    ):
+        kernels = msgspec.structs.replace(kernels, loss="plain")
+    return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
+
+
+def _widens(setup: Setup) -> bool:
+    """Whether a loss outside the model sees float32 logits: TRL's take them as they come, accelerate widens what a model returns
+    under autocast, and does not of one that FSDP2 shards (as traced; accelerate 1.15, `Accelerator.prepare_model`), nor of
+    DeepSpeed's, which runs in 16 bits without autocast (`_prepare_deepspeed`)."""
+    training, layout = setup.training, setup.layout
+    if training.framework.engine is not None:
+        return False
+    if not training.framework.returns_float32:
+        return True
+    if layout.zero >= training.framework.weights_stage and layout.zero_ranks > 1:
+        return False
+    autocast = training.precision.autocast or training.precision.wrapped
+    return autocast or (training.lora is not None and training.lora.autocast)
+
+
+def _belongs(job: Job, task: Task) -> None:
+    """Refuses fields that mean nothing to the task. Raises `ConfigError`."""
+    for name in OF_ROLLOUT:
+        if not task.rollout and getattr(job, name) is not None:
+            raise ConfigError(f"is of tasks that generate their answers, and {task.name} does not", key=name)
+    for name in (*AROUND, "measured"):
+        if getattr(job, name) is not None:
+            raise ConfigError(f"is of --task train, not counted with {task.name}", key=name)
+    for name in OF_WHOLE:
+        if getattr(job, name) is not None:
+            raise ConfigError(f"is of --task train; {task.name} says it by --steps", key=name)
+    if job.price is not None and job.steps is None:
+        raise ConfigError("goes with --steps, the length of the whole run", key="price")
+    fields = {role.field for role in task.roles}
+    for name, field in (
+        ("teacher", "teacher"),
+        ("reward_model", "reward_model"),
+        ("critic", "critic"),
+        ("critic_batch", "critic"),
+    ):
+        if getattr(job, name) is not None and field not in fields:
+            raise ConfigError(f"{task.name} has none", key=name)
+    if job.critic == SHARED and job.critic_batch is not None:
+        raise ConfigError("is the actor's, with --critic shared", key="critic_batch")
+    if "teacher" in fields and job.teacher is None:
+        raise ConfigError(f"{task.name} needs the model that is distilled", key="teacher")
+    if task.rollout and (job.lengths is not None or job.seq_len is not None):
+        key = "lengths" if job.lengths is not None else "seq_len"
+        raise ConfigError(f"{task.name} says it by --prompt-len and --answers", key=key)
+
+
+def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
+    """What a step trains on; of tasks that generate nothing, sequences as they are in the data."""
+    if not task.rollout:
+        return Sequences(prompts=1, samples=1, prompt=0, answers=Lengths.of([job.seq_len or 1]))
+    values: dict[str, Any] = {}
+    for name, default in (("prompts", PROMPTS), ("samples", SAMPLES), ("prompt_len", PROMPT), ("answers", str(ANSWER))):
+        value = getattr(job, name)
+        if value is None:
+            value = _room(job) if name == "prompt_len" else default
+            assumed[f"--{name.replace('_', '-')}"] = str(value)
+        values[name] = value
+    return Sequences(
+        prompts=values["prompts"], samples=values["samples"], prompt=values["prompt_len"],
+        answers=answers(values["answers"]), epochs=job.epochs or 1,
+    )  # fmt: skip
+
+
+def _room(job: Job) -> int:
+    """Tokens of a prompt where nothing says: what an engine's context leaves beside the answers, where that is less."""
+    context = Engine.parse(job.rollout or "vllm").context
+    text = job.answers or str(ANSWER)
+    beside = PROMPT if context is None else context - stated_longest(text, answers(text))
+    return beside if 0 < beside < PROMPT else PROMPT
+
+
+def _training(
+    job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str], trainers: str
+) -> Job:
+    """The training of the policy alone, as `resolve_job` reads it: a pair is two sequences.
+
+    trainers: whose they are (`formats.table.Dialect.trainers`)
+    """
+    alone = job.replace(**dict.fromkeys(POSTTRAIN), price=None if job.steps is not None else job.price)
+    changes: dict[str, Any] = {}
+    if task.rows > 1:
+        for name in ("micro_batch", "global_batch"):
+            value = getattr(job, name)
+            changes[name] = (
+                task.rows * (1 if value is None else value) if value is not None or name == "micro_batch" else None
+            )
+    if (
+        task.tiled
+        and trainers == "trl"
+        and job.loss in (None, "auto")
+        and (job.framework or framework_of(job)) == "huggingface"
+    ):
+        habit = LOSS_LOGPROBS.at(Stack.parse(job.version))
+        changes["loss"] = habit.value
+        assumed["--loss"] = f"{habit.value} ({habit.source})"
+    if task.rollout:
+        changes["seq_len"] = sequences.longest
+        changes["padding"] = None
+        if job.padding == "free" and job.attention == "eager":
+            raise ConfigError("free goes with --attention flash: eager attention pads", key="padding")
+        if job.placement is not None and not placement.colocated:
+            changes["gpus"] = placement.trainer
+        if job.global_batch is None:
+            changes["global_batch"] = sequences.number
+            assumed["--global-batch"] = f"{sequences.number} (prompts x samples: one update a step)"
+        elif sequences.number % job.global_batch:
+            raise ConfigError(
+                f"{sequences.number} sequences of a step ({sequences.prompts} prompts x {sequences.samples}) are not whole"
+                f" batches of {job.global_batch}",
+                key="global_batch",
+            )
+    return alone.replace(**changes)
+
+
+def _longest(job: Job, model: ModelSpec, sequences: Sequences) -> None:
+    """Refuses answers that are longer than the model's context, or than the engine's."""
+    longest = sequences.answers.longest if job.answers is None else stated_longest(job.answers, sequences.answers)
+    engine = Engine.parse(job.rollout or "vllm") if sequences.prompt else None
+    of_engine = None if engine is None else engine.context
+    for most, whose in ((model.max_position_embeddings, model.name), (of_engine, "the engine")):
+        if most is not None and sequences.prompt + longest > most:
+            raise ConfigError(
+                f"{sequences.prompt:,} tokens of a prompt and {longest:,} of an answer are more than the {most:,} of"
+                f" {whose}'s context",
+                key="answers",
+            )
+
+
+def _reference(job: Job, task: Task, setup: Setup, assumed: dict[str, str]) -> Any:
+    """Where the reference's log-probs come from; with adapters, the model without them."""
+    if task.reference is None:
+        if job.reference not in (None, "none"):
+            raise ConfigError(f"{task.name} has no reference model", key="reference")
+        return None
+    adapts = setup.training.lora is not None
+    if job.reference is None:
+        found = "adapter-off" if adapts else task.reference
+        assumed["--reference"] = f"{found}{' (the policy without its adapters)' if adapts else ''}"
+        return found
+    if job.reference in ("adapter", "adapter-off") and not adapts:
+        raise ConfigError(f"{job.reference} needs adapters (--lora-rank)", key="reference")
+    return None if job.reference == "none" else job.reference
+
+
+def _roles(job: Job, task: Task, reference: str | None) -> list[Role]:
+    """The roles that this run has: a reference only where one is run, a reward model where one is named."""
+    present = []
+    for role in task.roles:
+        if role.name == "reference" and reference in (None, "precomputed"):
+            continue
+        if role.field == "reward_model" and job.reward_model is None:
+            continue
+        if role.field == "critic" and job.critic == SHARED:
+            continue
+        present.append(role)
+    return present
+
+
+def _member(
+    role: Role, job: Job, task: Task, setup: Setup, reference: str | None, loaded: ModelSpec | None
+) -> Member:  # fmt: skip
+    """A role's model, on the layout of the trained one; what is frozen has no states but its weights."""
+    chosen, training, layout = setup.model, setup.training, setup.layout
+    named = None if role.field == "model" else getattr(job, role.field)
+    trains = "train" in role.uses
+    second = role.field == "reward_model" and named == SECOND
+    if second:
+        named = None
+        if setup.training.lora is None:
+            raise ConfigError(f"{SECOND} needs adapters (--lora-rank)", key=role.field)
+    if named is not None:
+        other = setup.job.replace(model=named, seq_len=layout.seq_len, lengths=None, **dict.fromkeys(OF_ADAPTERS))
+        resolved = resolve_job(other)
+        chosen, training, layout = resolved.model, resolved.training, resolved.layout
+        layout.check(chosen)
+    if role.field == "critic" and job.critic_batch is not None:
+        layout = msgspec.structs.replace(layout, micro_batch=job.critic_batch)
+    if role.scalar and not second:
+        chosen = scalar(chosen)
+    if not trains and role.name != "reference" and named is None and not second:
+        raise ConfigError(f"{task.name} needs a model for its {role.name}", key=role.field)
+    return Member(
+        role=role, model=chosen, layout=layout, training=training, params=int(parameters(chosen).total),
+        cluster=setup.cluster, offloaded=not trains and bool(job.frozen_offload),
+        shares=second or (role.name == "reference" and reference in ("adapter", "adapter-off")),
+        second=second or (role.name == "reference" and reference == "adapter"), loaded=None if trains else job.frozen_weights,
+    )  # fmt: skip
+
+
+Settings = dict[str, Any]
+"""Fields of a job that are changed; `rollout.NAME` is an option of the engine."""
+Moves = list[tuple[str, tuple[Any, ...]]]
+"""Settings, each with the values to try, the mildest first."""
+Tried = tuple[str, PostMemory]
+"""Flags, and the memory of the run with them."""
+
+
+def remedies(job: Job, before: PostMemory, most: int = 3, model: ModelSpec | None = None) -> list[Tried]:
+    """Return changes that make a run fit, the mildest first: single ones, several together where none does, and adapters where
+    the whole model cannot be trained. What may fit comes after what surely does.
+
+    model: that of the job, where it was read before
+    """
+    found: list[Tried] = []
+    moves: Moves = _moves(job)
+    adapters: Moves = [("lora_rank", (16,))]
+    for more, every in ((moves, moves), (adapters, moves + adapters))[: 1 if job.adapts else 2]:
+        found += _alone(job, before, more, model)
+        if not _fitting(found) and (together := _together(job, before, every, model)) is not None:
+            found.append(together)
+        if _fitting(found):
+            break
+    return sorted(found, key=lambda one: one[1].verdict != "fits")[:most]
+
+
+def _fitting(found: list[Tried]) -> bool:
+    return any(tried.verdict == "fits" for _, tried in found)
+
+
+def _better(before: PostMemory, tried: PostMemory | None) -> bool:
+    """Whether a run that did not fit now does, or may."""
+    return tried is not None and (
+        tried.verdict == "fits" or (before.verdict, tried.verdict) == ("does not fit", "tight")
+    )
+
+
+def _try(job: Job, settings: Settings, model: ModelSpec | None) -> PostMemory | None:
+    """The memory of the job with other settings; None where it is no run."""
+    try:
+        return memory(resolve_posttrain(job.replace(**_fields(job, settings)), model)[0])
+    except Error:
+        return None
+
+
+def _fields(job: Job, settings: Settings) -> dict[str, Any]:
+    fields = {name: value for name, value in settings.items() if "." not in name}
+    options = {name.partition(".")[2]: value for name, value in settings.items() if "." in name}
+    if options:
+        fields["rollout"] = msgspec.structs.replace(Engine.parse(job.rollout or "vllm"), **options).text()
+    return fields
+
+
+def _flags(job: Job, settings: Settings) -> str:
+    return Job("", **_fields(job, settings)).flags()
+
+
+def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> list[Tried]:
+    """Of each setting the mildest value with which the run fits, or the last with which it may."""
+    found: list[Tried] = []
+    for name, values in moves:
+        best: list[Tried] = []
+        for value in values:
+            tried = _try(job, {name: value}, model)
+            if tried is not None and _better(before, tried):
+                best = [(_flags(job, {name: value}), tried)]
+                if tried.verdict == "fits":
+                    break
+        found += best
+    return found
+
+
+def _together(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> Tried | None:
+    """Settings that make phases smaller, the mildest first, until the run fits; then no more of each than it needs."""
+    settings: Settings = {}
+    held = before
+    for name, values in moves:
+        for value in values:
+            tried = None if held.verdict == "fits" else _try(job, settings | {name: value}, model)
+            if tried is not None and _heights(tried) < _heights(held):
+                settings, held = settings | {name: value}, tried
+    for name, values in reversed(moves):
+        milder = values[: values.index(settings[name])] if name in settings else ()
+        fewer = {other: value for other, value in settings.items() if other != name}
+        for rest in (fewer, *(settings | {name: value} for value in milder)) if name in settings else ():
+            tried = _try(job, rest, model)
+            if tried is not None and tried.verdict == held.verdict:
+                settings, held = rest, tried
+                break
+    return (_flags(job, settings), held) if settings and _better(before, held) else None
+
+
+def _heights(held: PostMemory) -> list[float]:
+    """Upper ends of the phases, the largest first."""
+    return sorted((phase.high for phase in held.phases), reverse=True)
+
+
+def _moves(job: Job) -> Moves:
+    """Settings that may make a phase smaller, the mildest first."""
+    task = TASKS[job.task or ""]
+    engine = Engine.parse(job.rollout or "vllm")
+    known, share = ENGINES[engine.kind], getattr(engine, ENGINES[engine.kind].share or "utilization") or 0.0
+    colocated = task.rollout and not engine.inside and job.placement in (None, "colocated")
+    micro, stage = job.micro_batch or 1, job.zero or 0
+    several = (job.gpus or 1) > 1 and (job.pp or 1) == 1
+    moves: list[tuple[str, tuple[Any, ...], bool]] = [
+        ("rollout.sleep", (1,), colocated and known.sleeps and not engine.sleep),
+        ("logprob_batch", (1,), (job.logprob_batch or micro) > 1),
+        ("micro_batch", tuple(micro >> power for power in range(1, micro.bit_length())), micro > 1),
+        ("zero", tuple(range(stage + 1, 4)), several),
+        ("recompute", ("full",), job.recompute in (None, "none", "selective")),
+        ("gradient_sync", ("each",), several and job.gradient_sync is None),
+        ("loss", ("chunked:16",), job.loss is None),
+        ("rollout.tp", tuple(tp for tp in (2, 4, 8) if tp > engine.tp and not (job.gpus or 1) % tp), colocated),
+        (f"rollout.{known.share}", tuple(round(share - less, 2) for less in (0.1, 0.2, 0.3, 0.4) if share - less > 0.1), colocated),
+        ("rollout_offload", ("optimizer", "all")[job.rollout_offload == "optimizer":], colocated and job.rollout_offload != "all"),
+        ("frozen_offload", (True,), job.frozen_offload is None and any("train" not in role.uses for role in task.roles)),
+        ("framework", ("fsdp",), several and job.framework is None and not asks_for_files(job)),
+        ("offload", ("optimizer",), job.offload in (None, "none")),
+    ]  # fmt: skip
+    return [(name, values) for name, values, possible in moves if possible]

@@ -1,0 +1,591 @@
+"""Resolving a `Job` into a `Setup`: defaults are filled in and recorded, and what does not go together is refused."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
+from loadgauge.core.base.files import is_script
+from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.base.units import gib, parse, rate
+from loadgauge.core.definitions.hardware.cluster import cluster
+from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
+from loadgauge.core.definitions.hardware.host import HOST_LINK, PCIE_4, Host
+from loadgauge.core.definitions.hardware.topology import topology
+from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
+from loadgauge.core.definitions.layout.layout import FULL_PIPE, Filled, Layout, RecomputePolicy
+from loadgauge.core.definitions.layout.overlap import Overlap
+from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, runs_on
+from loadgauge.core.definitions.model.lora import BASE_FORMATS
+from loadgauge.core.definitions.model.model import Mlp, ModelSpec
+from loadgauge.core.definitions.training.around import Around
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
+from loadgauge.core.definitions.training.stacks import Stack
+from loadgauge.core.definitions.training.training import Training, training
+from loadgauge.core.resolve.adapters import adapters
+from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.rescale import is_run, scale, sustained
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.resolve.trained import adapt_only, train_only
+from loadgauge.core.resolve.uncounted import Uncounted
+from loadgauge.core.resolve.unsaid import others, says_what_is_loaded
+from loadgauge.job_files.ideas.recompute import resolve_recompute
+
+JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
+"""Endings of files that may be another tool's."""
+SEQ_LEN = 4096
+
+
+def asks_for_files(job: Job) -> bool:
+    """Whether job files of other tools say something of a job: as its model, or beside it.
+
+    >>> asks_for_files(Job(model="gpt2")), asks_for_files(Job(model="gpt2", beside="ds_config.json"))
+    (False, True)
+    """
+    return job.beside is not None or job.dialect is not None or names_job_file(job.model)
+
+
+def names_job_file(model: str) -> bool:
+    """Whether the name of a model is the path of another tool's job file. Dialects are imported only where it may be.
+
+    >>> names_job_file("llama-3.1-8b"), names_job_file("./axolotl.yaml")
+    (False, True)
+    """
+    if os.path.splitext(model)[1].lower().lstrip(".") not in JOB_FILES:
+        return False
+    from loadgauge.job_files.job_file import is_job_file
+
+    return is_job_file(model)
+
+
+def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
+    """Fill in what a job does not state and return the run; `model`: the model where it is loaded already.
+
+    Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    >>> setup = resolve_job(Job(model="llama-3.1-8b", gpus=16, tp=8))
+    >>> setup.layout.dp, setup.layout.seq_len, setup.training.framework.name
+    (2, 4096, 'megatron')
+    """
+    file = ""
+    uncounted: tuple[Uncounted, ...] = ()
+    if model is not None and (job.beside is not None or job.dialect is not None):
+        raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")
+    if model is None and asks_for_files(job):
+        from loadgauge.job_files.job_file import from_job_file  # only then are dialects read
+
+        said = {name for name in POSTTRAIN if getattr(job, name) is not None}
+        job, model, file, uncounted, _ = from_job_file(job)
+        if not said and job.task is not None:
+            from loadgauge.job_files.job_file import update_alone
+
+            job, beside = update_alone(job)
+            uncounted = (*beside, *uncounted)
+    for name in POSTTRAIN:
+        if getattr(job, name) is not None:
+            raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
+    card, assumed = named_card(job)
+    chosen, job = _model(job, assumed) if model is None else (model, job)
+
+    def fill(name: str, default: Any, why: str = "") -> Any:
+        value = getattr(job, name)
+        if value is None:
+            assumed[f"--{name.replace('_', '-')}"] = f"{default}{f' ({why})' if why else ''}"
+            return default
+        return value
+
+    _applies(job, chosen)
+    if job.mtp:
+        chosen = chosen.with_mtp()
+    chosen = _part(job, chosen)
+    _whole_run(job)
+    dp, degrees = _degrees(job, fill)
+    if chosen.listed is not None and job.etp is None:
+        degrees["etp"] = chosen.listed.within_experts(degrees["tp"], degrees["ep"])
+    micro_batch = fill("micro_batch", 1)
+    lengths = _lengths(job.lengths)
+    usual = "bf16" if card is None or card.bf16 else "fp16"
+    if is_script(job.model):
+        usual = "fp32"
+    given: dict[str, Any] = {
+        "framework": fill("framework", *_framework(job, chosen)),
+        "precision": fill("precision", usual),
+        "optimizer": fill("optimizer", "adamw"),
+        "attention": fill("attention", *_attention(job)),
+        "loss": fill("loss", "auto"),
+        "lora": adapters(job, chosen, job.framework or framework_of(job), fill),
+        "offload": _offload(job.offload or "none"),
+        "host": _host(job, card, assumed, file),
+        "kernels": _kernels_of(job, chosen),
+        "compiled": job.compile or False,
+        "weights": job.weights,
+        "checkpoint": chosen.dtype,
+        "stack": (stack := Stack.parse(job.version)),
+    }
+    kind = _with_engine(job, chosen, training(**given))
+    if job.end_units is not None:
+        if not kind.framework.fully_shards:
+            raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="end_units")
+        kind = msgspec.structs.replace(kind, ends_apart=job.end_units == "apart")
+    if job.gradient_sync is not None:
+        if not kind.framework.fully_shards:
+            raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="gradient_sync")
+        own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
+        kind = msgspec.structs.replace(kind, framework=own)
+    zero, around = fill("zero", 0), _around(job, degrees["pp"])
+    kind = _with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
+    says_what_is_loaded(job, chosen, kind, stack, assumed)
+    if job.overlap is not None:
+        kind = msgspec.structs.replace(kind, overlap=Overlap.parse(job.overlap))
+    if job.precision in (None, "bf16", "fp16"):
+        why = f"{kind.framework.name}'s recipe of {job.precision or usual}"
+        if job.precision is None and usual == "fp16":
+            why += f": {card.name if card else ''} has no bf16"
+        assumed["--precision"] = f"{kind.precision.name} ({why})"
+    if chosen.head.kind != "lm":
+        assumed.pop("--loss", None)
+    elif job.loss in (None, "auto"):
+        assumed["--loss"] = f"{kind.kernels.loss} ({kind.framework.name}'s)"
+    layout = Layout(
+        **degrees,  # type: ignore[arg-type]
+        dp=dp,
+        zero=zero,
+        sequence_parallel=job.sequence_parallel or False,
+        recompute=RecomputePolicy.parse(resolve_recompute(fill("recompute", *_recompute(job, file)), chosen, kind)),
+        micro_batch=micro_batch,
+        global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
+        seq_len=_seq_len(job, chosen, lengths, fill),
+        schedule=_schedule(job, assumed),
+        stage_layers=_stage_layers(job.stage_layers),
+        cp_comm=job.cp_comm or "ring",  # type: ignore[arg-type]
+        expert_imbalance=_imbalance(job, chosen, fill),
+        replicas=job.replicas or 1,
+        order=_order(job.order),
+        **_ragged(job, lengths, micro_batch, kind, assumed),
+    )
+    _runs(kind, layout)
+    if card is not None and job.overlap is None and not kind.overlap.dp and layout.zero < 3 and layout.zero_ranks > 1:
+        why = f"{kind.framework.name}'s: with dp, gradients hide"
+        assumed["--overlap"] = f"{kind.overlap.text()} ({why})"
+    for key, size in chosen.defaults:
+        assumed[key] = f"{size} (not in the config: {chosen.model_type}'s default)"
+    machines, untimed = cluster_of(job, card, layout.gpus)
+    if card is not None and not card.bf16 and kind.precision.name.startswith("bf16"):
+        uncounted = (*uncounted, Uncounted(no_bf16(card), "precision"))
+    setup = Setup(
+        job=job, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed,
+        cluster=machines, untimed=untimed, file=file, uncounted=uncounted,
+        others=tuple(
+            msgspec.structs.replace(
+                other, around=kind.around, overlap=kind.overlap,
+                kernels=msgspec.structs.replace(other.kernels, flash=kind.kernels.flash),
+            )
+            for other in others(job, given, kind, chosen, stack, assumed)
+        ) if not file else (),
+    )  # fmt: skip
+    if job.measured is None or not is_run(job):
+        return setup
+    return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
+
+
+def _part(job: Job, model: ModelSpec) -> ModelSpec:
+    """The model with what the job does not train frozen."""
+    if job.train is not None and job.adapts:
+        raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
+    if job.lora_layers is not None and not job.adapts:
+        raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
+    if job.train is None and job.lora_layers is None:
+        return model
+    if model.listed is not None:
+        return model  # what it does not train was frozen when it was captured
+    return train_only(model, job.train) if job.train is not None else adapt_only(model, job.lora_layers or "")
+
+
+def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
+    """The GPU of a job, and what was taken for it."""
+    if job.gpu is None:
+        if job.memory is None:
+            return None, {}
+        return card_of(job.memory), {"--gpu": f"none, only its memory: {job.memory}"}
+    card = gpu(job.gpu)
+    assumed = {}
+    if job.gpu != card.id:
+        others = variants(card.id, gpu_ids()) if not names_one(job.gpu, card.id) else ()
+        rest = f": the commonest {job.gpu}; there is also {', '.join(others[:3])}" if others else f": {card.name}"
+        assumed["--gpu"] = f"{card.id} ({rest[2:]})"
+    if job.memory is not None:
+        card = with_memory(card, job.memory)
+    elif card.memory.shared:
+        of = f"{gib(card.capacity, 1)} of {card.memory.label.text}" if card.memory.usable else card.memory.label.text
+        assumed["--memory"] = f"{of}, shared with the system, whose part is not counted"
+    return card, assumed
+
+
+def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
+    """The model of a job, and the job with how the copy that it names is stored; what was taken is noted in `assumed`."""
+    found = found_model(job)
+    if found.how:
+        assumed["model"] = f"{found.spec.name} ({found.how})"
+    if not found.stored or job.qlora is not None:
+        return found.spec, job
+    if found.stored not in BASE_FORMATS:
+        raise NotModelled(
+            f"training on {job.model}, whose weights are stored in {found.stored}: known are {', '.join(BASE_FORMATS)};"
+            " --no-qlora trains the model it was made from, in 16 bits"
+        )
+    assumed["--qlora"] = f"the copy that is named is stored in {found.stored}"
+    return found.spec, job.replace(qlora=True, base=job.base or found.stored)
+
+
+def _kernels_of(job: Job, model: ModelSpec) -> str:
+    """The kernels that a model runs: functions of adapters are those of gated MLPs with matrices of their own
+    (source: axolotl 0.19, `find_self_attn_in_layer` and `find_mlp_in_layer` of `monkeypatch/lora_kernels.py`)."""
+    word = job.kernels or "native"
+    plain = [block.mlp for block in model.blocks if isinstance(block.mlp, Mlp)]
+    if word.endswith("lora") and any(not mlp.gated or mlp.fused_gate_up for mlp in plain):
+        return word.removesuffix("lora").rstrip("-") or "native"
+    return word
+
+
+def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
+    """The training with the settings of DeepSpeed's engine that are asked for. Raises `ConfigError`."""
+    if job.engine is None:
+        return kind
+    engine = kind.framework.engine
+    if engine is None:
+        raise ConfigError("goes with --framework deepspeed", key="engine")
+    framework = msgspec.structs.replace(kind.framework, engine=engine.told(job.engine, model.hidden_size))
+    return msgspec.structs.replace(kind, framework=framework)
+
+
+def no_bf16(card: Gpu) -> str:
+    """Return what is said of bf16 on a GPU that has none."""
+    return (
+        f"bf16 on {card.name}, which has none (compute capability {card.compute_capability}, below 8.0): PyTorch emulates it"
+        " at the price of time and memory, and libraries may refuse it; --precision fp16 is the usual choice there"
+    )
+
+
+def _attention(job: Job) -> tuple[str, str]:
+    """The attention that a framework of its time has, and why."""
+    framework = FRAMEWORKS.get(job.framework or "")
+    if framework is not None and framework.kernels.attention != "flash":
+        return framework.kernels.attention, f"{framework.name} is from before FlashAttention"
+    return "flash", ""
+
+
+def _with_kernel(job: Job, kind: Training, card: Gpu | None, stack: Stack, assumed: dict[str, str]) -> Training:
+    """The training with the kernel of fused attention that runs on the card. Raises `ConfigError` where a named one cannot."""
+    kernels = kind.kernels
+    if kernels.attention == "eager":
+        return kind
+    if kernels.flash:
+        if card is not None and not runs_on(kernels.flash, card):
+            raise ConfigError(f"{FLASH_KERNELS[kernels.flash]} does not run on {card.name}", key="attention")
+        return kind
+    name = kind.framework.flash_on(card, stack)
+    if "--attention" in assumed and card is not None:
+        releases = kind.framework.flash_libraries
+        on = f"{card.id}, {stack.text(*releases)}" if releases and card.flash_attention else card.id
+        what = name if card.flash_attention else "the memory-efficient kernel"
+        assumed["--attention"] = f"flash ({what} on {on})"
+    return msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, flash=name))
+
+
+def _recompute(job: Job, file: str) -> tuple[str, str]:
+    """The default of recomputation, and why."""
+    if job.qlora and not file:  # a job file says it itself
+        return "full", "as QLoRA's tools do when they prepare the model; --recompute none turns it off"
+    if not file and _offloads_checkpoints(job):
+        return "full", f"as {job.framework} does; --recompute none turns it off"
+    return "none", ""
+
+
+def _offloads_checkpoints(job: Job) -> bool:
+    framework = FRAMEWORKS.get(job.framework or "")
+    return framework is not None and framework.offloads_checkpoints
+
+
+def _whole_run(job: Job) -> None:
+    """Refuses flags that go with others that are not there."""
+    if job.gpu is None:
+        for name in (
+            "gpus_per_node",
+            "link_bandwidth",
+            "nic_bandwidth",
+            "host_link",
+            "host_bandwidth",
+            "nvme_bandwidth",
+            "overlap",
+            "order",
+            "tokens",
+            "measured",
+        ):
+            if getattr(job, name) is not None:
+                raise ConfigError("goes with --gpu", key=name)
+    if job.tokens is None:
+        for name in ("price", "days", "mtbf_hours"):
+            if getattr(job, name) is not None:
+                raise ConfigError("goes with --tokens, the length of the whole run", key=name)
+    if job.mtbf_hours is None:
+        for name in ("checkpoint_seconds", "restart_seconds"):
+            if getattr(job, name) is not None:
+                raise ConfigError("goes with --mtbf-hours, how often a GPU fails", key=name)
+    if job.cp_comm is not None and (job.cp or 1) == 1:
+        raise ConfigError("goes with --cp above 1", key="cp_comm")
+
+
+def bandwidth(text: str | None, name: str) -> float | None:
+    """Read a bandwidth [byte/s] of the flag `name`; None stays None. Raises `ConfigError`."""
+    if text is None:
+        return None
+    value, unit = parse(text, name, "byte/s")
+    if unit != "byte/s" or value <= 0:
+        raise ConfigError(f"must be a bandwidth such as 50GB/s or 400Gbit/s, got {text!r}", key=name)
+    return value
+
+
+def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, str]:
+    """Return so many of the GPUs that a job runs on, joined as it says; or why there are none. Raises `ConfigError`."""
+    if card is None:
+        return None, ""
+    link, adapter = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
+    network = None
+    if job.topology is not None:
+        for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth"):
+            if getattr(job, name) is not None:
+                raise ConfigError("is what --topology states", key=name)
+        network = topology(job.topology)
+    try:
+        found = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
+        return msgspec.structs.replace(found, sustained=sustained(job)), ""
+    except NotStated as error:
+        return None, str(error)
+
+
+def _applies(job: Job, model: ModelSpec) -> None:
+    """Refuses flags that mean nothing for this model."""
+    if job.loss is not None and model.head.kind != "lm":
+        raise ConfigError(f"{model.name} has no language-model head, so it has no such loss", key="loss")
+    for name in ("target_len", "audio"):
+        if getattr(job, name) is not None and model.listed is None:
+            raise ConfigError(f"{model.name} is trained on one text, whose tokens are --seq-len", key=name)
+    experts = model.has_experts
+    for name in ("ep", "etp"):
+        if (getattr(job, name) or 1) > 1 and not experts:
+            raise ConfigError(f"{model.name} has no experts to shard", key=name)
+
+
+def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
+    """The parallel degrees; data parallelism is what is left of the GPUs."""
+    degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in DEGREES}
+    within = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    gpus = fill("gpus", within, "one replica" if within > 1 else "")
+    if gpus % within:
+        raise LayoutError(
+            f"{gpus} GPUs are not divisible by tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}:"
+            f" leaves {gpus % within}",
+            dimension="gpus", size=gpus, ranks=within,
+        )  # fmt: skip
+    return gpus // within, degrees
+
+
+def _lengths(path: str | None) -> Lengths | None:
+    return None if path is None else Lengths.parse(path)
+
+
+def _framework(job: Job, model: ModelSpec) -> tuple[str, str]:
+    """The framework of a job that names none, and why."""
+    if model.listed is not None:
+        return "huggingface", "its code was captured"
+    return framework_of(job), _why_framework(job)
+
+
+def framework_of(job: Job) -> str:
+    """Return the framework of a job that names none."""
+    return default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
+
+
+def _why_framework(job: Job) -> str:
+    used = [axis for axis in MODEL_PARALLEL if (getattr(job, axis) or 1) > 1]
+    return f"because of {' and '.join(used)}" if used else ""
+
+
+def _offload(text: str) -> Any:
+    if text not in ("none", "optimizer", "all"):
+        raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, all)", key="offload")
+    return text
+
+
+def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
+    """How what is off the card is kept. Raises `ConfigError`."""
+    whole = (job.recompute or _recompute(job, file)[0]).partition(":")[0] == "full"
+    if job.activation_offload is None and whole and _offloads_checkpoints(job):
+        job = job.replace(activation_offload="checkpoints")
+        assumed["--activation-offload"] = f"checkpoints (as {job.framework} does; none: they stay on the card)"
+    moved = job.offload not in (None, "none")
+    hosted = job.activation_offload or "none"
+    if job.offload_to is not None and not moved:
+        raise ConfigError("goes with --offload optimizer or all", key="offload_to")
+    if job.pin_memory is not None and not moved and hosted == "none":
+        raise ConfigError("goes with --offload or --activation-offload", key="pin_memory")
+    if hosted == "checkpoints" and not whole:
+        raise ConfigError("checkpoints: goes with --recompute full", key="activation_offload")
+    nvme = job.offload_to == "nvme"
+    if job.nvme_bandwidth is not None and not nvme:
+        raise ConfigError("goes with --offload-to nvme", key="nvme_bandwidth")
+    link = bandwidth(job.host_link, "host_link")
+    if link is None:
+        stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
+        link = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
+        if card is not None and (moved or hosted != "none"):
+            assumed["--host-link"] = f"{rate(link)} ({'PCIe 4' if stated is None else card.interconnect.kind})"
+    return Host(
+        pinned=job.pin_memory is not False, nvme=nvme, activations=hosted, link=link,  # type: ignore[arg-type]
+        bandwidth=bandwidth(job.host_bandwidth, "host_bandwidth"),
+        nvme_bandwidth=bandwidth(job.nvme_bandwidth, "nvme_bandwidth"),
+    )  # fmt: skip
+
+
+def _runs(kind: Training, layout: Layout) -> None:
+    """Refuses optimizers and offload where the framework or the layout has none."""
+    optimizer = kind.optimizer
+    if not optimizer.sharded and layout.zero:
+        raise NotModelled(
+            f"{optimizer.name} under ZeRO {layout.zero}: its states are those of whole tensors (--zero 0)"
+        )
+    if optimizer.in_backward and (layout.num_microbatches > 1 or layout.gpus > 1):
+        raise ConfigError(
+            f"{optimizer.name} updates each tensor in backward: on one GPU, without gradient accumulation"
+            f" ({layout.gpus} GPUs, {layout.num_microbatches:g} micro-batches a step here)", key="optimizer",
+        )  # fmt: skip
+    if kind.host.nvme and not (kind.framework.engine is not None and layout.zero == 3):
+        raise NotModelled("--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3")
+    if kind.framework.engine is not None and layout.pp > 1 and layout.zero >= 2:
+        raise ConfigError(
+            f"{kind.framework.name} refuses ZeRO 2 and 3 with a pipeline (its runtime/pipe/engine.py); ZeRO 1 goes with it",
+            key="zero",
+        )
+    if kind.host.activations != "none" and layout.pp > 1:
+        raise NotModelled(f"--activation-offload {kind.host.activations} in a pipeline of {layout.pp} stages")
+    if (optimizer.in_backward or optimizer.one_block) and kind.framework.gradients_persist:
+        raise NotModelled(f"{optimizer.name} with {kind.framework.name}, whose gradients are a buffer that stays")
+    if (optimizer.in_backward or optimizer.one_block) and kind.offload != "none":
+        raise NotModelled(f"{optimizer.name} with --offload {kind.offload}")
+
+
+def _around(job: Job, stages: int) -> Around:
+    """What happens between the steps. Raises `ConfigError` or `NotModelled`."""
+    for name in ("eval_batches", "generate"):
+        if getattr(job, name) is not None and job.eval_batch is None:
+            raise ConfigError("goes with --eval-batch", key=name)
+    if stages > 1 and (job.eval_batch is not None or job.save == "full"):
+        raise NotModelled("evaluation, generation and full checkpoints over pipeline stages")
+    return Around(
+        eval_batch=job.eval_batch or 0, eval_batches=job.eval_batches or 0, generate=job.generate or 0,
+        save="full" if job.save == "full" else "sharded",
+    )  # fmt: skip
+
+
+def _global_batch(dp: int, micro_batch: int, stages: int) -> tuple[int, str]:
+    """The batch where none is stated: of a pipeline one that keeps it full, as with a micro-batch each it would stand still."""
+    if stages == 1:
+        return dp * micro_batch, "dp x micro-batch"
+    batches = FULL_PIPE * stages
+    return dp * micro_batch * batches, f"a full pipe: dp x micro-batch x {batches} micro-batches"
+
+
+def _schedule(job: Job, assumed: dict[str, str]) -> Any:
+    if job.schedule is not None:
+        if (job.pp or 1) == 1:
+            raise ConfigError(f"{job.schedule} is a pipeline schedule and needs pp above 1", key="schedule")
+        return job.schedule
+    if (job.pp or 1) > 1:
+        name = "interleaved" if (job.vpp or 1) > 1 else "1f1b"
+        assumed["--schedule"] = name
+        return name
+    return "1f1b"
+
+
+def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> int:
+    if lengths is not None:
+        if job.seq_len is not None:
+            raise ConfigError("the lengths file says how long the sequences are; leave --seq-len out", key="seq_len")
+        return lengths.longest
+    names = () if model.listed is None else model.listed.names
+    if "n" in names:
+        fill("audio", f"{model.listed.seconds:g}", "seconds of each sound")
+        if "s" not in names:
+            return int(model.listed.beside["n"])
+    longest = model.max_position_embeddings
+    seq_len: int = fill("seq_len", SEQ_LEN if longest is None else min(SEQ_LEN, longest))
+    if "t" in names:
+        fill("target_len", seq_len, "of the second text as many as --seq-len")
+    return seq_len
+
+
+def _ragged(
+    job: Job, lengths: Lengths | None, micro_batch: int, kind: Training, assumed: dict[str, str]
+) -> dict[str, Any]:
+    """Tokens and query-key pairs of the expected micro-batch, which decides the time, and of the fullest, which makes the peak.
+
+    A micro-batch that pads holds at some point of an epoch the longest sequence of all. Without padding it is the fullest of
+    the epoch's micro-batches; its pairs are an upper bound, on which flash attention's memory does not depend.
+    """
+    flash = kind.kernels.attention == "flash"
+    if lengths is None:
+        if job.padding is not None:
+            raise ConfigError("goes with --lengths", key="padding")
+        return {}
+    if job.padding == "free" and not flash:
+        raise ConfigError("free goes with --attention flash: eager attention pads", key="padding")
+    how = job.padding or ("free" if flash else "dynamic")
+    if job.padding is None:
+        assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"
+    if how == "max-length":
+        return {}
+    if how == "free":
+        tokens, pairs = lengths.unpadded(micro_batch)
+        most = lengths.expected_fullest(micro_batch)
+        return {"tokens": tokens, "pairs": pairs, "fullest": Filled(most, most * lengths.longest)}
+    tokens, pairs = lengths.padded(micro_batch)
+    longest = float(lengths.longest)
+    return {
+        "tokens": tokens, "pairs": pairs,
+        "fullest": Filled(micro_batch * longest, micro_batch * longest**2),
+    }  # fmt: skip
+
+
+def _order(text: str | None) -> tuple[str, ...]:
+    """The axes, the fastest first; ep may be left out, and then comes before dp."""
+    if text is None:
+        return RANK_ORDER
+    names = [name.strip() for name in text.split(",")]
+    if "ep" not in names and "dp" in names:
+        names.insert(names.index("dp"), "ep")
+    if sorted(names) != sorted(RANK_ORDER):
+        raise ConfigError(f"must name each of {', '.join(RANK_ORDER)} once, got {text!r}", key="order")
+    return tuple(names)
+
+
+def _imbalance(job: Job, model: ModelSpec, fill: Any) -> float:
+    """Tokens of the busiest expert rank over the mean; balanced where nothing is said, and said so."""
+    if model.has_experts:
+        return float(fill("expert_imbalance", 1.0, "balanced routing"))
+    if job.expert_imbalance is not None:
+        raise ConfigError(f"{model.name} has no experts", key="expert_imbalance")
+    return 1.0
+
+
+def _stage_layers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
+        raise ConfigError(f"must be counts of layers such as 7,8,8,7, got {text!r}", key="stage_layers")
+    return tuple(int(word) for word in words)

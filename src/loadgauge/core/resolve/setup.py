@@ -1,0 +1,161 @@
+"""`Setup`: a resolved job: the model, the layout, how it is trained and on which GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.base.units import parse_count
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.estimate.estimate import estimate
+from loadgauge.core.estimate.memory.padding import Forecast, forecast
+from loadgauge.core.estimate.memory.question import Alternative, Unsaid
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.time.cost import Budget, Failures
+from loadgauge.core.estimate.unsaid import open_to, with_unsaid
+from loadgauge.core.resolve.uncounted import Uncounted
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that can be estimated. `assumed`: the values of flags that were not given, with the reason."""
+
+    job: Job
+    model: ModelSpec
+    layout: Layout
+    training: Training
+    gpu: Gpu | None
+    lengths: Lengths | None
+    assumed: dict[str, str]
+    cluster: Cluster | None = None
+    untimed: str = ""
+    """Why there is no cluster, where a GPU is given."""
+    scale: float = 1.0
+    """Measured over predicted step time of the user's measured run."""
+    file: str = ""
+    """Where the model is another tool's job file: whose, and how its keys were read."""
+    others: tuple[Training, ...] = ()
+    """Other ways in which the run may train, for what neither the job nor its releases say."""
+    uncounted: tuple[Uncounted, ...] = ()
+    """Settings of a job file that are not counted."""
+
+    def estimate(self) -> Estimate:
+        """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch."""
+        result = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+        result = result.replace(assumed=self.assumed)
+        if self.untimed:
+            result = result.replace(untimed=self.untimed)
+        result = open_to(with_unsaid(self.with_uncounted(result), self.others), _towers(result))
+        worst = self.worst_case()
+        if worst is not None:
+            # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
+            more = max(0.0, worst.memory.total - result.memory.total)
+            result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
+        result.__dict__["setup"] = self
+        return result
+
+    def with_uncounted(self, result: Estimate) -> Estimate:
+        """Return an estimate of this run with its range widened by settings of a job file that are not counted."""
+        if self.uncounted:
+            return widened(self, result)
+        return result
+
+    def budget(self, result: Estimate) -> Budget | None:
+        """Return the time, energy and price of the whole run; None without its number of tokens, or without a step time."""
+        job = self.job
+        if job.tokens is None or result.time is None:
+            return None
+        failures = None
+        if job.mtbf_hours is not None:
+            seconds = {"checkpoint_seconds": job.checkpoint_seconds, "restart_seconds": job.restart_seconds}
+            failures = Failures(
+                hours_between_failures_per_gpu=job.mtbf_hours,
+                **{name: value for name, value in seconds.items() if value is not None},
+            )
+        return Budget.of(
+            tokens=parse_count(job.tokens, "tokens"),
+            gpus=self.layout.gpus,
+            step_tokens=result.time.tokens,
+            step_seconds=result.time.step,
+            price=job.price,
+            watts=result.time.tdp,
+            failures=failures,
+            wanted_days=job.days,
+        )
+
+    @property
+    def padded(self) -> bool:
+        """Whether ragged micro-batches are padded."""
+        if self.job.padding is not None:
+            return self.job.padding != "free"
+        return self.training.kernels.attention != "flash"
+
+    def worst_case(self) -> Estimate | None:
+        """Return the estimate with every sequence of the micro-batch as long as the longest; None without lengths."""
+        if self.lengths is None:
+            return None
+        layout = msgspec.structs.replace(self.layout, tokens=None, pairs=None, kernel_tokens=None, fullest=None)
+        return estimate(self.model, layout, self.training, self.gpu)
+
+    def forecast(self) -> Forecast | None:
+        """Return memory and time to expect of the lengths, padded and padding-free; None without lengths."""
+        if self.lengths is None:
+            return None
+        return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+
+
+def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
+    """Return the estimate with the worst possible imbalance of experts; None where that changes nothing.
+
+    result: the own estimate; memory, time and traffic are those of the other routing, all else is taken from it
+    """
+    worst = given.layout.worst_imbalance(given.model)
+    if worst <= given.layout.expert_imbalance:
+        return None
+    workings = result.workings.rerouted(worst)
+    time, network = (None, ()) if result.time is None else workings.timed
+    routed = msgspec.structs.replace(
+        result, layout=workings.layout, memory=workings.peak_memory(), time=time, network=network
+    ).keep(workings)
+    return given.with_uncounted(routed)
+
+
+def widened(given: Setup, result: Estimate) -> Estimate:
+    """Return an estimate whose range and notes include the settings of a job file that are not counted."""
+    memory, counted = result.memory, given.training.kernels
+    # A kernel that the whole job runs is counted; the key of it alone says nothing more.
+    items = [
+        item for item in given.uncounted
+        if not item.kernels or any(getattr(counted, name) != word for name, word in item.kernels.items())
+    ]  # fmt: skip
+    kernels = {name: word for item in items for name, word in item.kernels.items()}
+    if kernels:
+        kind = msgspec.structs.replace(
+            given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
+        )
+        change = estimate(given.model, result.layout, kind, given.gpu).memory.total - memory.total
+        named = ", ".join(item.key for item in items if item.kernels)
+        items.append(Uncounted("", named, low=max(0.0, -change), high=max(0.0, change)))
+    notes = tuple(item.note for item in items if item.note)
+    return open_to(result.replace(unmodelled=notes), (_unread(item, result) for item in items))
+
+
+def _towers(result: Estimate) -> Iterator[Unsaid]:
+    """The towers that the numbers leave out: a card must hold at least their weights, sharded as the others are."""
+    layout = result.layout
+    ranks = layout.zero_ranks if layout.zero >= result.training.framework.weights_stage else 1
+    for name, _, nbytes in result.towers_left_out:
+        if nbytes:
+            yield Unsaid(name, "left out", (Alternative("its weights alone", nbytes / ranks),), key=True)
+
+
+def _unread(item: Uncounted, result: Estimate) -> Unsaid:
+    """A setting of a job file that is not counted, as a thing that is not said: it may do nothing, or the most or least."""
+    high = item.high + item.parameter * result.params / result.layout.gpus
+    ends = (Alternative("at most", high), Alternative("at least", -item.low))
+    return Unsaid(item.key, "without it", tuple(end for end in ends if end.change), key=True)

@@ -1,0 +1,398 @@
+"""Time of a step of an engine: one more token of each sequence that runs, and prompts that are read meanwhile.
+
+A step reads the matrices once (of experts those that a token goes to), and of every sequence its cache; it multiplies, launches
+kernels from a CUDA graph, sums over ranks, and waits for the host. What engines reach of the card is in `core/definitions/serving/serving.py`.
+
+Legend: B sequences that run, c tokens in the cache of each, n ranks of a replica.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, both_count, minimum
+from loadgauge.core.definitions.hardware.calibration import chip_of, efficiencies
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
+from loadgauge.core.definitions.model.model import ModelSpec, Moe
+from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, Inference
+from loadgauge.core.definitions.serving.serving import EngineRates, Serving, serving
+from loadgauge.core.definitions.training.software import host_seconds
+from loadgauge.core.estimate.time.collectives import Fabric, Group, groups, seconds
+from loadgauge.core.layers.attention.cache import kept_by_block
+from loadgauge.core.serving.loop import BUDGET, Load, closed_loop
+from loadgauge.core.serving.memory import CONVOLUTION, STATE, stored
+from loadgauge.core.serving.passes import of_prompts, of_token, parts, split
+from loadgauge.core.serving.time import Clock
+
+RANK = 0.15
+"""What each rank beyond two adds to an all-reduce of few bytes, of what it takes between two."""
+RING = 2
+"""Bytes that a rank sends in an all-reduce over those of the tensor, in a large group."""
+
+
+SUMS = ("dense", "dense_flops", "experts", "expert_flops", "head", "head_flops", "moved", "cache", "kernels")
+"""What `Work` has of the operations of a pass."""
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank does in a step: bytes of matrices, of experts that are reached and of the head; FLOPs of each; bytes between
+    kernels, and of caches; kernels; sequences of the replica; all-reduces, bytes that a rank sends in each, and seconds of what
+    leaves a node.
+    """
+
+    dense: Size
+    dense_flops: Size
+    experts: Size
+    expert_flops: Size
+    head: Size
+    head_flops: Size
+    moved: Size
+    cache: Size
+    kernels: Size
+    sequences: Size
+    calls: Size
+    sent: Size
+    ranks: Size
+    beyond: Size = 0.0
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as a step sees it: bytes and FLOPs a second, of products in the weights' format and in 16 bits; bytes a second of its
+    link; whether its chip is a Blackwell."""
+
+    bandwidth: Size
+    flops: Size
+    usual: Size
+    link: Size
+    blackwell: Size
+
+    @classmethod
+    def of(cls, gpu: Gpu, link: float, weight_format: str) -> Card:
+        """Read a card. Raises `NotStated` where it lacks a figure."""
+        usual = (gpu.peaks.bf16 or gpu.peaks.fp16).value  # type: ignore[union-attr]
+        peaks = {"fp8": gpu.peaks.fp8, "nvfp4": gpu.peaks.fp4 or gpu.peaks.fp8}
+        own = peaks.get(weight_format)
+        return cls(
+            bandwidth=gpu.memory_bandwidth, flops=usual if own is None else own.value, usual=usual, link=link,
+            blackwell=float(chip_of(gpu) == "10"),
+        )  # fmt: skip
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of prompts at the rates of training: products of matrices that all tokens meet, attention and the rest; and at the
+    whole rate of the card and its link: reading experts, their FLOPs, all-reduces, and those that leave a node.
+
+    Experts have few tokens each: their matrices are read in a prompt of any length, and their FLOPs are far from the rate of
+    training, whose micro-batches fill them.
+    """
+
+    dense: Size
+    experts: Size
+    expert_flops: Size
+    attention: Size
+    rest: Size
+    wire: Size
+    beyond: Size = 0.0
+
+
+def reading(kernels: Kernels, card: Card, known: Serving, engine: EngineRates) -> Size:
+    """Return the seconds in which an engine reads prompts. All sizes may be arrays."""
+    took = (
+        known.prompt_dense * kernels.dense
+        + both_count(kernels.experts / known.experts, known.prompt_experts * kernels.expert_flops)
+        + known.prompt_attention * kernels.attention + known.prompt_rest * kernels.rest
+        + kernels.wire / known.sent + kernels.beyond
+    )  # fmt: skip
+    return engine.prefill * (1 + (known.blackwell - 1) * card.blackwell) * took
+
+
+def beside(
+    token: Size, prompt: Size, requests: Size, ranks: Size, known: Serving, engine: EngineRates
+) -> tuple[Size, Size]:
+    """Return the seconds of a first token beside its queue: steps that are waited for, and the host's. All sizes may be arrays.
+
+    requests: at once, of all ranks with batches of their own
+    """
+    apart = 1 + (known.apart - 1) * minimum(1, ranks - 1)
+    return engine.steps * apart * token, engine.first + engine.request * requests + known.read * prompt
+
+
+def lanes(work: Work, card: Card, known: Serving, engine: EngineRates) -> dict[str, Size]:
+    """Return the seconds of a step by what takes them. All sizes may be arrays."""
+    read = card.bandwidth * known.bandwidth
+    dense = both_count(work.dense / read, work.dense_flops / (known.flops * card.flops))
+    experts = both_count(
+        work.experts / (known.experts * card.bandwidth), work.expert_flops / (known.flops * card.flops)
+    )
+    head = both_count(work.head / read, work.head_flops / (known.flops * card.usual))
+    start = engine.collective * (1 + RANK * (work.ranks - 2))
+    return {
+        "matrices": dense + head,
+        "experts": experts,
+        "cache": work.cache / (known.cache * card.bandwidth),
+        "kernels": work.kernels * engine.kernel + work.moved / (known.moved * card.bandwidth),
+        "all-reduce": work.calls * (start + work.sent / (known.link * card.link)) + work.beyond,
+        "host": engine.host + engine.sequence * work.sequences,
+    }
+
+
+class Server:
+    """One replica of a model in an engine. Raises `LayoutError`, `NotStated` or `ConfigError`.
+
+    engine: `vllm`, `sglang`, `trtllm` or `hf`; asked: formats, tp, pp and ep of a replica
+
+    >>> from loadgauge.core.families.catalogue import model
+    >>> from loadgauge.core.definitions.hardware.cluster import cluster
+    >>> from loadgauge.core.definitions.hardware.hardware import gpu
+    >>> one = Server(model("llama-3.1-8b"), Inference(task="generate", context=2), cluster(gpu("h100-sxm5-80gb"), 1), "vllm")
+    >>> 0.005 < one.step(1, 1024) < one.step(64, 1024) < one.step(64, 8192) < 0.05
+    True
+    """
+
+    def __init__(
+        self, model: ModelSpec, asked: Inference, machines: Cluster, engine: str, *, graphs: bool = True
+    ) -> None:
+        self.model, self.asked, self.machines = model, asked, machines
+        self.known = serving()
+        self.engine = self.known.engines[engine]
+        if not graphs:
+            self.engine = msgspec.structs.replace(
+                self.engine, kernel=max(self.engine.kernel, host_seconds("eager") / 2)
+            )
+        self.card = Card.of(machines.gpu, machines.links[0].bandwidth, asked.weight_format)
+        self.fabric = Fabric.of(machines, efficiencies(machines.gpu.id))
+        self.stages = split(model, asked)
+        self.mixtures = sum(isinstance(model.blocks[kind].mlp, Moe) for one in self.stages for kind in one.pattern)
+        self.layers = sum(len(one.pattern) for one in self.stages)
+        self._steps: dict[tuple[int, float], dict[str, float]] = {}
+        self._prompts: dict[tuple[int, int], float] = {}
+
+    def work(self, batch: int, context: Size) -> Work:
+        """Return what a rank does for one more token of `batch` sequences of its attention, all stages together."""
+        asked = msgspec.structs.replace(self.asked, batch=batch)
+        sums = dict.fromkeys(SUMS, 0.0)
+        view = of_token(self.model, asked, context)
+        for stage in self.stages:
+            for part in parts(self.model, stage, view, batch, asked.attentions):
+                for operation in part.layer:
+                    _add(sums, operation, part.times, asked.weight_format, head=part.name == "head")
+            own = (kept_by_block(self.model.blocks[kind], self.model.hidden_size, asked.tp) for kind in stage.pattern)
+            sums["cache"] += 2 * batch * sum(STATE * one.state + CONVOLUTION * one.convolution for one in own)
+        ranks = asked.tp * asked.attentions
+        return Work(
+            **sums, sequences=batch * asked.attentions, calls=self._calls, ranks=float(ranks),
+            sent=self._sent(batch), beyond=self._beyond(batch),
+        )  # fmt: skip
+
+    @property
+    def _calls(self) -> int:
+        """All-reduces of a pass: after attention and after the MLP; of ranks with batches of their own, to experts and back."""
+        if self.asked.tp > 1:
+            return 2 * self.layers
+        return 2 * self.mixtures if self.asked.attentions > 1 else 0
+
+    def _sent(self, tokens: Size) -> Size:
+        """Bytes that a rank sends in each of them, all ranks' tokens to everyone where batches are their own."""
+        ranks, width = self.asked.tp * self.asked.attentions, 2 * self.model.hidden_size
+        if self.asked.tp > 1:
+            return RING * tokens * width * (ranks - 1) / ranks
+        return tokens * self.asked.attentions * width * (ranks - 1) / ranks
+
+    def _beyond(self, tokens: Size) -> float:
+        """Seconds of all-reduces of ranks in more than one node, which take the place of what is counted inside one."""
+        ranks = self.asked.tp * self.asked.attentions
+        pipe = 0.0
+        if len(self.stages) > 1:
+            nbytes = 2 * tokens * self.model.hidden_size
+            made = groups({"tp": ranks, "pp": self.asked.pp})["pp"]
+            pipe = float((len(self.stages) - 1) * seconds("send_recv", nbytes, made, self.fabric))
+        if ranks <= self.fabric.domain:
+            return pipe
+        own = Group("tp", ranks, 1)
+        return pipe + float(self._calls * seconds("all_reduce", 2 * tokens * self.model.hidden_size, own, self.fabric))
+
+    def lanes(self, batch: int, context: float) -> dict[str, float]:
+        """Return the seconds of a step by what takes them."""
+        found = self._steps.get((batch, context))
+        if found is None:
+            made = lanes(self.work(batch, context), self.card, self.known, self.engine)
+            found = self._steps[batch, context] = {name: float(value) for name, value in made.items()}
+        return found
+
+    def step(self, batch: int, context: float) -> float:
+        """Return the seconds of one more token of `batch` sequences, `context` tokens in the cache of each."""
+        return sum(self.lanes(batch, context).values())
+
+    def prompts(self, tokens: int, batch: int = 1) -> float:
+        """Return the seconds in which `batch` prompts of so many tokens are read at once."""
+        found = self._prompts.get((tokens, batch))
+        if found is None:
+            found = self._prompts[tokens, batch] = self._read(tokens, batch)
+        return found
+
+    def _read(self, tokens: int, batch: int) -> float:
+        return float(reading(self.kernels(tokens, batch), self.card, self.known, self.engine))
+
+    def together(self, tokens: int) -> float:
+        """Return the share of experts in the seconds of a prompt, which ranks with batches of their own do for one another."""
+        own = self.kernels(tokens)
+        without = msgspec.structs.replace(own, experts=0.0, expert_flops=0.0)
+        return 1 - float(reading(without, self.card, self.known, self.engine)) / self.prompts(tokens)
+
+    def kernels(self, tokens: int, batch: int = 1) -> Kernels:
+        """Return the seconds that kernels of `batch` prompts take at the rates of training, and those of their wires."""
+        few = self.asked.weight_format == "nvfp4"
+        asked = msgspec.structs.replace(
+            self.asked, context=tokens + 1, answer=1, batch=batch,
+            weight_format="fp8" if few else self.asked.weight_format,
+        )  # fmt: skip
+        clock = Clock(self.model, asked, self.stages, self.machines)
+        own = clock.kernels()
+        known = clock.machine.efficiencies
+        faster = (
+            self.card.flops * known.fp4_matmul / (self.machines.gpu.peak("fp8") * known.fp8_matmul)
+            if few and self.machines.gpu.peaks.fp4
+            else 1
+        )
+        experts, flops = self._experts(msgspec.structs.replace(asked, weight_format=self.asked.weight_format))
+        ranks, width = self.asked.tp * self.asked.attentions, 2 * self.model.hidden_size
+        sent = RING * tokens * batch * width * (ranks - 1) / ranks
+        far = ranks > self.fabric.domain
+        return Kernels(
+            dense=own["dense"] / faster, attention=own["attention"], rest=own["rest"],
+            experts=experts / self.card.bandwidth, expert_flops=flops / self.card.flops,
+            wire=2 * self.layers * sent / self.card.link if ranks > 1 and not far else 0.0,
+            beyond=self._beyond(tokens * batch) if far else 0.0,
+        )  # fmt: skip
+
+    def _experts(self, asked: Inference) -> tuple[float, float]:
+        """Bytes of the experts that prompts reach, and their FLOPs, on a rank."""
+        sums = dict.fromkeys(SUMS, 0.0)
+        view = of_prompts(self.model, asked)
+        for stage in self.stages:
+            for part in parts(self.model, stage, view, asked.batch, asked.attentions):
+                for operation in part.layer:
+                    _add(sums, operation, part.times, asked.weight_format, head=part.name == "head")
+        return float(sums["experts"]), float(sums["expert_flops"])
+
+    def cache(self, context: float) -> float:
+        """Return the bytes that a rank of the fullest stage keeps of a sequence of so many tokens."""
+        itemsize = CACHE_FORMATS[self.asked.cache_format]
+        return max(
+            float(sum(
+                kept.elements(context) * itemsize + kept.state * STATE + kept.convolution * CONVOLUTION
+                for kept in (
+                    kept_by_block(self.model.blocks[kind], self.model.hidden_size, self.asked.tp) for kind in stage.pattern
+                )
+            ))
+            for stage in self.stages
+        )  # fmt: skip
+
+
+def _add(sums: dict[str, Any], operation: Any, times: int, weight_format: str, *, head: bool) -> None:
+    """Adds an operation of the list to the sums of a step."""
+    if operation.kind in ("view", "lookup"):
+        return
+    if operation.kind != "collective":
+        sums["kernels"] += times
+    tensors = sum(tensor.nbytes for tensor in (*operation.inputs, *operation.outputs))
+    if operation.kind == "attention":
+        sums["cache"] += times * tensors
+        return
+    sums["moved"] += times * tensors
+    matrices = [weight for weight in (*operation.weights, *operation.borrows) if weight.kind == "matrix" or head]
+    if not operation.gemms or not matrices:
+        return
+    read = sum(weight.numel * stored(weight, weight_format) for weight in matrices)
+    flops = sum(product.flops for product in operation.gemms)
+    experts = [weight for weight in matrices if weight.expert]
+    if experts:
+        read *= operation.gemms[0].batch / experts[0].copies
+        kind = "experts"
+    else:
+        kind = "head" if head or operation.kind == "router" else "dense"
+        if kind == "head":
+            read = sum(2 * weight.numel for weight in matrices)
+    sums[kind] += times * read
+    sums["expert_flops" if experts else f"{kind}_flops"] += times * flops
+
+
+class Steady(msgspec.Struct, frozen=True):
+    """A server under a fixed number of requests.
+
+    running: of them, on one attention; token, first: seconds of a token, and until the first one; where answers are of one token,
+    `token` is a step in which nothing is read; step, prompt: seconds of a step and of a prompt, alone; queue, place, waited,
+    host: parts of `first`: its prompt and those before it, a place in the cache, steps that pass before it is seen or its token
+    is sent, and the host
+    """
+
+    running: float
+    token: float
+    first: float
+    step: float
+    prompt: float
+    queue: float = 0.0
+    place: float = 0.0
+    waited: float = 0.0
+    host: float = 0.0
+
+
+def serve(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Steady:
+    """Return the times of a server under `requests` for each attention. slots: sequences whose cache fits; None: all
+
+    Its queue is followed (`core/serving/loop.py`); what a first token waits for beside it is in `core/definitions/serving/serving.py`.
+    """
+    known, engine, ranks = server.known, server.engine, server.asked.attentions
+    load = load_of(server, requests, prompt, answer, slots)
+    running = min(float(requests), load.slots / ranks)
+    found = closed_loop(load)
+    queue, place = found.first, 0.0
+    if running < requests:
+        queue = min(queue, closed_loop(msgspec.structs.replace(load, slots=float(load.requests))).first)
+        place = found.first - queue
+    waited, host = beside(found.token, prompt, load.requests, ranks, known, engine)
+    step = load.idle + load.each * running
+    first = found.first + float(waited) + float(host)
+    return Steady(
+        running,
+        found.token if answer > 1 else step,
+        first,
+        step,
+        load.reading,
+        queue,
+        place,
+        float(waited),
+        float(host),
+    )
+
+
+def load_of(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Load:
+    """Return what a server is under. A step's time is taken as a line through that of all that run and that of half of them."""
+    ranks = server.asked.attentions
+    running = max(1, round(min(float(requests), slots or requests)))
+    context = prompt + answer / 2
+    step, half = server.step(running, context), server.step(max(1, running // 2), context)
+    alone, many = server.prompts(prompt), max(1, BUDGET // prompt)
+    more = alone if many == 1 else min(alone, (server.prompts(prompt, many) - alone) / (many - 1))
+    each = max(0.0, (step - half) / (running - running // 2)) if running > 1 else 0.0
+    return Load(
+        requests=requests * ranks, prompt=prompt, answer=answer, reading=alone, more=more, idle=step - each * running, each=each,
+        slots=ranks * (float(requests) if slots is None else slots), mixed=server.engine.mixed, ranks=ranks,
+        together=server.together(prompt) if ranks > 1 else 0.0,
+    )  # fmt: skip
+
+
+def slots_of(
+    server: Server, weights: float, prompt: int, answer: int, utilization: float = 0.9, beside: float = 2e9
+) -> float | None:
+    """Return how many sequences the cache holds, on a card of which `utilization` may be used; None where it holds not one: such
+    a server does not start, and memory says so.
+
+    weights: bytes of a rank; beside: bytes of activations and of what lies outside PyTorch. Some engines hold back the cache of
+    whole answers, others that of what is there, half an answer in the mean (`EngineRates.reserved`).
+    """
+    pool = utilization * server.machines.gpu.capacity - weights - beside
+    each = server.cache(prompt + server.engine.reserved * answer)
+    return pool / each if pool >= each else None

@@ -1,0 +1,132 @@
+"""Memory of inference: weights, cache, what is alive in a forward, logits, and what lies outside PyTorch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, maximum
+from loadgauge.core.base.verdict import Verdict, judge
+from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
+from loadgauge.core.definitions.model.lora import BASE_FORMATS
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS, Inference
+from loadgauge.core.estimate.memory.liveness import forward_peak
+from loadgauge.core.estimate.memory.recompute import applied
+from loadgauge.core.estimate.schedule.stages import Stage
+from loadgauge.core.estimate.states.overhead import non_pytorch_memory
+from loadgauge.core.layers.attention.cache import kept_by_block
+from loadgauge.core.layers.embedding_head import vocabulary
+from loadgauge.core.layers.operations.operations import Weight
+from loadgauge.core.serving.passes import of_chunk, parts
+
+STATE = 4
+"""Bytes of an element of a linear mixer's state, which is float32 in the kernels that carry it from token to token."""
+CONVOLUTION = 2
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on the rank that needs the most; low, high: with what lies outside PyTorch at its least and most."""
+
+    weights: float
+    cache: float
+    activations: float
+    logits: float
+    outside: float
+    low: float
+    high: float
+    stage: int
+    capacity: float | None = None
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What it is made of [bytes]."""
+        return {name: getattr(self, name) for name in ("weights", "cache", "activations", "logits", "outside")}
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts [bytes]."""
+        return sum(self.parts.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the card holds it (see `loadgauge.core.base.verdict`)."""
+        return judge(self.low, self.high, self.capacity)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the card holds the upper end; None without a card."""
+        return None if self.capacity is None else self.verdict == "fits"
+
+
+def stored(weight: Weight, name: str) -> float:
+    """Return the bytes of an element of a weight: matrices of the blocks in a format, all else in 16 bits.
+
+    >>> stored(Weight("gate", 100), "nf4") < 0.52, stored(Weight("norm", 100, kind="vector"), "nf4")
+    (True, 2)
+    """
+    usual = 4 if name == "fp32" else 2
+    known = BASE_FORMATS.get(name)
+    if weight.kind != "matrix" or (known is not None and known.experts_only and not weight.expert):
+        return usual
+    return WEIGHT_FORMATS[name]
+
+
+def cache(model: ModelSpec, asked: Inference, stage: Stage) -> float:
+    """Return the bytes of the cache of all sequences of the batch, at their whole context, on a rank of a stage.
+
+    Keys and values (a window's at most), latents, and states.
+    """
+    if asked.task == "forward":
+        return 0.0
+    itemsize, total = CACHE_FORMATS[asked.cache_format], 0.0
+    for kind in stage.pattern:
+        kept = kept_by_block(model.blocks[kind], model.hidden_size, asked.tp)
+        total += kept.elements(asked.context) * itemsize + kept.state * STATE + kept.convolution * CONVOLUTION
+    return asked.batch * total
+
+
+def memory(model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], gpu: Gpu | None) -> Memory:
+    """Return the memory of the fullest stage."""
+    return max((_of(model, asked, stage, gpu) for stage in stages), key=lambda one: one.total)
+
+
+def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None) -> Memory:
+    rows = asked.batch if asked.task == "generate" else asked.at_once
+    view, nothing = of_chunk(model, asked), RecomputePolicy(mode="full")
+    weights: Size = 0
+    alive: Size = 0
+    logits: Size = 0
+    for part in parts(model, stage, view, rows, asked.attentions):
+        weights += part.times * sum(weight.numel * stored(weight, asked.weight_format) for weight in part.layer.weights)
+        if part.name == "head":
+            logits = 2 * rows * (vocabulary(model, view) if model.head.kind == "lm" else 0)
+        elif part.name != "embedding":
+            again = applied(nothing, part.layer, part.layer.names)
+            alive = maximum(alive, forward_peak(part.layer, again, ("input",)))
+    outside = non_pytorch_memory(Layout(tp=asked.tp, pp=asked.pp, ep=asked.ep, dp=asked.attentions, seq_len=1), gpu)
+    kept = cache(model, asked, stage)
+    # Logits of the last tokens are made when the layers' tensors are gone.
+    inside = weights + kept + max(alive, logits)
+    return Memory(
+        weights=weights, cache=kept, activations=max(0, alive - logits), logits=logits, outside=outside.value,
+        low=inside + outside.low, high=inside + outside.high, stage=stage.index,
+        capacity=None if gpu is None else gpu.capacity,
+    )  # fmt: skip
+
+
+def largest_batch(model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], gpu: Gpu) -> int:
+    """Return the most sequences whose memory the card holds, its upper end too; 0 where not even one fits."""
+
+    def fits(batch: int) -> bool:
+        return bool(memory(model, msgspec.structs.replace(asked, batch=batch), stages, gpu).fits)
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high) and high < 10**6:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,224 @@
+"""The estimate of inference: memory of the fullest rank, the pass of the prompts, and passes of one more token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, NotModelled, NotStated
+from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.verdict import needs
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
+from loadgauge.core.definitions.model.model import Attention, LatentAttention, ModelSpec
+from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.definitions.serving.serving import serving
+from loadgauge.core.definitions.training.software import bounds, factor
+from loadgauge.core.serving.decode import Server, Steady, serve, slots_of
+from loadgauge.core.serving.memory import Memory, largest_batch, memory
+from loadgauge.core.serving.passes import split
+from loadgauge.core.serving.time import Clock, Pass
+
+NOT_COUNTED = (
+    "a server: queues, prompts that come while others generate, paged blocks, prefix caches, speculative decoding, sampling",
+    "host time between tokens: the upper end of the range holds what engines were measured to take",
+)
+
+OF_SERVER = "paged blocks, prefix caches, speculative decoding, how requests arrive, servers that only read prompts"
+"""What the times of a server leave out."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Factors on the seconds of kernels, between which 80 % of measured ones lie. source: where they are from"""
+
+    first_low: float
+    first_high: float
+    token_low: float
+    token_high: float
+    points: int
+    source: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What inference takes.
+
+    first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
+    largest: the most sequences that fit; untimed: why there is no time
+    served: the times of a server, where one is asked for
+    """
+
+    model: ModelSpec
+    asked: Inference
+    params: int
+    active_params: int
+    memory: Memory
+    first: Pass | None = None
+    last: Pass | None = None
+    token: float | None = None
+    largest: int | None = None
+    gpu: Gpu | None = None
+    untimed: str = ""
+    price: float | None = None
+    served: Steady | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        asked = self.asked
+        return asked.replica * asked.replicas
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Generated tokens a second, of all replicas, while the batch is full; of a server by Little's law, its waits included."""
+        if self.token is None:
+            return None
+        asked = self.asked
+        whole = asked.replicas * asked.attentions * asked.batch
+        if self.served is not None:
+            return whole * asked.answer / (self.served.first + (asked.answer - 1) * self.served.token)
+        return whole / self.token
+
+    @property
+    def money_per_million(self) -> float | None:
+        """Price of a million generated tokens, prompts included; None without a price."""
+        if self.price is None or self.token is None or self.first is None:
+            return None
+        if self.served is not None and self.tokens_per_second:
+            return self.price * self.gpus / 3600 / self.tokens_per_second * 1e6
+        whole = self.first.seconds + self.asked.answer * self.token
+        made = self.asked.replicas * self.asked.attentions * self.asked.batch * self.asked.answer
+        return self.price * self.gpus * whole / 3600 / made * 1e6
+
+    @property
+    def first_range(self) -> tuple[float, float]:
+        """Factors on the seconds of the prompts' pass: of a first token in a server; of a score, those of a training step."""
+        if self.asked.task == "generate":
+            return known_range().first_low, known_range().first_high
+        low, high = bounds(factor(experts=self.model.has_experts))
+        return self.software * low, self.software * high
+
+    @property
+    def software(self) -> float:
+        """Factor of what software adds to the pass of a score, as to a training step; engines' kernels are rated with it."""
+        return factor(experts=self.model.has_experts).factor if self.asked.task == "forward" else 1.0
+
+    @property
+    def token_range(self) -> tuple[float, float]:
+        """Factors on the seconds of a token."""
+        rates = known_range() if self.served is None else serving()
+        return rates.token_low, rates.token_high
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What the times leave out."""
+        return NOT_COUNTED if self.served is None else (OF_SERVER,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `estimate --task --json`: bytes, seconds, FLOP."""
+        asked, known = self.asked, known_range()
+        servers = asked.task == "generate"
+        found: dict[str, Any] = {
+            "model": {"name": self.model.name, "params": self.params, "active_params": self.active_params},
+            "task": asked.task,
+            "layout": {name: value for name, value in msgspec.to_builtins(asked).items() if name != "task"}
+            | {"gpus": self.gpus},
+            "gpu": None if self.gpu is None else self.gpu.id,
+            "memory": needs(self.memory) | {"rank": {"stage": self.memory.stage}, "parts": self.memory.parts},
+            "largest_batch": self.largest,
+            "not_counted": list(self.not_counted),
+        }
+        for name, one, factors in (
+            ("first", self.first, self.first_range),
+            ("token", self.last, (known.token_low, known.token_high)),
+        ):
+            if one is not None:
+                # A server's first token takes no less than its kernels, and up to what servers were measured to take.
+                least = min(factors[0], self.software) if servers else factors[0]
+                found[name] = {
+                    "flops": one.flops, "bytes": one.moved, "seconds": one.seconds * self.software,
+                    "low": one.seconds * least, "high": one.seconds * factors[1], "lanes": one.lanes,
+                    "traffic": [msgspec.structs.asdict(row) for row in one.traffic],
+                }  # fmt: skip
+        if self.token is not None:
+            found["mean_token"] = self.token
+            found["mean_token_range"] = [self.token * factor for factor in self.token_range]
+            found["tokens_per_second"] = self.tokens_per_second
+            found["money_per_million"] = self.money_per_million
+        if self.served is not None:
+            rates = serving()
+            found["served"] = msgspec.structs.asdict(self.served) | {
+                "token_range": found["mean_token_range"],
+                "first_range": [self.served.first * rates.first_low, self.served.first * rates.first_high],
+            }
+        if self.untimed:
+            found["untimed"] = self.untimed
+        return found
+
+
+def known_range() -> Range:
+    """Return the range of times, from measured points of serving (`data/inference.toml`).
+
+    >>> known_range().token_low < 1 < known_range().token_high
+    True
+    """
+    import tomllib
+
+    return msgspec.convert(tomllib.loads(read_data("inference.toml")), Range)
+
+
+def infer(
+    model: ModelSpec,
+    asked: Inference,
+    gpu: Gpu | None = None,
+    cluster: Cluster | None = None,
+    *,
+    params: int,
+    active_params: int,
+    price: float | None = None,
+    untimed: str = "",
+) -> Answer:
+    """Estimate a forward pass, or generation. Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    params, active_params: of the whole model; untimed: why there is no cluster
+    """
+    asked.check()
+    if asked.task == "generate" and model.head.kind != "lm":
+        raise NotModelled(f"generation of {model.name}, which has no language-model head")
+    if asked.task == "generate" and not all(
+        block.attention.causal for block in model.blocks if isinstance(block.attention, Attention | LatentAttention)
+    ):
+        raise NotModelled(f"generation of {model.name}, whose tokens see those that follow")
+    if (
+        model.max_position_embeddings is not None
+        and model.learned_positions
+        and asked.context > model.learned_positions
+    ):
+        raise ConfigError(
+            f"{model.name} has {model.learned_positions:,} positions, got {asked.context:,}", key="context"
+        )
+    stages = split(model, asked)
+    found = Answer(
+        model=model, asked=asked, params=params, active_params=active_params, gpu=gpu, price=price, untimed=untimed,
+        memory=memory(model, asked, stages, gpu),
+        largest=None if gpu is None else largest_batch(model, asked, stages, gpu),
+    )  # fmt: skip
+    if cluster is None:
+        return found
+    try:
+        clock = Clock(model, asked, stages, cluster)
+        first = clock.prompts()
+        if asked.task == "forward":
+            return msgspec.structs.replace(found, first=first)
+        last = clock.token(asked.context)
+        # Seconds grow with the context in a line, but for windows: the mean of both ends and the middle.
+        begin, half = asked.prompt + 1, asked.prompt + (asked.answer + 1) / 2
+        mean = (clock.token(begin).seconds + 4 * clock.token(half).seconds + last.seconds) / 6
+    except NotStated as error:
+        return msgspec.structs.replace(found, untimed=str(error))
+    served = None
+    if asked.server is not None:
+        one = Server(model, msgspec.structs.replace(asked, replicas=1), cluster, asked.server)
+        fits = slots_of(one, found.memory.weights, asked.prompt, asked.answer)
+        served = serve(one, asked.batch, asked.prompt, asked.answer, fits)
+        mean = served.token
+    return msgspec.structs.replace(found, first=first, last=last, token=mean, served=served)

@@ -1,0 +1,115 @@
+"""The short answer: the verdict, the largest parts, the step and the remedy, in at most ten lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from loadgauge.core.base.units import gib, in_gib, seconds
+from loadgauge.core.base.verdict import Needs
+from loadgauge.core.definitions.training.memory_range import Counter
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.estimate.setup import length_words
+from loadgauge.core.text.table import console, draw_lines, terminal_width
+from loadgauge.core.text.verdict import WORDS, effort, left_out_words, question_words, range_words, verdict_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NARROW = 80
+"""Columns of a terminal below which the short answer is the default."""
+SHOWN = 5
+"""Lines of parts; what they leave out is in the last one."""
+BAR = 24
+
+
+def narrow() -> bool:
+    """Whether stdout is a terminal of fewer than `NARROW` columns."""
+    width = terminal_width()
+    return width is not None and width < NARROW
+
+
+def brief(given: Setup, result: Estimate, counter: Counter | None = None, target: Console | None = None) -> None:
+    """Print the short answer to `target`, by default the terminal."""
+    memory = result.memory
+    wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
+    lines = (_counter(result, counter), _step(result), question_words(memory), *wide, _remedy(given, result))
+    left_out = left_out_words(result.model, result.training.precision.weight)
+    short(memory, memory.parts, [*left_out, _run(given, result)], lines, target)
+
+
+def short(
+    memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Console | None = None
+) -> None:  # fmt: skip
+    """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty."""
+    from rich.text import Text
+
+    word, style = WORDS[memory.verdict]
+    first = Text(verdict_words(memory))
+    first.stylize(style, 0, len(word))
+    draw_lines(
+        target or console(),
+        [
+            first,
+            *(Text(line, "dim") for line in run),
+            *map(Text, largest_parts(parts)),
+            *map(Text, filter(None, lines)),
+        ],
+    )
+
+
+def _run(given: Setup, result: Estimate) -> str:
+    """What is trained, and on what."""
+    layout, lora = result.layout, result.training.lora
+    how = "" if lora is None else f" {lora.name},"
+    where = "" if given.gpu is None else f" {layout.gpus:,} x {given.gpu.id},"
+    return f"{result.model.name},{how}{where} {layout.micro_batch} x {length_words(result.model, layout.seq_len)}"
+
+
+def largest_parts(parts: Mapping[str, float]) -> list[str]:
+    """Return a line for each of the largest parts [bytes], with bars; the rest together.
+
+    >>> [line.split()[:2] for line in largest_parts({"weights": 2**31, "optimizer": 2**30, "nothing": 0})]
+    [['weights', '2.0'], ['optimizer', '1.0']]
+    """
+    ranked = sorted(parts.items(), key=lambda item: -item[1])
+    ranked = [(part, nbytes) for part, nbytes in ranked if nbytes > 0]
+    if len(ranked) > SHOWN:
+        rest = ranked[SHOWN - 1 :]
+        ranked = [*ranked[: SHOWN - 1], (f"{len(rest)} others", sum(nbytes for _, nbytes in rest))]
+    most = max(nbytes for _, nbytes in ranked)
+    width = max(12, *(len(part) + 2 for part, _ in ranked))
+    return [
+        f"  {part:<{width}}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
+        for part, nbytes in ranked
+    ]
+
+
+def _counter(result: Estimate, counter: Counter | None) -> str:
+    if counter is None:
+        return ""
+    shown = result.memory.reading(counter)
+    return f"{counter} shows {gib(shown.value, 1)} ({in_gib(shown.low, 1)} to {in_gib(shown.high, 1)})"
+
+
+def _step(result: Estimate) -> str:
+    time = result.time
+    if time is None:
+        return f"Peak: {result.memory.moment}"
+    return f"A step: {seconds(time.step)}, {time.tokens_per_second_per_gpu:,.0f} tokens/s a GPU, MFU {time.mfu:.0%}"
+
+
+def _remedy(given: Setup, result: Estimate) -> str:
+    """The mildest change that makes it fit, and what it costs."""
+    if result.memory.verdict in ("fits", "unknown"):
+        return ""
+    from loadgauge.core.plan.advise.advice import advice  # only where it may not fit
+
+    changes = advice(given)
+    if not changes:
+        return f"Peak: {result.memory.moment}. No change tried makes it smaller."
+    best = changes[0].result
+    more = effort(best, result) - 1
+    cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""
+    return f"Try {changes[0].flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}"

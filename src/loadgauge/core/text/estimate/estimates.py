@@ -1,0 +1,122 @@
+"""A sweep of estimates as text: every cell on a line, and where two fields are swept, memory as a grid of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loadgauge.core.base.units import in_gib, seconds
+from loadgauge.core.plan.space.estimates import CANNOT_TELL
+from loadgauge.core.plan.space.grid import Row
+from loadgauge.core.text.table import Column, console, draw, points
+from loadgauge.core.text.verdict import WORDS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHORT = {"fits": "", "unknown": "", "depends": " depends", "tight": " tight", "does not fit": " NO"}
+"""What stands behind the memory of a cell in a grid."""
+
+
+def report(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], title: str) -> None:
+    """Print the cells of a sweep. title: the job, without what is swept"""
+    target = console()
+    target.print(title, style="bold", soft_wrap=True)
+    target.print()
+    _cells(target, rows, list(axes))
+    if len(axes) == 2 and all(len(values) > 1 for values in axes.values()):
+        _grid(target, rows, axes)
+    wrong: dict[str, int] = {}
+    for row in rows:
+        if "error" in row:
+            wrong[row["error"]] = wrong.get(row["error"], 0) + 1
+    target.print()
+    if wrong:
+        points(
+            target,
+            [f"cannot tell{f' ({count} cells)' if count > 1 else ''}: {error}" for error, count in wrong.items()],
+        )
+    points(target, [summary(rows)], "", "dim")
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Say how many cells fit. What needs memory on no given card counts as neither.
+
+    >>> summary([{"outcome": "fits"}, {"outcome": "does not fit"}])
+    '2 cells: 1 fits, 1 does not.'
+    """
+    counts = {word: sum(row["outcome"] == word for row in rows) for word in (*WORDS, CANNOT_TELL)}
+    said = [
+        f"{counts['fits']} {'fits' if counts['fits'] == 1 else 'fit'}" if counts["unknown"] < len(rows) else "",
+        *(f"{counts[word]} {word}" for word in ("depends", "tight") if counts[word]),
+        f"{counts['does not fit']} {'does' if counts['does not fit'] == 1 else 'do'} not"
+        if counts["does not fit"]
+        else "",
+        f"{counts[CANNOT_TELL]} cannot be told" if counts[CANNOT_TELL] else "",
+    ]
+    text = ", ".join(part for part in said if part)
+    if counts["unknown"]:
+        text = ", ".join(part for part in (text, "no --gpu, so no verdict") if part)
+    return f"{len(rows):,} cell{'s' if len(rows) != 1 else ''}: {text}."
+
+
+def _cells(target: Console, rows: Sequence[Row], axes: Sequence[str]) -> None:
+    timed = any(row.get("step") is not None for row in rows)
+    priced = any(row.get("days") is not None for row in rows)
+    known = any(row.get("memory_capacity") is not None for row in rows)
+    columns = [
+        *(Column(name.replace("_", " "), "right" if _numbers(rows, name) else "left") for name in axes),
+        *([Column("verdict")] if known or any("error" in row for row in rows) else []), Column("GiB", "right"),
+        Column("80 % range", "right", rank=2), *([Column("lacks", "right", rank=1)] if known else []),
+        Column("activations", "right", rank=1),
+        *([Column("step", "right"), Column("tokens/s/GPU", "right"), Column("MFU", "right", rank=1)] if timed else []),
+        *([Column("days", "right"), Column("cost", "right", rank=1)] if priced else []),
+    ]  # fmt: skip
+    lines = []
+    for row in rows:
+        line = [_shown(row[name]) for name in axes]
+        if known or any("error" in one for one in rows):
+            line.append(CANNOT_TELL if "error" in row else WORDS[row["outcome"]][0])
+        if "error" in row:
+            lines.append([*line, *[""] * (len(columns) - len(line))])
+            continue
+        line += [in_gib(row["memory_total"], 1), f"{in_gib(row['memory_low'], 1)}-{in_gib(row['memory_high'], 1)}"]
+        if known:
+            line.append(in_gib(row["missing"], 1) if row.get("missing") else "")
+        line.append(in_gib(row["largest_activations"], 2))
+        if timed:
+            step = row.get("step")
+            line += ["", "", ""] if step is None else [
+                seconds(step), f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}"
+            ]  # fmt: skip
+        if priced:
+            days, cost = row.get("days"), row.get("cost")
+            line += ["" if days is None else f"{days:,.1f}", "" if cost is None else f"{cost:,.0f}"]
+        lines.append(line)
+    draw(target, columns, lines)
+
+
+def _grid(target: Console, rows: Sequence[Row], axes: Mapping[str, Sequence[Any]]) -> None:
+    """Memory by the two swept fields, in GiB."""
+    (down, ups), (across, steps) = axes.items()
+    cells = {(row[down], row[across]): row for row in rows}
+    columns = [
+        Column(down.replace("_", " "), "right" if _numbers(rows, down) else "left"),
+        *(Column(f"{across.replace('_', ' ')} {_shown(step)}", "right") for step in steps),
+    ]
+    lines = [[_shown(up), *(_memory(cells[up, step]) for step in steps)] for up in ups]
+    draw(target, columns, lines, "Memory of the fullest rank [GiB]")
+
+
+def _memory(row: Row) -> str:
+    return CANNOT_TELL if "error" in row else f"{in_gib(row['memory_total'], 1)}{SHORT[row['outcome']]}"
+
+
+def _numbers(rows: Sequence[Row], name: str) -> bool:
+    return all(isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,50 @@
+"""What several reports print of a setup: its layout in words, and what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from loadgauge.core.definitions.layout.axes import SIZES
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.text.table import GLUE, heading, points
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNBROKEN = 60
+"""Characters of a flag and its value that stay on one line."""
+
+
+def layout_words(layout: Layout, more: tuple[str, ...] = ()) -> str:
+    """Return a layout in words: data parallelism, every other degree above 1, the ZeRO stage. more: further fields
+
+    >>> layout_words(Layout(dp=4, tp=2, seq_len=1, sequence_parallel=True))
+    'dp 4, tp 2, ZeRO 0, sequence parallel'
+    """
+    degrees = {name: getattr(layout, name) for name in (*SIZES, *more)}
+    words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name == "dp"]
+    return ", ".join([*words, f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])])
+
+
+def length_words(model: ModelSpec, length: int) -> str:
+    """Return what a sequence has, in words. length: its tokens
+
+    >>> from loadgauge import model
+    >>> length_words(model("gpt2"), 1024)
+    '1,024 tokens'
+    """
+    if model.listed is None:
+        return f"{length:,} tokens"
+    beside = model.listed.besides(length)
+    return f"{length:,} {model.listed.unit}{f' and {beside}' if beside else ''}"
+
+
+def print_assumed(target: Console, assumed: Mapping[str, str]) -> None:
+    """Print what the user did not give: flags with the values assumed for them."""
+    if assumed:
+        heading(target, "Assumptions (flags not given)")
+        said = (f"{flag} {value}" for flag, value in assumed.items())
+        # Short ones are not broken.
+        points(target, [", ".join(text.replace(" ", GLUE) if len(text) < UNBROKEN else text for text in said)], "")

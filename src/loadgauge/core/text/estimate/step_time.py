@@ -1,0 +1,100 @@
+"""The plain text of a step's time: where the seconds go, and what the whole run takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.core.base.units import count, days_words, seconds
+from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.estimate.result import Estimate, Time
+from loadgauge.core.estimate.time.cost import Budget
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.table import Column, bar, draw, heading, points
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LANES = {
+    "forward": "forward of the layers",
+    "backward": "backward of the layers",
+    "recompute": "recomputation of activations",
+    "loss": "embedding, logits and loss",
+    "host": "waiting for the host that launches kernels",
+    "tp": "tensor-parallel communication, exposed",
+    "cp": "context-parallel communication, exposed",
+    "ep": "dispatch of tokens to experts and back, exposed",
+    "pp": "activations sent between stages, exposed",
+    "zero": "weight gathers and gradient scatters (ZeRO-3), or transfers to and from the host, exposed",
+    "bubble": "pipeline bubble: waiting for other stages",
+    "dp": "gradient reduction, exposed",
+    "optimizer": "optimizer update",
+    "fixed": "fixed cost of a step",
+}
+
+
+def headline(time: Time) -> str:
+    """Return step time, throughput and MFU in one line."""
+    return (
+        f"A step takes {seconds(time.step)} (range {seconds(time.low)} to {seconds(time.high)}):"
+        f" {time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {time.model_flops_per_gpu / 1e12:,.0f} model"
+        f" TFLOP/s/GPU, MFU {time.mfu:.1%}, HFU {time.hfu:.1%}."
+    )
+
+
+def timing(target: Console, given: Setup, result: Estimate) -> None:
+    """Print the components of step time, and the whole run where its number of tokens is given."""
+    time = result.time
+    if time is None:
+        return
+    columns = [
+        Column("component"), Column("seconds", "right"), Column("share", "right", rank=2), Column("", style="cyan", wide=True),
+        Column("what", wrap=True, rank=1),
+    ]  # fmt: skip
+    rows = [
+        [lane, f"{value:,.4g}", f"{value / time.step:.1%}", bar(target, value / time.step), LANES[lane]]
+        for lane, value in time.parts.items()
+        if value > 0
+    ]
+    rows.append(["step", f"{time.step:,.4g}", "100.0%", "", f"on the slowest pipeline stage ({time.stage})"])
+    draw(target, columns, rows, "Where the time of a step goes", [len(rows) - 1])
+    points(target, [basis(result)], "", style="dim")
+    budget = given.budget(result)
+    if budget is not None:
+        whole_run(target, budget)
+
+
+def basis(result: Estimate) -> str:
+    """Return where the efficiencies behind the times come from."""
+    assert result.time is not None
+    assert result.gpu is not None
+    if result.time.scale != 1.0:
+        return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.time.scale:.3f}."
+    calibration = efficiencies(result.gpu)
+    own = result.cluster.sustained if result.cluster is not None else None
+    at = "" if own is None else f" A long product runs at {own / 1e12:.4g} TFLOP/s, as you measured."
+    if calibration.basis == "assumed":
+        return f"Kernels are assumed ({calibration.how}), so the range is wide.{at}"
+    rows = sum(figure.rows for figure in calibration.figures.values())
+    sources = ", ".join(sorted({source for figure in calibration.figures.values() for source in figure.sources}))
+    return f"Kernels: {rows:,} measured operations on {result.gpu} ({sources}), {calibration.date}; none is a training run.{at}"
+
+
+def whole_run(target: Console, budget: Budget) -> None:
+    """Print days, GPU-hours, cost and energy of the whole run."""
+    heading(target, f"The whole run, {count(budget.tokens)} tokens")
+    lines = [f"{days_words(budget.days)}: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]
+    if budget.cost is not None:
+        lines.append(f"cost: {budget.cost:,.0f} at {budget.price:g} per GPU-hour (in your currency)")
+    if budget.kilowatt_hours is not None:
+        lines.append(f"energy: at most {budget.kilowatt_hours:,.0f} kWh (every GPU at its thermal design power)")
+    if budget.checkpoint_every is not None:
+        lines.append(
+            f"goodput {budget.goodput:.1%} with failures (included in the days above), one checkpoint every"
+            f" {budget.checkpoint_every / 60:,.0f} minutes"
+        )
+    if budget.gpus_needed is not None:
+        lines.append(
+            f"for {budget.wanted_days:g} days: {budget.gpus_needed:,} GPUs, if each stays as fast as with these"
+            f" {budget.gpus:,}"
+        )
+    points(target, lines)

@@ -1,0 +1,207 @@
+"""The plain text of an estimate of inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loadgauge.core.base.units import count, flops, in_gib, seconds
+from loadgauge.core.definitions.serving.serving import serving
+from loadgauge.core.serving.decode import Steady
+from loadgauge.core.serving.passes import AXES_OF
+from loadgauge.core.serving.result import Answer, known_range
+from loadgauge.core.serving.time import Pass
+from loadgauge.core.text.estimate.brief import short
+from loadgauge.core.text.estimate.setup import print_assumed
+from loadgauge.core.text.table import Column, console, draw, heading, points
+from loadgauge.core.text.verdict import WORDS, left_out_words, verdict_words
+
+
+def report(answer: Answer, assumed: Mapping[str, str]) -> None:
+    """Print memory, the largest batch, the work and time of the prompts and of a token, traffic and what is not counted."""
+    target, asked, memory = console(), answer.asked, answer.memory
+    target.print(
+        f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})",
+        style=WORDS[memory.verdict][1], soft_wrap=True,
+    )  # fmt: skip
+    points(target, [*_left_out(answer), _run(answer), *_largest(answer), *_headline(answer)], "")
+    rows = [
+        [name, in_gib(value), note]
+        for name, value, note in (
+            ("weights", memory.weights, f"in {asked.weight_format}"),
+            ("cache", memory.cache, _cache_note(answer)),
+            ("activations", memory.activations, f"most alive at once in a layer, {asked.at_once:,} tokens of prompts"),
+            ("logits", memory.logits, "of the last tokens" if asked.task == "generate" else "of every token"),
+            ("outside", memory.outside, "CUDA context and communicators, assumed"),
+        )
+        if value
+    ]
+    rows.append(["together", in_gib(memory.total), ""])
+    draw(
+        target,
+        [Column("memory"), Column("GiB", "right"), Column("", wrap=True)],
+        rows,
+        "Where it goes",
+        [len(rows) - 1],
+    )
+    if answer.served is not None:
+        _working(answer, answer.served)
+    _work(answer)
+    _traffic(answer)
+    print_assumed(target, assumed)
+    heading(target, "Not counted: this is no planner of serving")
+    points(target, answer.not_counted)
+    if answer.first is not None:
+        points(target, [f"Range of times: {_source(answer)}."])
+
+
+def brief(answer: Answer) -> None:
+    """Print the answer in ten lines: the verdict, what is run, the parts of the memory, the largest batch and the times."""
+    short(
+        answer.memory, answer.memory.parts, [*_left_out(answer), _run(answer)], (*_largest(answer), *_headline(answer))
+    )
+
+
+def _left_out(answer: Answer) -> list[str]:
+    return left_out_words(answer.model, 2)
+
+
+def _run(answer: Answer) -> str:
+    """What is run, and on what."""
+    asked = answer.asked
+    what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
+    if asked.task == "generate":
+        what += f", of which {asked.answer:,} {'are' if asked.answer > 1 else 'is'} generated"
+    degrees = ", ".join(f"{name} {getattr(asked, name)}" for name in AXES_OF if getattr(asked, name) > 1)
+    card = "GPU" if answer.gpu is None else answer.gpu.name
+    return (
+        f"{answer.model.name}, {count(answer.params)} parameters, {asked.task}: {what}"
+        f" on {answer.gpus:,} x {card}{': ' + degrees if degrees else ''}."
+    )
+
+
+def _source(answer: Answer) -> str:
+    if answer.served is not None:
+        known = serving()
+        return f"80 % of {known.points:,} measured points of servers ({known.source}), each model left out in turn"
+    return (
+        known_range().source if answer.asked.task == "generate" else "that of training steps, whose kernels these are"
+    )
+
+
+def _working(answer: Answer, found: Steady) -> None:
+    """Prints what a first token and a token of a server wait for."""
+    asked, engine = answer.asked, serving().engines[answer.asked.server or ""]
+    read = "with it" if engine.mixed else "between"
+    alone = found.token == found.step
+    parts = (
+        ("first token", found.queue, f"its prompt ({seconds(found.prompt)} alone) and those before it"),
+        ("", found.place, "a place in the cache"),
+        ("", found.waited, "steps until it is seen and its token is sent"),
+        ("", found.host, f"the host: {asked.prompt:,} tokens, {asked.batch * asked.attentions:,} requests"),
+        ("", found.first, "together"),
+        ("token", found.step, f"a step of {found.running:,.0f} sequences, half answered"),
+        ("", found.token - found.step, f"prompts of others that are read {read}"),
+        ("", 0 if alone else found.token, "together"),
+    )
+    rows = [[of, seconds(value), note] for of, value, note in parts if value]
+    title = f"The server: {asked.batch:,} requests come at once, then one whenever one is answered, ten times as many in all"
+    draw(console(), [Column("of a"), Column("time", "right"), Column("", wrap=True)], rows, title)
+
+
+def _largest(answer: Answer) -> list[str]:
+    if answer.largest is None:
+        return []
+    if not answer.largest:
+        return ["Not even one such sequence fits."]
+    return [f"The largest batch that fits: {answer.largest:,} such sequences a replica."]
+
+
+def _cache_note(answer: Answer) -> str:
+    asked = answer.asked
+    each = answer.memory.cache / (asked.batch * asked.context)
+    return (
+        f"of {asked.batch:,} x {asked.context:,} tokens in {asked.cache_format}: {each:,.0f} bytes a token on this rank"
+    )
+
+
+def _headline(answer: Answer) -> list[str]:
+    known = known_range()
+    if answer.first is None:
+        return [f"No times: {answer.untimed}."]
+    took, (low, high) = answer.first.seconds, answer.first_range
+    spread = f"{seconds(took * low)} to {seconds(took * high)}"
+    took *= answer.software
+    if answer.asked.task == "forward":
+        tokens = answer.asked.batch * answer.asked.prompt * answer.asked.replicas * answer.asked.attentions
+        return [f"A forward pass: {seconds(took)} ({spread}), {tokens / took:,.0f} tokens/s."]
+    assert answer.last is not None
+    assert answer.token is not None
+    if answer.served is not None:
+        return _served(answer, answer.served)
+    last = answer.last.seconds
+    lines = [
+        f"Time to first token: {seconds(took)} by its kernels, all prompts at once; in servers {spread}.",
+        f"Time per token at the whole context: {seconds(last)}"
+        f" ({seconds(last * known.token_low)} to {seconds(last * known.token_high)});"
+        f" {answer.tokens_per_second:,.0f} tokens/s over all GPUs in the mean.",
+    ]
+    if answer.money_per_million is not None:
+        lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
+    return lines
+
+
+def _served(answer: Answer, found: Steady) -> list[str]:
+    rates, asked = serving(), answer.asked
+    low, high = (found.token * factor for factor in answer.token_range)
+    more = asked.answer > 1
+    lines = [
+        f"{asked.server} with {asked.batch:,} requests at a time: a token takes {seconds(found.token)}"
+        f" ({seconds(low)} to {seconds(high)}){'' if more else ' at this context'}, the first one"
+        f" {seconds(found.first)} ({seconds(found.first * rates.first_low)} to {seconds(found.first * rates.first_high)}).",
+        f"{answer.tokens_per_second:,.0f} tokens/s over all GPUs."
+        if more
+        else f"{answer.tokens_per_second:,.1f} requests/s over all GPUs, each answered by one token; --answer N says by how many.",
+    ]
+    if found.running < asked.batch:
+        whole = rates.engines[asked.server or ""].reserved == 1
+        held = "its whole answer reserved" if whole else "half answered"
+        lines.append(f"The cache holds {found.running:,.0f} of them, each {held}; the others wait.")
+    if answer.money_per_million is not None:
+        lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
+    return lines
+
+
+def _work(answer: Answer) -> None:
+    passes: list[tuple[str, Pass, int]] = []
+    asked = answer.asked
+    sequences = asked.batch * asked.attentions
+    if answer.first is not None:
+        passes.append(("prompts" if asked.task == "generate" else "forward", answer.first, sequences * asked.prompt))
+    if answer.last is not None:
+        passes.append(("one more token each", answer.last, sequences))
+    if not passes:
+        return
+    rows = [
+        [
+            name, flops(one.flops), f"{one.flops / (answer.active_params * tokens):.2f}", in_gib(one.moved),
+            *(seconds(one.lanes[lane]) for lane in ("products", "attention", "rest")),
+            seconds(sum(row.seconds for row in one.traffic)), seconds(one.seconds),
+        ]
+        for name, one, tokens in passes
+    ]  # fmt: skip
+    heads = ("FLOPs a parameter and token", "GiB moved a rank", "products", "attention", "rest", "traffic", "together")
+    columns = [Column("pass"), Column("FLOPs", "right"), *(Column(head, "right") for head in heads)]
+    draw(console(), columns, rows, "Work and time, by roofline")
+
+
+def _traffic(answer: Answer) -> None:
+    rows = [
+        [name, row.axis, row.collective, f"{row.calls:,.0f}", f"{row.wire / 1e6:,.2f} MB", seconds(row.seconds)]
+        for name, one in (("prompts", answer.first), ("one more token each", answer.last))
+        if one is not None
+        for row in one.traffic
+    ]
+    if rows:
+        columns = [Column("pass"), Column("axis"), Column("collective"), Column("calls", "right")]
+        columns += [Column("sent by a rank", "right"), Column("time", "right")]
+        draw(console(), columns, rows, "Traffic")

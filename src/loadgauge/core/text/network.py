@@ -1,0 +1,282 @@
+"""The text of `loadgauge network`: the verdict first, then each axis, every collective, and other clusters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.core.base.units import GB, MIB, count, seconds
+from loadgauge.core.definitions.layout.axes import RANK_ORDER
+from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkCase, largest_tp, smallest_batch, what_if
+from loadgauge.core.estimate.time.traffic import Traffic
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.estimate.setup import layout_words, print_assumed
+from loadgauge.core.text.table import Column, console, draw, heading, points
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NAMES = {"inner": "node", "outer": "network"}
+"""The links, in a table."""
+NOT_COUNTED = (
+    "scalars: gradient norms, loss averages, the counts of tokens that experts expect",
+    "traffic of storage, checkpoints and other jobs on the same network",
+    "reduction inside the switches (NVLink SHARP, InfiniBand SHARP), which sends about half as much",
+)
+
+
+def report(given: Setup, setup: NetworkCase, network: Network) -> None:
+    """Print the whole answer of `loadgauge network`."""
+    target = console()
+    _verdict(target, given, setup, network)
+    if network.traffic:
+        _needs(target, setup, network)
+        _traffic(target, setup, network)
+        _what_if(target, setup, network)
+        _limits(target, given, setup, network)
+    print_assumed(target, given.assumed)
+    heading(target, "Not counted")
+    points(target, NOT_COUNTED)
+
+
+def gigabytes(nbytes: float) -> str:
+    """Format bytes or byte/s as GB or GB/s without the unit, to three digits.
+
+    >>> gigabytes(1.2345e9), gigabytes(123.45e9), gigabytes(1.2e6)
+    ('1.23', '123', '0.0012')
+    """
+    value = nbytes / GB
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """Format a share as a percentage of at most three digits.
+
+    >>> percent(0.05), percent(0.125)
+    ('5%', '12.5%')
+    """
+    return f"{100 * share:.3g}%"
+
+
+def verdict(network: Network) -> tuple[str, str, str]:
+    """Return the verdict, its colour, and the rest of the first line."""
+    if not network.traffic:
+        return "NOTHING TO CARRY", "bold", "a single GPU does not communicate"
+    cost = f"exposed communication is {network.exposed / network.step:.1%} of the {seconds(network.step)} step"
+    if network.enough:
+        return "ENOUGH", "bold green", cost
+    short = sorted((need for need in network.needs if not need.enough), key=lambda need: -need.shown)
+    worst = short[0]
+    rest = f" ({', '.join(dict.fromkeys(need.axis for need in short[1:]))} falls short too)" if short[1:] else ""
+    return (
+        "NOT ENOUGH",
+        "bold red",
+        f"{worst.axis} needs {gigabytes(worst.needed)} GB/s of the {NAMES[worst.link]}'s links and reaches"
+        f" {gigabytes(worst.reached)}{rest}; {cost}",
+    )
+
+
+def _verdict(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:
+    from rich.text import Text
+
+    word, style, rest = verdict(network)
+    line = Text(f"{word}  {rest}")
+    line.stylize(style, 0, len(word))
+    target.print(line, soft_wrap=True)
+    layout, fabric, efficiencies = given.layout, setup.fabric, setup.machine.efficiencies
+    assert given.gpu is not None
+    shape = layout_words(layout, ("replicas",))
+    batches = f"{layout.num_microbatches} micro-batch{'es' if layout.num_microbatches > 1 else ''} on each rank"
+    lines = [
+        f"{given.model.name} on {layout.gpus:,} x {given.gpu.name}: {shape}; {batches} a step.",
+    ]
+    if network.traffic:
+        lines.append(_links(given, setup))
+        how = (
+            f"at the {setup.achieved / 1e12:g} TFLOP/s you gave"
+            if setup.achieved
+            else f"by its kernels, {efficiencies.basis}"
+        )
+        lines += [
+            f"Ranks fill nodes in the order {', '.join(layout.order)}; a node here is the GPUs that the fast link connects.",
+            f"Compute takes {seconds(network.compute.total)} of the step ({how}). Budget for exposed"
+            f" communication per axis: {percent(setup.share)} of compute (--share),"
+            f" {seconds(setup.share * network.compute.total)}.",
+        ]
+    if fabric.oversubscription > 1:
+        beyond = f"a pod of {fabric.pod} GPUs" if fabric.pod else "the node"
+        rails = ", except along a rail" if fabric.rails else ""
+        lines.append(
+            f"Beyond {beyond} the network provides 1/{fabric.oversubscription:g} of its bandwidth when all send{rails}."
+        )
+    points(target, lines, "")
+
+
+def _source(given: Setup, own: str | None) -> str:
+    """Who states a bandwidth: the user, the topology, or the datasheet."""
+    return "yours" if own else "topology" if given.job.topology else "datasheet"
+
+
+def _links(given: Setup, setup: NetworkCase) -> str:
+    """Return the links with their bandwidth, and the share of it that collectives achieve."""
+    fabric = setup.fabric
+    assert given.gpu is not None
+    parts = []
+    if fabric.domain > 1:
+        kind = given.gpu.interconnect.kind or "the fast link"
+        source = _source(given, given.job.link_bandwidth)
+        parts.append(
+            f"{kind} connects {fabric.domain} GPUs at {gigabytes(fabric.inner_bandwidth)} GB/s per GPU per direction"
+            f" ({source}), of which collectives achieve {fabric.inner_efficiency:.0%}"
+        )
+    if given.layout.gpus > fabric.domain:
+        source = _source(given, given.job.nic_bandwidth)
+        parts.append(
+            f"the network provides {gigabytes(fabric.outer_bandwidth)} GB/s per GPU per direction ({source}), of which"
+            f" collectives achieve {fabric.outer_efficiency:.0%}"
+        )
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _place(row: Need | Traffic) -> int:
+    """Return the place of a row's axis in a table: tensor parallelism of experts next to ep."""
+    return RANK_ORDER.index({"etp": "ep"}.get(row.axis, row.axis))
+
+
+def _word(need: Need, share: float) -> str:
+    if need.hidden:
+        return "hidden"
+    if need.enough:
+        return f"within {percent(share)}"
+    return "TOO SLOW"
+
+
+def _needs(target: Console, setup: NetworkCase, network: Network) -> None:
+    columns = [
+        Column("axis", wrap=True), Column("GPUs", "right", wide=True), Column("over"), Column("GB", "right"),
+        Column("takes", "right"), Column("may take", "right", wide=True), Column("needs", "right"), Column("reaches", "right"),
+        Column("of", "right", style="dim", wide=True), Column("verdict"),
+    ]  # fmt: skip
+    needs = sorted(network.needs, key=_place)
+    rows = [
+        [
+            f"{need.axis}, {need.what}", f"{need.ranks:,}", NAMES[need.link], gigabytes(need.carried),
+            seconds(need.seconds), seconds(need.beside if need.overlapped else need.allowed), gigabytes(need.needed),
+            gigabytes(need.reached), gigabytes(need.bandwidth), _word(need, setup.share),
+        ]
+        for need in needs
+    ]  # fmt: skip
+    strong = [number for number, need in enumerate(needs) if not need.enough]
+    draw(target, columns, rows, "What a GPU's links carry in a step, and the GB/s they need for it", strong)
+    points(
+        target,
+        [
+            "GB: over the slowest link of the path, in each direction. May take: the compute it overlaps with or, without"
+            " overlap, its share of all compute. Reaches: including latency and congestion.",
+            *_stages(setup, network),
+        ],
+        "",
+        style="dim",
+    )
+
+
+def _stages(setup: NetworkCase, network: Network) -> list[str]:
+    """Return the pipeline stages of the GPUs whose links are shown, in a line; empty without stages."""
+    if setup.layout.pp == 1:
+        return []
+    other: dict[int, dict[str, None]] = {}
+    for row in network.traffic:
+        if row.stage != network.stage:
+            other.setdefault(row.stage, {})[f"{row.axis} {row.kind}"] = None
+    busier = (f"{' and '.join(kinds)} of stage {stage}" for stage, kinds in sorted(other.items()))
+    more = f"; {', '.join(busier)}, where they take longest" if other else ""
+    return [f"Of pipeline stage {network.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
+
+
+def _traffic(target: Console, setup: NetworkCase, network: Network) -> None:
+    columns = [
+        Column("axis"), Column("what", wrap=True), Column("collective", wide=True), Column("calls", "right"),
+        Column("MiB a call", "right", wide=True), Column("GB sent", "right"), Column("takes", "right"),
+        Column("exposed", "right"),
+    ]  # fmt: skip
+    rows = [
+        [
+            row.axis, row.what, row.collective.replace("_", "-"), _calls(row),
+            f"{row.payload / MIB:,.0f}" if row.payload >= 99.5 * MIB else f"{row.payload / MIB:.3g}",
+            gigabytes(row.sent), seconds(row.seconds), seconds(row.exposed_seconds) if row.exposed_seconds else "-",
+        ]
+        for row in sorted(network.traffic, key=_place)
+    ]  # fmt: skip
+    sent = sum(row.sent for row in network.traffic)
+    total, shown = (sum(getattr(row, name) for row in network.traffic) for name in ("seconds", "exposed_seconds"))
+    rows.append(["all", "", "", "", "", gigabytes(sent), seconds(total), seconds(shown) if shown else "-"])
+    draw(
+        target,
+        columns,
+        rows,
+        "Every collective of a step (calls: micro-batches x each)",
+        [len(rows) - 1],
+    )
+    points(target, _stages(setup, network), "", style="dim")
+
+
+def _calls(row: Traffic) -> str:
+    """Micro-batches times calls of each, or the calls of a step."""
+    each = row.calls_per_microbatch
+    return f"{row.calls_per_step / each:,g} x {each:,g}" if each else f"{row.calls_per_step:,g}"
+
+
+def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
+    columns = [
+        Column("with"), Column("step", "right"), Column("change", "right"), Column("exposed", "right"),
+        Column("of the step", "right"), Column("links are"), Column("tightest", wrap=True),
+    ]  # fmt: skip
+
+    def row(name: str, result: Network) -> list[str]:
+        tightest = result.tightest
+        return [
+            name, seconds(result.step), f"{result.step / network.step - 1:+.1%}" if result is not network else "",
+            seconds(result.exposed) if result.exposed else "-", f"{result.exposed / result.step:.1%}",
+            "enough" if result.enough else "NOT ENOUGH",
+            "" if tightest is None else f"{tightest.axis}, {tightest.what}",
+        ]  # fmt: skip
+
+    changes = (row(change.name, change.result) for change in what_if(setup, network))
+    rows = [row("the cluster as it is", network), *changes]
+    draw(target, columns, rows, "What if the cluster were different", [0])
+
+
+def _limits(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:
+    heading(target, "What these links allow")
+    layout, lines = given.layout, []
+    best = largest_tp(setup)
+    yours = f" (yours: {layout.tp})" if layout.tp > 1 else ""
+    if best == 1:
+        lines.append(
+            f"no tp above 1 is sustainable: at 2 its traffic takes more than {percent(setup.share)} of compute{yours}"
+        )
+    elif best is not None:
+        lines.append(f"largest sustainable tp (dp fills the rest): {best}{yours}")
+    if any(need.axis == "dp" for need in network.needs):
+        lines.append(_batch_line(given, setup))
+    lines.append(
+        f"compute is {network.efficiency:.1%} of compute and exposed communication together"
+        " (1/(1 + r), not Amdahl's law: communication is not a serial part of the work)"
+    )
+    points(target, lines)
+
+
+def _batch_line(given: Setup, setup: NetworkCase) -> str:
+    layout, batch = given.layout, smallest_batch(setup)
+    if batch is None:
+        return f"no batch makes data parallelism cost less than {percent(setup.share)} of compute"
+    tokens = count(batch.global_batch * layout.seq_len)
+    if layout.zero >= 2:
+        return (
+            f"smallest micro-batch at which data parallelism costs at most {percent(setup.share)}:"
+            f" {batch.micro_batch}, memory permitting (yours: {layout.micro_batch})"
+        )
+    return (
+        f"smallest global batch at which data parallelism costs at most {percent(setup.share)}:"
+        f" {batch.global_batch:,} sequences, {tokens} tokens (yours: {layout.global_batch:,})"
+    )

@@ -1,0 +1,1 @@
+"""Plans, and answers to inverse questions, in words."""

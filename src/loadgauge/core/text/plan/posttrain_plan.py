@@ -1,0 +1,89 @@
+"""The plain text of `plan --task`: the fastest step that fits, its command, and why the next one lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.base.errors import NO, YES, ConfigError
+from loadgauge.core.base.units import gib, in_gib
+from loadgauge.core.base.verdict import needs
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.training.tasks import TASKS
+from loadgauge.core.plan.posttrain import Choice, Found, Space, plan_task
+from loadgauge.core.resolve.posttrain import resolve_posttrain
+from loadgauge.core.text.post_training.posttrain_time import document as time_document
+from loadgauge.core.text.post_training.posttrain_time import lines, seconds
+from loadgauge.core.text.table import Column, console, draw, points
+from loadgauge.core.text.table import document as print_document
+
+
+def answer(job: Job, given: dict[str, tuple[Any, ...]], *, as_json: bool) -> int:
+    """Plan a run of a task and print it; the exit code. given: axes that are locked or narrowed. Raises `ConfigError`."""
+    if not TASKS[job.task or ""].rollout:
+        raise ConfigError(
+            f"--task {job.task} generates nothing: `loadgauge plan` without --task plans its training", key="task"
+        )
+    found = plan_task(job, Space.of(job, given))
+    if as_json:
+        print_document(document(found))
+    else:
+        report(found)
+    return NO if found.best is None else YES
+
+
+def report(found: Found) -> None:
+    """Print the plan."""
+    target = console()
+    counted = f"{found.candidates:,} candidates timed, {found.looked:,} looked at in memory"
+    if found.best is None:
+        points(target, [f"Nothing fits: {counted}."], "")
+        if found.nearest is not None:
+            worst = found.nearest.memory.decisive
+            points(target, [
+                f"Nearest miss: {worst.name} needs {in_gib(worst.total, 1)} of {gib(found.nearest.memory.capacity or 0, 1)},"
+                f" range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
+                found.nearest.job.command(),
+            ])  # fmt: skip
+        return
+    best = found.best
+    time, worst = best.time, best.memory.decisive
+    target.print(
+        f"{seconds(time.step)} s a step, {seconds(time.low)}-{seconds(time.high)} s; {gib(worst.total, 1)} in {worst.name}",
+        soft_wrap=True,
+    )
+    run, _ = resolve_posttrain(best.job)
+    points(target, [best.job.command(), *lines(run, time, best.job)], "")
+    rows = [_row("best", best)]
+    if found.runner_up is not None:
+        rows.append(_row("runner-up", found.runner_up))
+    names = ["", "placement", "tp pp zero", "recompute", "micro-batch", "log-probs", "rollout", "s", "GiB"]
+    right = (Column(one, "right") for one in names[7:])
+    draw(target, [*(Column(one) for one in names[:7]), *right], rows, counted, [0])
+    if found.why:
+        points(target, [f"The runner-up lost: {found.why}."])
+
+
+def _row(name: str, choice: Choice) -> list[str]:
+    job = choice.job
+    return [
+        name, job.placement or "", f"{job.tp or 1}  {job.pp or 1}  {job.zero}", job.recompute or "", str(job.micro_batch),
+        str(job.logprob_batch), job.rollout or "", seconds(choice.time.step), in_gib(choice.memory.decisive.total, 1),
+    ]  # fmt: skip
+
+
+def document(found: Found) -> dict[str, Any]:
+    """Return the document of `--json`."""
+
+    def one(choice: Choice | None) -> dict[str, Any] | None:
+        if choice is None:
+            return None
+        held = choice.memory
+        return {
+            "command": choice.job.command(), "memory": needs(held) | {"moment": held.worst.name},
+            **time_document(choice.time, "", choice.job),
+        }  # fmt: skip
+
+    return {
+        "best": one(found.best), "runner_up": one(found.runner_up), "nearest": one(found.nearest), "why": found.why,
+        "candidates": found.candidates, "refused": found.refused, "looked": found.looked,
+    }  # fmt: skip

@@ -1,0 +1,96 @@
+"""The plain text of the time of a step after pre-training: phases, what bounds it, what the whole run takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.post_training.roles import Run
+from loadgauge.core.post_training.step import StepTime
+from loadgauge.core.text.table import Column, console, draw, points
+
+
+def headline(time: StepTime | None, untimed: str) -> list[str]:
+    """Return the time of a step in a line, and what takes the most; or why there is none."""
+    if time is None:
+        return [f"No time: {untimed}."]
+    most = max(time.phases, key=lambda one: one.seconds)
+    return [
+        f"A step: {seconds(time.step)} s ({seconds(time.low)}-{seconds(time.high)}), {most.name} {seconds(most.seconds)} s of it."
+    ]
+
+
+def report(run: Run, time: StepTime | None, job: Job) -> None:
+    """Print the time of a step, where there is one."""
+    target = console()
+    if time is None:
+        return
+    rows = [
+        [one.name, one.role, one.side if time.sides else "", seconds(one.seconds), f"{one.seconds / time.step:.0%}"]
+        for one in time.phases
+    ]  # fmt: skip
+    columns = [
+        Column("phase"),
+        Column("of"),
+        Column("on" if time.sides else ""),
+        Column("s", "right"),
+        Column("", "right"),
+    ]
+    worst = max(range(len(rows)), key=lambda index: time.phases[index].seconds)
+    draw(target, columns, rows, f"A step: {seconds(time.step)} s, {seconds(time.low)}-{seconds(time.high)} s", [worst])
+    points(target, lines(run, time, job))
+
+
+def seconds(value: float) -> str:
+    """Three digits.
+
+    >>> seconds(3.14159), seconds(314.159)
+    ('3.1', '314')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def lines(run: Run, time: StepTime, job: Job) -> list[str]:
+    """Return what bounds the step, and what the whole run takes."""
+    found = []
+    phase = time.generation
+    if time.sides:
+        slower, faster = time.bound, "trainer" if time.bound == "rollout" else "rollout"
+        wait = 1 - time.sides[faster] / time.sides[slower]
+        found.append(
+            f"The {slower} bounds the step; the {faster} waits {wait:.0%} of it, answers are up to {run.staleness} updates old."
+        )
+    if phase is not None:
+        found.append(
+            f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the"
+            f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail)."
+        )
+        if time.preempted >= 1:
+            found.append(
+                f"{time.preempted:,.0f} sequences of a replica wait for its cache: the engine preempts and reads them again."
+            )
+        found.append(f"{time.tokens_per_second_per_gpu:,.0f} tokens a second and GPU, prompts included.")
+    else:
+        found.append(f"{time.tokens_per_second_per_gpu:,.0f} training tokens a second and GPU.")
+    if job.steps is not None:
+        text = f"{job.steps:,} steps: {time.days(job.steps):,.1f} days, {time.days(job.steps) * 24 * time.gpus:,.0f} GPU-hours"
+        if job.price is not None:
+            text += f", {time.money(job.steps, job.price):,.0f} at {job.price:g} a GPU-hour"
+        found.append(text + ".")
+    return found
+
+
+def document(time: StepTime | None, untimed: str, job: Job) -> dict[str, Any]:
+    """Return the `time` of `--json`: seconds."""
+    if time is None:
+        return {"time": None, "untimed": untimed}
+    found = msgspec.to_builtins(time) | {"tokens_per_second_per_gpu": time.tokens_per_second_per_gpu}
+    found["tokens_per_step"] = found.pop("tokens")
+    found |= {"days": None, "cost": None}
+    if job.steps is not None:
+        days = time.days(job.steps)
+        cost = None if job.price is None else time.money(job.steps, job.price)
+        found |= {"steps": job.steps, "days": days, "gpu_hours": days * 24 * time.gpus, "cost": cost}
+    return {"time": found}

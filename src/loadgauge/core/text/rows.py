@@ -1,0 +1,57 @@
+"""Rows with named columns, as CSV on stdout or as a file: CSV, JSON or Parquet by its ending."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.sheets.sweep.results import Kind, arrow_table
+
+ENDINGS = (".csv", ".json", ".parquet")
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Return rows as CSV with a header; numbers are whole and unrounded, what a row does not have is empty.
+
+    >>> csv_text([{"a": 1, "b": None}, {"a": 0.5, "b": "x, y"}], ["a", "b"]).splitlines()
+    ['a,b', '1,', '0.5,"x, y"']
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def print_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print rows as CSV."""
+    sys.stdout.write(csv_text(rows, columns))
+
+
+def ending(file: str) -> str:
+    """The ending of a file that rows can be written to. Raises `ConfigError` for any other."""
+    found = Path(file).suffix.lower()
+    if found not in ENDINGS:
+        raise ConfigError(f"must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, got {file!r}", key="output")
+    return found
+
+
+def write(file: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Kind]) -> None:
+    """Write rows to a file of the kind that its name ends in. Raises `ConfigError` for another ending."""
+    kind, path = ending(file), Path(file)
+    if kind == ".csv":
+        path.write_text(csv_text(rows, list(columns)), encoding="utf-8")
+    elif kind == ".json":
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(list(rows)), indent=2) + b"\n")
+    else:
+        table = arrow_table(rows, columns, key="output")
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(table, path)

@@ -1,0 +1,101 @@
+"""The verdict in words, as every report of an estimate begins."""
+
+from __future__ import annotations
+
+from loadgauge.core.base.units import count, gib, in_gib
+from loadgauge.core.base.verdict import Needs
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.estimate.result import Estimate, Memory
+
+WORDS = {
+    "fits": ("FITS", "bold green"),
+    "tight": ("TIGHT", "bold yellow"),
+    "depends": ("DEPENDS", "bold magenta"),
+    "does not fit": ("DOES NOT FIT", "bold red"),
+    "unknown": ("NEEDS", "bold"),
+}
+"""The verdict, and its colour."""
+ENDINGS = {
+    "fits": ", which fits too.",
+    "tight": ", which is TIGHT.",
+    "depends": ", which DEPENDS.",
+    "does not fit": ", which DOES NOT FIT.",
+    "unknown": ".",
+}
+"""How a line about a worst case ends, by its verdict."""
+WIDE = 0.2
+"""Half the width of a range, as a share of the memory, from which on the answer says what makes it wide."""
+CAUSES = {
+    "spread": "how far measured runs of other people lie from predictions",
+    "idle": "what PyTorch's allocator may leave idle",
+    "outside": "the CUDA context and buffers outside PyTorch, which weigh much in a small job",
+    "--lengths": "micro-batches of long sequences alone; --lengths with a shorter longest one narrows it",
+}
+"""What makes a range wide, where no flag says it."""
+STYLES = {"tight": "yellow", "depends": "magenta", "does not fit": "red"}
+"""Colours of such a line."""
+
+
+def verdict_words(memory: Needs) -> str:
+    """Return the verdict with what it needs of the capacity and the range of that, as every answer begins.
+
+    >>> from loadgauge import estimate
+    >>> verdict_words(estimate("gpt2", seq_len=1024).memory).split()[0]
+    'NEEDS'
+    """
+    capacity = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
+    ends = f"{in_gib(memory.low, 1)}-{gib(memory.high, 1)}"
+    return f"{WORDS[memory.verdict][0]}  {gib(memory.total, 1)}{capacity}, 80 % range {ends}"
+
+
+def question_words(memory: Memory) -> str:
+    """Return the unsaid thing that decides and what each answer comes to; empty where none decides."""
+    question = memory.question
+    if question is None:
+        return ""
+    answers = [
+        f"{choice.value}{' (assumed)' if choice.assumed and not question.key else ''}"
+        f" {gib(choice.total, 1)}, {WORDS[choice.verdict][0]}"
+        for choice in question.choices
+    ]
+    asked = f"{question.flag} of the file, not read, decides" if question.key else f"{question.flag} decides"
+    return f"{asked}: {'; '.join(answers)}."
+
+
+def left_out_words(model: ModelSpec, each: float) -> list[str]:
+    """Return a line about the towers of the model that a verdict leaves out; none where it has none.
+
+    each: bytes of a weight
+    """
+    towers = [
+        f"{tower.name} ({count(tower.parameters)} parameters, at least {gib(each * tower.parameters)})"
+        if tower.parameters
+        else f"{tower.name} (its size is not known here)"
+        for tower in model.towers
+    ]
+    return [f"Left out: {', '.join(towers)}, with its activations and time."] if towers else []
+
+
+def range_words(memory: Memory) -> list[str]:
+    """Return what a tight verdict means, and what makes a range wide."""
+    lines = []
+    if memory.verdict == "tight" and memory.capacity is not None:
+        over = gib(memory.high - memory.capacity, 1)
+        lines.append(
+            f"It may fit: the range reaches {over} beyond the card's memory; --allow-tight takes that for a yes."
+        )
+    half = (memory.high - memory.low) / 2 / memory.total
+    if half > WIDE:
+        cause, _ = max(memory.widths.items(), key=lambda item: item[1])
+        lines.append(
+            f"The range is wide, {half:.0%} either way, mostly for {CAUSES.get(cause, f'{cause}, which is not said')}."
+        )
+    return lines
+
+
+def effort(other: Estimate, result: Estimate) -> float:
+    """Return the cost of a sequence in `other` relative to `result`: time where it is known, else FLOPs."""
+    if other.time is not None and result.time is not None:
+        return other.time.step / other.time.tokens / (result.time.step / result.time.tokens)
+    here = result.flops.hardware / result.layout.global_batch
+    return float(other.flops.hardware / other.layout.global_batch / here)

@@ -1,6 +1,0 @@
-"""Closed forms: the list of operations read with SymPy symbols. This package can be called.
-
-    loadgauge.equation("activations", layer="gpt", tp="t")
-
-`help(loadgauge.equation.equation.equation)` describes every argument.
-"""

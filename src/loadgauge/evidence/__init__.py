@@ -1,0 +1,1 @@
+"""Evidence: predictions beside published runs, and the five articles' tables recomputed."""

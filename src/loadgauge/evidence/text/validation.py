@@ -1,0 +1,131 @@
+"""Predictions compared with measured runs, as tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from loadgauge.core.text.table import Column, console, draw, heading, points
+from loadgauge.evidence.validate.baseline import baseline, rescaled
+from loadgauge.evidence.validate.summary import Errors, errors, grouped, reasons
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from loadgauge.evidence.validate.operators import Score
+    from loadgauge.evidence.validate.runs import Runs
+    from loadgauge.evidence.validate.validate import Record
+
+UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
+"""Of each quantity, what it is divided by for people, and the unit then."""
+
+
+def print_validation(records: Sequence[Record], runs: Runs, *, rows: bool) -> None:
+    """Print the summary tables of predictions compared with measurements, and with `rows` every row."""
+    target = console()
+    for quantity in ("time", "memory"):
+        of = [record for record in records if record.quantity == quantity]
+        if of:
+            if rows:
+                _rows(target, of, quantity)
+            _table(target, of, quantity, runs)
+    missing = reasons(records)
+    if missing:
+        heading(target, "Not predicted")
+        points(target, [f"{count} x {reason}" for reason, count in missing.items()])
+    notes = [
+        "median, p90: of the absolute error, with equal weight per configuration; bias: median of the signed error",
+    ]
+    if any(record.assumed for record in records):
+        notes.append(
+            "values that rows do not state are assumed by rule and widen their range; --json lists them for each row"
+        )
+    if runs.ignored:
+        notes.append(f"ignored columns: {', '.join(runs.ignored)}")
+    target.print()
+    points(target, notes)
+
+
+def print_operators(scores: Sequence[Score]) -> None:
+    """Print how far off the predictions of single operations are, by kind and GPU."""
+    target = console()
+    columns = [
+        Column("operation"), Column("GPU"), Column("rows", "right"), Column("median", "right"), Column("p90", "right"),
+        Column("bias", "right"),
+    ]  # fmt: skip
+    rows = [
+        [score.kind, score.gpu, f"{score.rows:,}", f"{score.median:.1%}", f"{score.p90:.1%}", f"{score.signed:+.1%}"]
+        for score in scores
+    ]
+    draw(target, columns, rows, "Single operations")
+    target.print()
+    points(
+        target,
+        [
+            "median, p90: of the absolute error, predicted / measured - 1; bias: median of the signed error",
+            "short: calls of less than a millisecond, on a cool chip; sustained: longer ones, or one product after the other",
+        ],
+    )
+
+
+def _rows(target: Console, records: Sequence[Record], quantity: str) -> None:
+    unit, name = UNITS[quantity]
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value / unit:,.3g}" if value / unit < 100 else f"{value / unit:,.0f}"
+
+    columns = [
+        Column("row"), Column(f"measured {name}", "right"), Column(f"predicted {name}", "right"),
+        Column("low", "right", wide=True), Column("high", "right", wide=True), Column("error", "right"),
+        Column("why there is no prediction", wrap=True),
+    ]  # fmt: skip
+    draw(
+        target, columns,
+        [
+            [
+                record.id, number(record.measured), number(record.predicted), number(record.low), number(record.high),
+                _percent(record.error, "+"), record.reason,
+            ]
+            for record in records
+        ],
+        title={"time": "Step time, row by row", "memory": "Peak memory, row by row"}[quantity],
+    )  # fmt: skip
+
+
+def _table(target: Console, records: Sequence[Record], quantity: str, runs: Runs) -> None:
+    columns = [
+        Column(""), Column("rows", "right"), Column("predicted", "right"), Column("configurations", "right", wide=True),
+        Column("median", "right"), Column("p90", "right"), Column("bias", "right"),
+    ]  # fmt: skip
+    lines = [_line("all", errors(records))]
+    by_quality = grouped(records, lambda record: record.quality)
+    if len(by_quality) > 1:
+        lines += [_line(f"quality {name or '-'}", errors(group)) for name, group in sorted(by_quality.items())]
+    strong = range(len(lines))
+    by_source = grouped(records, lambda record: record.source)
+    lines += [_line(name, errors(group)) for name, group in sorted(by_source.items())] if len(by_source) > 1 else []
+    if quantity == "time":
+        constant = baseline(records, runs.runs)
+        if constant:
+            lines.append(_line("one constant and the bubble", errors(constant)))
+        own = rescaled(records)
+        if own:
+            lines.append(_line("after one run of one's own", errors(own)))
+    title = {"time": "Step time", "memory": "Peak memory"}[quantity]
+    draw(target, columns, lines, title=title, strong=tuple(strong))
+
+
+def _line(name: str, group: Errors) -> list[str]:
+    return [
+        name,
+        str(group.rows),
+        str(group.expressible),
+        str(group.configurations),
+        _percent(group.median),
+        _percent(group.p90),
+        _percent(group.bias, "+"),
+    ]
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{100 * value:{sign}.1f} %"

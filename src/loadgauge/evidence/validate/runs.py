@@ -1,0 +1,304 @@
+"""Measured runs, one a row: what ran, as the fields of a `Job`, and what was measured.
+
+The published ones are in `data/runs/*.jsonl`, written by `tools/published_runs` from tables in their sources' words.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.files import read_text
+from loadgauge.core.base.package_data import read_data
+from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.definitions.job.job_text import positive_number
+from loadgauge.evidence.validate.counters import UNKNOWN, Counter
+from loadgauge.evidence.validate.overrides import UNCHANGED, Changes, Overrides
+
+Row = TypeVar("Row")
+LARGEST_FILE = 100_000_000
+"""Bytes; the largest file that is read."""
+FILES = ("throughput.jsonl", "memory.jsonl")
+"""The published runs, in `data/runs`."""
+SOURCE_COLUMNS = frozenset({"split", "task", "layers", "hidden", "other_flags", "arch_source", "moe_experts"})
+"""Columns by which a table in the words of its sources is known."""
+SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3}
+"""Words of the column `sharding`, as ZeRO stages."""
+WORDS = {"yes": "true", "no": "false"}
+"""Words of switches."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a source measured, None where it did not; rates and utilisations are per GPU.
+
+    step_time_s: of one optimizer step [s]; *_tflops_per_gpu: [10^12 FLOP/s]; mfu, hfu: shares of the 16-bit peak
+    model_tflops_per_gpu, mfu: useful FLOPs alone; hw_tflops_per_gpu, hfu: with those of recomputation
+    peak_memory_gib: [GiB]
+    """
+
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    model_tflops_per_gpu: float | None = None
+    hw_tflops_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_memory_gib: float | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether anything of it is a step time in other words."""
+        return any(getattr(self, name) is not None for name in self.__struct_fields__ if name != "peak_memory_gib")
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Another plausible value of something that a source does not state, as changes of the job and its overrides."""
+
+    knob: str
+    value: str
+    job: Changes = {}
+    overrides: Overrides = UNCHANGED
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One measured run.
+
+    model, hardware, layout: in the source's words, by which runs of one configuration are told from others
+    job: None where the run cannot be expressed, for a `reason`; untimed: why its time cannot be predicted
+    variants: other jobs that it may be; assumed: None where the resolver says what it assumed
+    counter: of the peak memory; miscounted: why that peak is comparable with no prediction
+    causal_flops: the source counts half of the query-key pairs in its model FLOPs
+    """
+
+    id: str
+    quality: str = ""
+    source: str = ""
+    model: str = ""
+    hardware: str = ""
+    layout: str = ""
+    job: Job | None = None
+    overrides: Overrides = UNCHANGED
+    variants: tuple[Variant, ...] = ()
+    assumed: tuple[str, ...] | None = None
+    reason: str = ""
+    untimed: str = ""
+    measured: Measured = Measured()
+    counter: Counter = UNKNOWN
+    miscounted: str = ""
+    causal_flops: bool = False
+
+    @property
+    def series(self) -> str:
+        """The prefix of the source: the second part of the id, or the id itself where it has no parts.
+
+        >>> Run(id="T-KOR-001").series, Run(id="mine").series
+        ('KOR', 'mine')
+        """
+        parts = self.id.split("-")
+        return parts[1] if len(parts) > 2 else self.id
+
+    @property
+    def configuration(self) -> tuple[str, ...]:
+        """What makes two rows measurements of one thing: source, model, hardware, and number of GPUs with the layout.
+
+        Precision, sequence length and batch are not part of it, so a sweep over them weighs as much as one run.
+        """
+        return (self.series, self.model, self.hardware, self.layout)
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """A row that could not be read: its id, its line, and why."""
+
+    id: str
+    line: int
+    reason: str
+
+
+class Runs(msgspec.Struct, frozen=True):
+    """The rows of one or several files. `ignored`: columns that have no meaning here."""
+
+    runs: tuple[Run, ...]
+    rejected: tuple[Rejected, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def __add__(self, other: Runs) -> Runs:
+        ignored = tuple(dict.fromkeys(self.ignored + other.ignored))
+        return Runs(self.runs + other.runs, self.rejected + other.rejected, ignored)
+
+
+def published() -> Runs:
+    """Return the runs that come with loadgauge.
+
+    >>> len(published().runs) > 1500
+    True
+    """
+    timed, weighed = (_of_lines(read_data(f"runs/{name}")) for name in FILES)
+    return timed + weighed
+
+
+def read(path: str | Path) -> Runs:
+    """Read the runs of a file: a CSV whose columns are fields of `Job` and what was measured, a CSV in the words of its
+    sources (the columns of tools/published_runs/README.md), the JSON that `make gpu` writes, or rows as `data/runs` has
+    them (.jsonl).
+
+    Raises `ConfigError` for a file that is none of them; a row that is wrong is in `rejected`.
+    """
+    text, file = read_text(path, LARGEST_FILE), str(path)
+    if file.endswith(".jsonl"):
+        return _of_lines(text)
+    if not text.lstrip().startswith("{"):
+        return _of_source(text, file) if _in_source_words(text) else parse(text, file)
+    try:
+        runs = msgspec.json.decode(text, type=_Report).runs
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"is no result of `make gpu`: {error}", file=file) from None
+    if not runs:
+        raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
+    return Runs(runs)
+
+
+class _Report(msgspec.Struct):
+    """What is read of the JSON of `make gpu`."""
+
+    runs: tuple[Run, ...]
+
+
+def _in_source_words(text: str) -> bool:
+    """Whether a CSV has columns that only tables in the words of their sources have."""
+    header = text.partition("\n")[0].strip()
+    return not SOURCE_COLUMNS.isdisjoint(name.strip().strip('"') for name in header.split(","))
+
+
+def _of_source(text: str, file: str) -> Runs:
+    """The runs of a table in the words of its sources, converted as the published ones are."""
+    package = Path(__file__).parents[2]
+    for folder in (package / "tools", package.parents[1] / "tools"):  # as installed, and in the source tree
+        if (folder / "published_runs").is_dir() and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    try:
+        table = import_module("published_runs.source_rows").parse(text, file)
+        row_of = import_module("published_runs.rows").row_of
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"has columns in the words of its sources, and {error.name} is not there", file=file
+        ) from None
+    runs: list[Run] = []
+    rejected = list(table.rejected)
+    for row in table.rows:
+        try:
+            runs.append(row_of(row))
+        except Error as error:
+            rejected.append(Rejected(row.id, _line_of(row.id, text), str(error)))
+    return Runs(tuple(runs), tuple(rejected), table.ignored)
+
+
+def _line_of(name: str, text: str) -> int:
+    """The line of a CSV on which the row of an id ends."""
+    lines = csv.reader(text.splitlines(keepends=True))
+    place = [cell.strip() for cell in next(lines)].index("id")
+    return next(lines.line_num for row in lines if name in (row[place].strip(), f"line {lines.line_num}"))
+
+
+def _of_lines(text: str) -> Runs:
+    """The runs in JSON, one a line."""
+    decode = msgspec.json.Decoder(Run).decode
+    runs: list[Run] = []
+    rejected: list[Rejected] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            runs.append(decode(line))
+        except msgspec.DecodeError as error:
+            rejected.append(Rejected(f"line {number}", number, str(error)))
+    return Runs(tuple(runs), tuple(rejected))
+
+
+def read_rows(
+    text: str, file: str, make: Callable[[str, dict[str, str]], Row]
+) -> tuple[tuple[str, ...], tuple[Row, ...], tuple[Rejected, ...]]:
+    """Read a CSV: its columns, what `make(id, cells)` makes of each row, and the rows for which that raises `ConfigError`.
+
+    A row without an id gets its line as one. Raises `ConfigError` where the text is no CSV with a column `id`.
+    """
+    if "\0" in text:
+        raise ConfigError("has a zero byte in it, so it is no CSV", file=file)
+    made: list[Row] = []
+    rejected: list[Rejected] = []
+    try:
+        lines = csv.DictReader(text.splitlines(keepends=True), strict=True)
+        header = tuple(name.strip() for name in lines.fieldnames or ())
+        lines.fieldnames = header
+        if "id" not in header:
+            raise ConfigError("its first line must name the columns, and one of them must be id", file=file)
+        twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
+        if twice:
+            raise ConfigError(f"the column {twice[0]} appears twice", file=file)
+        seen: set[str] = set()
+        for row in lines:
+            name = (row["id"] or "").strip() or f"line {lines.line_num}"
+            try:
+                if name in seen:
+                    raise ConfigError("the id appears twice", key="id")
+                seen.add(name)
+                if row.pop(None, None):
+                    raise ConfigError("has more cells than there are columns")
+                made.append(make(name, {key: (cell or "").strip() for key, cell in row.items() if key != "id"}))
+            except ConfigError as error:
+                rejected.append(Rejected(name, lines.line_num, str(error)))
+    except csv.Error as error:
+        raise ConfigError(f"is not a valid CSV: {error}", file=file) from None
+    return header, tuple(made), tuple(rejected)
+
+
+OWN = ("id", "quality", "source", "hardware", "sharding", "memory_kind", *Measured.__struct_fields__)
+"""Columns of a CSV that are no fields of a `Job`: `hardware` says what `gpu` does, and `sharding` what `zero` does."""
+
+
+def parse(text: str, file: str = "") -> Runs:
+    r"""Read the runs in a CSV. A cell may hold several values, such as `none | full`: the first is the job's, each other
+    one widens the range.
+
+    >>> runs = parse("id,model,tp,colour\nT-X-1,gpt2,2,red\nT-X-2,gpt2,many,blue\n")
+    >>> runs.runs[0].job.tp, runs.rejected[0].reason, runs.ignored
+    (2, "tp: must be a whole number from 1 to 1000000, got 'many'", ('colour',))
+    """
+    header, runs, rejected = read_rows(text, file, _run)
+    ignored = tuple(name for name in header if name not in OWN and name not in fields())
+    return Runs(runs, rejected, ignored)
+
+
+def _run(name: str, cells: dict[str, str]) -> Run:
+    stated = {key: cell for key, cell in cells.items() if key in fields() and cell}
+    if cells.get("hardware"):
+        stated.setdefault("gpu", cells["hardware"])
+    if cells.get("sharding"):
+        stated.setdefault("zero", str(SHARDINGS.get(cells["sharding"], cells["sharding"])))
+    values = {key: [WORDS.get(part.strip(), part.strip()) for part in cell.split("|")] for key, cell in stated.items()}
+    model = values.pop("model", [""])[0]
+    if not model:
+        raise ConfigError("not stated", key="model")
+    job = Job.of(model, {key: parts[0] for key, parts in values.items()})
+    variants = tuple(
+        Variant(knob=key, value=part, job={key: getattr(Job.of(model, {key: part}), key)})
+        for key, parts in values.items()
+        for part in parts[1:]
+    )
+    swept = dict.fromkeys(("gpu", "precision", "seq_len", "micro_batch", "global_batch", "lengths"))
+    return Run(
+        id=name, quality=cells.get("quality", ""), source=cells.get("source", ""), model=model,
+        hardware=job.gpu or "", layout=job.replace(**swept).flags(), job=job, variants=variants,
+        measured=Measured(**{key: _positive(key, cell) for key in Measured.__struct_fields__ if (cell := cells.get(key))}),
+        counter=Counter.parse(cells.get("memory_kind", "")),
+    )  # fmt: skip
+
+
+def _positive(key: str, cell: str) -> float:
+    try:
+        return positive_number(cell)
+    except ConfigError as error:
+        raise ConfigError(str(error), key=key) from None

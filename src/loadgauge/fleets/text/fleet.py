@@ -1,0 +1,286 @@
+"""The text of `loadgauge fleet`: the verdict, the reason and the next step, then where the time goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.units import count, days_words, gib, parse_count, seconds
+from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.axes import DEGREES
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.time.cost import HOUR
+from loadgauge.core.plan.answer import answer as plan_answer
+from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, cases, fleet_options
+from loadgauge.core.resolve.reproduce import layout_flags
+from loadgauge.core.resolve.resolve import asks_for_files, resolve_job
+from loadgauge.core.text.estimate.setup import layout_words, print_assumed
+from loadgauge.core.text.plan.progress import clear, say
+from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.core.text.verdict import question_words
+from loadgauge.fleets.fleet import NOT_COUNTED, Fleet, Options, fleet
+from loadgauge.fleets.text.fleet_reasons import explain
+from loadgauge.fleets.what_if import FEW, Change, best_interval, best_spares, changed, most_oversubscription
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DECIDES = (*DEGREES, "zero", "micro_batch")
+"""Fields of a layout; where one is given, none is searched."""
+SLACK = 0.01
+"""How much more time the most oversubscription, or the most sites, may take."""
+
+
+def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], str]:
+    """Return the estimate of a job with what it assumes; where no layout is given, that of the layout with the most goodput.
+
+    The last text says how that was found.
+    """
+    if asks_for_files(job) or any(getattr(job, name) is not None for name in DECIDES):
+        setup = resolve_job(job)
+        return setup.estimate(), dict(setup.assumed), ""
+    options = Options(**given)
+    fields = {name: getattr(job, name) for name in JOB_FIELDS if getattr(job, name) is not None}
+    if job.gpus is None:
+        raise ConfigError("is needed: the GPUs of the job", key="gpus")
+    return _planned(PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "objective": "goodput"}), options)
+
+
+def _planned(request: PlanRequest, options: Options) -> tuple[Estimate, dict[str, str], str]:
+    """The layout with the most goodput, what it assumes, and how it was found."""
+    try:
+        say("searching layouts")
+        setup, searches = cases(request)
+        plan = plan_answer(request, setup, [msgspec.structs.replace(case, fleet=options) for case in searches])
+    finally:
+        clear()
+    best, first = plan.result.layouts[0], plan.result.pareto[0]
+    assert first.time is not None
+    assert best.time is not None
+    said = f"The best of {plan.result.valid:,} layouts"
+    if best.layout == first.layout:
+        said += ", by its step and by goodput alike."
+    else:
+        said += (
+            f" by goodput: {layout_flags(best)}; the fastest step, {first.time.step / best.time.step - 1:+.1%}, has"
+            f" {layout_flags(first)}."
+        )
+    assumed = {
+        flag: value for flag, value in plan.setup.assumed.items() if flag.lstrip("-").replace("-", "_") not in OPEN_AXES
+    }
+    return best, assumed, said
+
+
+def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool, as_json: bool) -> int:
+    """Simulate the run of a job, print the answer, and return the exit code: 1 where its step does not fit."""
+    result, assumed, said = chosen(job, given)
+    found = fleet(result, job.tokens or "", Options(**given), price=job.price)
+    assumed |= found.assumed
+    if topic is not None:
+        return explain(found, topic, as_json=as_json)
+    if as_json:
+        plain = found.to_dict() | {"assumed": assumed, "layout_flags": layout_flags(result)}
+        if what_if:
+            plain["what_if"] = [
+                {"flags": change.flags, "what": change.what, "days": change.fleet.days[1], "goodput": change.fleet.goodput[1],
+                 "gpu_hours": change.fleet.gpu_hours}
+                for change in changed(found)
+            ]  # fmt: skip
+        document(plain)
+        return exit_code(found.estimate.memory.verdict)
+    target = console()
+    changes = list(changed(found))
+    _verdict(target, found, said, changes)
+    _where(target, found)
+    _tiers(target, found)
+    if what_if:
+        _what_if(target, found, changes)
+    print_assumed(target, assumed)
+    heading(target, "Not counted")
+    points(target, NOT_COUNTED)
+    return exit_code(found.estimate.memory.verdict)
+
+
+def verdict(found: Fleet) -> str:
+    """Return the first line: goodput, days and their range."""
+    low, middle, high = found.days
+    least, share, most = found.goodput
+    gpu = found.estimate.gpu
+    spare = f" and {found.run.spares * found.run.node:,} spare" if found.run.spares else ""
+    return (
+        f"{days_words(middle).upper()}  {found.estimate.model.name}, {count(found.tokens)} tokens on {found.run.gpus:,}{spare} x"
+        f" {gpu or 'GPU'}: 80 % of runs take {low:,.1f} to {high:,.1f} days, goodput {share:.1%} ({least:.1%} to {most:.1%})"
+    )
+
+
+def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) -> None:
+    from rich.text import Text
+
+    line = Text(verdict(found))
+    line.stylize("bold", 0, line.plain.index("  "))
+    target.print(line, soft_wrap=True)
+    run, layout = found.run, found.estimate.layout
+    steps = found.tokens / (found.tokens / run.work * found.step)
+    lines = [f"{said} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]
+    lines.append(
+        f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(found.tokens_per_second)} tokens/s of progress."
+    )
+    memory = found.estimate.memory
+    if memory.fits is False and memory.capacity is not None:
+        size = f"{gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
+        fits = {
+            "tight": f"IS TIGHT: {size}; it may run out of memory (loadgauge estimate shows the range).",
+            "depends": f"DEPENDS: {size}; {question_words(memory)}",
+        }.get(memory.verdict, f"DOES NOT FIT: {size}; what follows cannot be run.")
+        lines.insert(0, f"THE STEP {fits}")
+    low, middle, high = found.interruptions
+    if middle or high:
+        every = found.days[1] * 24 / max(middle, 1)
+        between = f"{every:,.1f} h" if every >= 2 else f"{60 * every:,.0f} min"
+        lines.append(
+            f"{middle:,.0f} interruptions ({low:,.0f} to {high:,.0f}), one in {between}: {found.failures.name}."
+        )
+    lost = sorted(((share, name) for name, share in found.names.items() if name != "progress"), reverse=True)[:3]
+    words = ", ".join(f"{name} {share:.1%}" for share, name in lost if share >= 0.0005)
+    if words:
+        lines.append(f"Most of what is lost: {words}.")
+    money = "" if found.price is None else f", {found.price * found.gpu_hours:,.0f} at {found.price:g} each"
+    energy = "" if found.kilowatt_hours is None else f"; at most {found.kilowatt_hours / 1e6:,.2f} GWh"
+    lines.append(f"{count(found.gpu_hours)} GPU-hours{money}{energy}.")
+    better = min(changes, key=lambda change: change.fleet.gpu_hours, default=None)
+    if better is not None and better.fleet.gpu_hours < 0.998 * found.gpu_hours:
+        gain = 1 - better.fleet.gpu_hours / found.gpu_hours
+        lines.append(f"Next: {better.what} ({better.flags}) saves {gain:.1%} of the GPU-hours.")
+    else:
+        lines.append("Next: no single change of checkpoints, spares or recovery saves 0.2 % of the GPU-hours.")
+    points(target, lines, "")
+
+
+def _where(target: Console, found: Fleet) -> None:
+    names = found.names
+    hours = float(found.outcome.seconds.mean()) / HOUR * found.gpus
+    rows = [[name, f"{share:.2%}", count(share * hours)] for name, share in names.items() if share > 5e-6]
+    rows.append(["all", "100%", count(hours)])
+    columns = [Column("a second of a GPU is"), Column("share", "right"), Column("GPU-hours", "right")]
+    draw(target, columns, rows, f"Where the time goes (mean of {found.options.runs:,} runs)", [len(rows) - 1])
+
+
+def _tiers(target: Console, found: Fleet) -> None:
+    if not found.load:
+        return
+    columns = [
+        Column("tier"), Column("GPUs", "right"), Column("GB/s a GPU", "right"), Column("narrower by", "right"),
+        Column("GB a step", "right"), Column("busy", "right"), Column("axes", wrap=True),
+    ]  # fmt: skip
+    rows = [
+        [
+            load.tier, f"{load.span:,}", f"{load.bandwidth / 1e9:,.3g}", f"{load.oversubscription:.3g}",
+            f"{load.carried / 1e9:.3g}", f"{load.busy:.1%}", ", ".join(load.axes),
+        ]
+        for load in found.load
+    ]  # fmt: skip
+    draw(target, columns, rows, "How busy a GPU's share of each tier is in a step")
+
+
+def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
+    columns = [
+        Column("with"), Column("days", "right"), Column("goodput", "right"), Column("GPU-hours", "right"),
+        Column("change", "right"), Column("flags", wrap=True),
+    ]  # fmt: skip
+
+    def row(name: str, one: Fleet, flags: str) -> list[str]:
+        change = one.gpu_hours / found.gpu_hours - 1
+        return [
+            name,
+            f"{one.days[1]:,.1f}",
+            f"{one.goodput[1]:.1%}",
+            count(one.gpu_hours),
+            f"{change:+.1%}" if one is not found else "",
+            flags,
+        ]
+
+    rows = [row("the run as it is", found, ""), *(row(change.what, change.fleet, change.flags) for change in changes)]
+    draw(target, columns, rows, "What if", [0])
+
+
+def find_planned(request: PlanRequest, *, as_json: bool) -> int:
+    """Answer an inverse question about the run of the layout with the most goodput, and return the exit code 0."""
+    options, local = fleet_options(request.fleet, request.find)
+    planned = msgspec.structs.replace(request, find=None, tokens=None, fleet=None, objective="goodput")
+    best, assumed, said = _planned(planned, options)
+    assert request.find is not None
+    assert request.tokens is not None
+    return _find(
+        (best, assumed, said), request.find, request.tokens, options, local, price=request.price, as_json=as_json
+    )
+
+
+def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
+    """Answer an inverse question about a job, and return the exit code 0."""
+    layout = chosen(job, given)
+    if question in ("oversubscription", "sites"):
+        _of_steps(layout[2], given, f"--find {question}")
+    return _find(layout, question, job.tokens or "", Options(**given), local, slack, job.price, as_json=as_json)
+
+
+def _find(
+    layout: tuple[Estimate, dict[str, str], str], question: str, tokens: str, options: Options, local: dict[str, Any],
+    slack: float = SLACK, price: float | None = None, *, as_json: bool,
+) -> int:  # fmt: skip
+    result, assumed, said = layout
+    if question == "sites":
+        from loadgauge.fleets.text.fleet_sites import most_sites
+
+        return most_sites(result, local, slack, assumed, as_json=as_json)
+    base = fleet(result, tokens, msgspec.structs.replace(options, runs=min(options.runs, FEW)), price=price)
+    if question == "checkpoint-interval":
+        best, tried = best_interval(base)
+        rows = [[seconds(every) if every < 60 else f"{every / 60:,.1f} min", f"{share:.2%}"] for every, share in tried]
+        head, columns = (
+            f"EVERY {best / 60:,.3g} MIN  {base.checkpoint.way} checkpoints lose least",
+            ["every", "goodput"],
+        )
+        plain: dict[str, Any] = {"every": best, "tried": [{"every": a, "goodput": b} for a, b in tried]}
+        strong = [every for every, _ in tried].index(best)
+    elif question == "spares":
+        number, table = best_spares(base)
+        rows = [[f"{hosts:,}", f"{days:,.2f}", count(hours)] for hosts, days, hours in table]
+        head = f"{number:,} SPARE HOSTS  of {base.run.node} GPUs: the fewest GPU-hours, spares included"
+        columns = ["spare hosts", "days", "GPU-hours"]
+        plain = {"spares": number, "tried": [{"spares": a, "days": b, "gpu_hours": c} for a, b, c in table]}
+        strong = [row[0] for row in table].index(number)
+    else:
+        factor, steps = most_oversubscription(base, slack)
+        rows = [[f"{one:g}:1", seconds(step), f"{step / steps[0][1] - 1:+.2%}"] for one, step in steps]
+        head = f"{factor:g}:1  above the leaves makes a step at most {slack:.2%} longer"
+        columns = ["oversubscription", "step", "change"]
+        plain = {"oversubscription": factor, "tried": [{"oversubscription": a, "step": b} for a, b in steps]}
+        strong = [one for one, _ in steps].index(factor)
+    if as_json:
+        document(plain | {"assumed": assumed | base.assumed})
+        return 0
+    target = console()
+    target.print(head, style="bold", soft_wrap=True)
+    points(target, [f"{said} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()], "")
+    draw(target, [Column(columns[0]), *(Column(name, "right") for name in columns[1:])], rows, "Tried", [strong])
+    return 0
+
+
+def sites(job: Job, given: dict[str, Any], local: dict[str, Any], *, as_json: bool) -> int:
+    """Answer for several sites, and return the exit code 0."""
+    from loadgauge.fleets.text import fleet_sites
+
+    result, assumed, said = chosen(job, given)
+    _of_steps(said, given, "--sites")
+    tokens = parse_count(job.tokens or "", "tokens")
+    return fleet_sites.answer(result, local, said, tokens, job.price, assumed, as_json=as_json)
+
+
+def _of_steps(searched: str, given: dict[str, Any], question: str) -> None:
+    """Refuses options of a fleet where only steps are asked about, and no layout was searched by goodput."""
+    said = [name for name in given if name not in ("runs", "seed")]
+    if said and not searched:
+        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=said[0])

@@ -1,0 +1,219 @@
+"""`loadgauge fleet --jobs` and `--sweep`: several runs on one fleet, and one run on many fleets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge._version import __version__
+from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.plan.space.grid import Cell, Row, key, run
+from loadgauge.core.text.plan.progress import clear, progress
+from loadgauge.core.text.table import Column, console, document, draw, points
+from loadgauge.fleets.fleet import Options, fleet
+from loadgauge.fleets.queue import Want, pack, read_jobs
+from loadgauge.sheets.sweep.workers import OnRay, Processes
+
+MORE = (1.0, 1.1, 1.25, 1.5)
+"""Times the fleet."""
+
+
+def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, Any], *, as_json: bool) -> int:
+    """Print when each run of a file has its GPUs, and what more GPUs bring; the exit code 0.
+
+    model, flags: what holds for every run that does not say otherwise
+    """
+    stated, jobs = read_jobs(file)
+    common = {name: value for name, value in flags.items() if value is not None and name in fields()}
+    size = common.pop("gpus", None) or stated
+    if size is None:
+        raise ConfigError("is needed: those of the whole fleet", key="gpus")
+    wants = [_want(number, dict(job), model, common, given, file) for number, job in enumerate(jobs)]
+    packed = pack(wants, size)
+    grown = [pack(wants, int(size * factor)) for factor in MORE]
+    if as_json:
+        document({"fleet": msgspec.to_builtins(packed), "more": [msgspec.to_builtins(one) for one in grown]})
+        return 0
+    target = console()
+    target.print(
+        f"{packed.days:,.1f} DAYS  {len(wants)} runs on {size:,} GPUs: {packed.used:.0%} of the GPU-days are used, a run waits"
+        f" {packed.waited:,.1f} days",
+        style="bold",
+        soft_wrap=True,
+    )
+    tenth = grown[1]
+    points(
+        target,
+        [
+            f"A tenth more GPUs: done in {tenth.days:,.1f} days ({tenth.days / packed.days - 1:+.1%}), a run waits"
+            f" {tenth.waited:,.1f} days.",
+            "By priority, then as they came; a later run goes first where it does not delay an earlier one. None is stopped.",
+        ],
+        "",
+    )
+    rows = [
+        [slot.name, f"{slot.gpus:,}", f"{slot.start:,.1f}", f"{slot.end:,.1f}", f"{slot.waited:,.1f}"]
+        for slot in packed.slots
+    ]
+    draw(
+        target,
+        [Column("run", wrap=True), *(Column(name, "right") for name in ("GPUs", "from day", "to day", "waits"))],
+        rows,
+        "Runs",
+    )
+    draw(
+        target, [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
+        [[f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.used:.0%}", f"{one.waited:,.1f}"] for one in grown], "With more GPUs", [0],
+    )  # fmt: skip
+    return 0
+
+
+def _want(
+    number: int, job: dict[str, Any], model: str | None, common: dict[str, Any], given: dict[str, Any], file: str
+) -> Want:  # fmt: skip
+    """One run of a queue: days as stated, or simulated."""
+    own: dict[str, Any] = {word: job.pop(word) for word in ("name", "priority", "comes") if word in job}
+    name = str(own.pop("name", f"run {number + 1}"))
+    try:
+        if "days" in job:
+            stated: dict[str, Any] = {"name": name, **own, **job}
+            return msgspec.convert(stated, Want)
+        from loadgauge.fleets.text.fleet import chosen
+
+        called = job.pop("model", model)
+        if called is None:
+            raise ConfigError("needs a model, or days", key="model")
+        values = {name: value if isinstance(value, bool) else str(value) for name, value in job.items()}
+        everything: dict[str, object] = {**common, **values}
+        asked = Job.of(str(called), everything)
+        if asked.tokens is None or asked.gpus is None:
+            raise ConfigError("needs gpus and tokens, or gpus and days", key=name)
+        result, _, _ = chosen(asked, given)
+        found = fleet(result, asked.tokens, Options(**{**given, "runs": given.get("runs", 200)}))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: {error}", file=file) from None
+    return Want(name=name, gpus=found.gpus, days=found.days[1], **own)
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def work(cell: Cell, files: dict[str, bytes]) -> Row:
+    """Simulate one cell; its words are the JSON of a job and of options. Raises nothing."""
+    from loadgauge.fleets.text.fleet import chosen
+
+    said = json.loads(cell.words[0])
+    row: Row = {"key": cell.key, "loadgauge": __version__, **said["axes"]}
+    try:
+        job = Job.of(said["model"], said["job"])
+        result, _, _ = chosen(job, said["options"])
+        found = fleet(result, job.tokens or "", Options(**said["options"]), price=job.price)
+    except Error as error:
+        return {**row, "error": str(error)}
+    low, middle, high = found.days
+    return {
+        **row, "days_p10": low, "days": middle, "days_p90": high, "goodput": found.goodput[1], "gpu_hours": found.gpu_hours,
+        "tokens_per_second": found.tokens_per_second, "step": found.step,
+    }  # fmt: skip
+
+
+def sweep(job: Job, given: dict[str, Any], more: dict[str, Any], *, as_json: bool) -> int:
+    """Simulate every combination of values, those that the output has already left out; print all, and return the exit code 0."""
+    axes: dict[str, list[str]] = {}
+    for text in more["sweep"]:
+        name, _, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in Options.__struct_fields__ and name not in fields():
+            raise ConfigError(f"no flag of a fleet is called {name!r}", key="sweep")
+        if not values:
+            raise ConfigError(f"must be like spares=0,1%,2%, got {text!r}", key="sweep")
+        axes[name] = [value.strip() for value in values.split(",")]
+    base = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if getattr(job, name) is not None}
+    cells = []
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        options = {**given, **{name: value for name, value in chosen.items() if name in Options.__struct_fields__}}
+        for name in ("runs", "seed"):
+            if name in options:
+                options[name] = int(options[name])
+        values = {**base, **{name: value for name, value in chosen.items() if name not in Options.__struct_fields__}}
+        said = {"model": job.model, "job": values, "options": options, "axes": chosen}
+        cells.append(Cell(key=key(said, __version__), words=(json.dumps(said, sort_keys=True),)))
+    kept = _kept(more["output"])
+    rows: dict[str, Row] = {cell.key: kept[cell.key] for cell in cells if cell.key in kept}
+    missing = [cell for cell in cells if cell.key not in rows]
+    try:
+        if more["ray"] is not None:
+            _through(OnRay(work, more["ray"], more["workers"], {}), missing, rows, more["output"], len(cells))
+        elif (more["workers"] or 1) > 1 and len(missing) > 1:
+            _through(Processes(work, more["workers"]), missing, rows, more["output"], len(cells))
+        else:
+            for cell in missing:
+                rows[cell.key] = work(cell, {})
+                _write(more["output"], [rows[cell.key]])
+                progress(len(rows), len(cells))
+    finally:
+        clear()
+    listed = [rows[cell.key] for cell in cells]
+    if as_json:
+        document({"cells": listed})
+        return 0
+    target = console()
+    columns = [
+        *(Column(name.replace("_", "-")) for name in axes),
+        *(Column(name, "right") for name in ("days", "80 %", "goodput", "GPU-hours")),
+    ]
+    draw(
+        target,
+        columns,
+        [_row(row, list(axes)) for row in listed],
+        f"{len(listed)} fleets, {len(missing)} simulated now",
+        [],
+    )
+    return 0
+
+
+def _through(workers: Any, missing: list[Cell], rows: dict[str, Row], output: str | None, whole: int) -> None:
+    lost = {"loadgauge": __version__, "error": "its worker died"}
+    for row in run(
+        missing, workers, lambda done: _write(output, done), lambda cell: {"key": cell.key, **lost}, __version__
+    ):
+        rows[row["key"]] = row
+        progress(len(rows), whole)
+
+
+def _row(row: Row, axes: list[str]) -> list[str]:
+    said = [str(row.get(name, "")) for name in axes]
+    if "error" in row:
+        return [*said, row["error"][:60], "", "", ""]
+    return [
+        *said,
+        f"{row['days']:,.1f}",
+        f"{row['days_p10']:,.1f}-{row['days_p90']:,.1f}",
+        f"{row['goodput']:.1%}",
+        f"{row['gpu_hours']:,.0f}",
+    ]
+
+
+def _kept(output: str | None) -> dict[str, Row]:
+    if output is None or not Path(output).exists():
+        return {}
+    found: dict[str, Row] = {}
+    for number, text in enumerate(Path(output).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(text)
+            found[row["key"]] = row
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"line {number} is no answer of a sweep", file=output) from None
+    return found
+
+
+def _write(output: str | None, rows: list[Row]) -> None:
+    if output is not None:
+        with Path(output).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)

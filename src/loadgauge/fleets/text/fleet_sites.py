@@ -1,0 +1,136 @@
+"""The text of `loadgauge fleet --sites`: local training on several sites against one job on one site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.units import count, days_words, gib, seconds
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.time.cost import DAY
+from loadgauge.core.text.estimate.setup import layout_words
+from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.fleets.sites import Across, Local, Sites, across, local, most
+
+NOT_COUNTED = (
+    "what local steps, fewer bits, sparse or stale changes and unequal steps do to the loss: it is not modelled",
+    "failures, spares and checkpoints: those of one site are simulated without --sites",
+)
+
+
+def _read(result: Estimate, given: dict[str, Any]) -> Sites:
+    """The sites of the flags; where the topology ends in lines between sites, these are their links."""
+    tiers = () if result.cluster is None or result.cluster.topology is None else result.cluster.topology.tiers
+    last = tiers[-1] if tiers and tiers[-1].kind == "link" else None
+    return Sites.of(
+        given, None if last is None else last.reached * last.below, 0.0 if last is None else last.distance_km
+    )
+
+
+def bandwidth(value: float) -> str:
+    """Format a bandwidth between sites.
+
+    >>> bandwidth(12.5e9), bandwidth(12.5e6), bandwidth(2e12)
+    ('100 Gbit/s', '0.1 Gbit/s', '16 Tbit/s')
+    """
+    if 8 * value >= 1e12:
+        return f"{8 * value / 1e12:,.3g} Tbit/s"
+    return f"{8 * value / 1e9:,.3g} Gbit/s"
+
+
+def _plain(one: Local) -> dict[str, Any]:
+    assert one.estimate.time is not None
+    return {
+        "sites": one.sites.sites, "inner_steps": list(one.steps), "step": one.estimate.time.step, "round": one.compute,
+        "sent": one.sent, "exchange": one.exchange, "exposed": one.shown, "waiting": one.waiting, "needed": one.needed,
+        "outer_bytes_per_gpu": one.outer, "tokens_per_second": one.tokens_per_second, "of_one_site": one.ratio,
+    }  # fmt: skip
+
+
+def answer(
+    result: Estimate, given: dict[str, Any], said: str, tokens: float, price: float | None, assumed: dict[str, str], *,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Print what the sites take, and return the exit code 0. tokens: of the whole run; price: of a GPU-hour"""
+    asked = _read(result, given)
+    found, others = local(result, asked), across(result, asked)
+    days = tokens / found.tokens_per_second / DAY
+    hours = days * 24 * result.layout.gpus
+    if as_json:
+        whole = {"days_without_failures": days, "gpu_hours": hours, "cost": None if price is None else price * hours}
+        document(
+            _plain(found)
+            | whole
+            | {"one_job": [msgspec.structs.asdict(one) for one in others]}
+            | {"assumed": assumed, "not_counted": list(NOT_COUNTED)}
+        )
+        return 0
+    target = console()
+    time = found.estimate.time
+    assert time is not None
+    target.print(
+        f"{found.ratio:.1%} OF ONE SITE  {asked.sites} sites of {found.estimate.layout.gpus:,} GPUs, {max(found.steps)} local steps"
+        f" between exchanges: {count(found.tokens_per_second)} tokens/s against {count(found.one)}",
+        style="bold",
+        soft_wrap=True,
+    )
+    hidden = "hidden under the next round" if not found.shown else f"of which {seconds(found.shown)} are not hidden"
+    lines = [
+        f"{said} On each site {layout_words(found.estimate.layout)}; a step of {seconds(time.step)}.".strip(),
+        f"Each site sends {found.sent / 1e9:,.4g} GB a round of {seconds(found.compute)}, at {bandwidth(asked.between)} in"
+        f" {seconds(found.exchange)}, {hidden}.",
+        f"{bandwidth(found.needed)} from each site hide it, with an outer step that is one round late (--stale).",
+        f"{count(tokens)} tokens take {days_words(days)} without failures: {count(hours)} GPU-hours"
+        f"{'' if price is None else f', {price * hours:,.0f} at {price:g} each'}.",
+        f"The outer optimizer holds {gib(found.outer)} on each GPU.",
+    ]
+    if len(set(found.steps)) > 1:
+        lines.append(
+            f"Steps of each site in a round: {', '.join(map(str, found.steps))}; they wait {found.waiting:.1%} of it."
+        )
+    lines += [_words(one, asked) for one in others]
+    points(target, lines, "")
+    heading(target, "Not counted")
+    points(target, NOT_COUNTED)
+    return 0
+
+
+def _words(one: Across, asked: Sites) -> str:
+    name = {"hsdp": "One job with replicas on each site (HSDP)", "pipeline": "One pipeline over the sites"}[one.way]
+    return (
+        f"{name}: {one.sent / 1e9:,.4g} GB of each site a step; {bandwidth(one.needed)} hide it, at {bandwidth(asked.between)}"
+        f" a step takes {seconds(one.step)}."
+    )
+
+
+def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str], *, as_json: bool) -> int:
+    """Print the most sites that cost no more than `slack` of the tokens/s, and return the exit code 0."""
+    best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
+    if as_json:
+        document(
+            {
+                "sites": best,
+                "tried": [_plain(one) for one in tried],
+                "assumed": assumed,
+                "not_counted": list(NOT_COUNTED),
+            }
+        )
+        return 0
+    target = console()
+    plural = "s" if best > 1 else ""
+    target.print(
+        f"{best} SITE{plural.upper()}  keep{'' if plural else 's'} {1 - slack:.1%} of one site's tokens/s",
+        style="bold",
+        soft_wrap=True,
+    )
+    columns = [Column("sites", "right"), Column("tokens/s", "right"), Column("of one site", "right"), Column("GB a round", "right"),
+               Column("exchange", "right"), Column("not hidden", "right"), Column("hidden at", "right")]  # fmt: skip
+    rows = [
+        [str(one.sites.sites), count(one.tokens_per_second), f"{one.ratio:.1%}", f"{one.sent / 1e9:,.4g}", seconds(one.exchange),
+         seconds(one.shown), bandwidth(one.needed)]
+        for one in tried
+    ]  # fmt: skip
+    draw(target, columns, rows, "Tried", [number for number, one in enumerate(tried) if one.sites.sites == best])
+    points(target, NOT_COUNTED, "", style="dim")
+    return 0

@@ -1,0 +1,1 @@
+"""The commands `convert` and `check`."""

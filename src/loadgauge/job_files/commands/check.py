@@ -1,0 +1,156 @@
+"""`loadgauge check`: whether jobs still fit and stay within a budget, for a pull request or a commit hook."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError, Error
+from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
+from loadgauge.core.definitions.job.job import Job
+
+SETTINGS = "loadgauge.toml"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a `loadgauge.toml` says: of all jobs, and of each by its file or model."""
+
+    flags: str = ""
+    budget: tuple[str, ...] = ()
+    jobs: dict[str, Settings] = {}
+
+    def job(self, name: str, flags: dict[str, Any]) -> Job:
+        """Return a job: the flags of the command before its own, these before those of all."""
+        own = self.jobs.get(name, Settings()).flags
+        try:
+            read = parse([name, *shlex.split(self.flags), *shlex.split(own)])
+        except (click.UsageError, ValueError) as error:
+            said = error.format_message() if isinstance(error, click.UsageError) else str(error)
+            raise ConfigError(f"flags of {name}: {said}", file=SETTINGS) from None
+        return read.replace(**{flag: value for flag, value in flags.items() if value is not None})
+
+
+def settings(file: str | None) -> Settings:
+    """Read the settings; without a `file`, those of this folder, if it has any. Raises `ConfigError`."""
+    from loadgauge.core.base.files import read_text
+
+    if file is None and not os.path.exists(SETTINGS):
+        return Settings()
+    try:
+        return msgspec.convert(tomllib.loads(read_text(file or SETTINGS, 10**6)), Settings)
+    except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(str(error), file=file or SETTINGS) from None
+
+
+@contextlib.contextmanager
+def base_folder(base: str) -> Iterator[str]:
+    """A folder with the files as they were: `base` itself, or this folder at a revision of git. Raises `ConfigError`."""
+    if os.path.isdir(base):
+        yield base
+        return
+    import io
+    import subprocess
+    import tarfile
+    import tempfile
+
+    try:
+        # `--end-of-options`: a revision is never read as an option of git.
+        words = ["git", "archive", "--format=tar", "--end-of-options", base]
+        done = subprocess.run(words, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise ConfigError(f"{base!r} is no folder, and git cannot be run: {error.strerror}", key="against") from None
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise ConfigError(f"{base!r} is neither a folder nor a revision: {' '.join(reason)}", key="against")
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+        archive.extractall(folder)
+        yield folder
+
+
+@click.command("check")
+@click.argument("jobs", nargs=-1, metavar="[JOB]...")
+@click.option(
+    "--budget", multiple=True, metavar="NAME=VALUE",
+    help="The most of memory, step, days, gpu-hours or cost (memory=22GiB,cost=500), and of growth over the base (growth=5%).",
+)  # fmt: skip
+@click.option(
+    "--against",
+    metavar="PLACE",
+    help="What to compare with: a folder with the files as they were, or a revision of git.",
+)
+@click.option(
+    "--settings", "file", metavar="FILE", help=f"Jobs with their flags and budgets. [{SETTINGS}, if there is one]"
+)
+@click.option("--allow-tight", is_flag=True, help="TIGHT is no failure: the card's memory lies inside the range.")
+@run_options
+@whole_run_options
+@click.option("--markdown", "as_markdown", is_flag=True, help="A table in Markdown, for the summary of a pull request.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds and plain numbers.")
+def command(
+    jobs: tuple[str, ...], budget: tuple[str, ...], against: str | None, file: str | None, allow_tight: bool,
+    as_markdown: bool, as_json: bool, **flags: Any,
+) -> int:  # fmt: skip
+    """Check that JOBs (job files of other tools, or models) fit their GPU and stay within a budget.
+
+    Without a JOB, those of loadgauge.toml are checked, each with its flags and budget there:
+
+    \b
+    flags = "--price 2.50"
+    budget = ["growth=5%"]
+    [jobs."job.yaml"]
+    flags = "--gpu 4090 --tokens 10M"
+    budget = ["memory=22GiB", "cost=50"]
+
+    Exit code: 0 every job fits within its budget, 1 one does not (or is TIGHT), 2 cannot tell.
+
+    \b
+    loadgauge check job.yaml --gpu 4090 --budget memory=22GiB
+    loadgauge check job.yaml train.yaml --gpus 8 --gpu h100 --against origin/main
+    """
+    from loadgauge.core.command_line.main import say
+    from loadgauge.core.plan.advise import budget as budgets
+
+    if as_json and as_markdown:
+        raise ConfigError("--json and --markdown exclude one another")
+    said = settings(file)
+    names = jobs or tuple(said.jobs)
+    if not names:
+        raise click.UsageError(f"Missing argument 'JOB': there is no {SETTINGS} with jobs either")
+    before: dict[str, budgets.Figures] = {}
+    if against is not None:
+        with base_folder(against) as folder, contextlib.chdir(folder):
+            was = settings(None) if file is None and os.path.exists(SETTINGS) else said
+            for name in names:
+                # A job that is new, or could not be told before, has nothing to be compared with.
+                with contextlib.suppress(Error):
+                    before[name] = budgets.figures(was.job(name, flags))
+    found = []
+    for name in names:
+        own = said.jobs.get(name, Settings())
+        limits = budgets.read_limits([*said.budget, *own.budget, *budget])
+        job = said.job(name, flags)
+        found.append(budgets.check(name, job, limits, before.get(name), allow_tight=allow_tight))
+    code = budgets.exit_code(found)
+    if code == CANNOT_TELL:  # As with every command, one line on stderr says why, before what could be told.
+        say("; ".join(f"{one.name}: {one.error}" for one in found if one.error), code)
+        if not (as_json or as_markdown or any(one.now is not None for one in found)):
+            return code
+    if as_json or as_markdown:
+        from loadgauge.core.text.table import document
+        from loadgauge.job_files.commands.check_text import markdown
+
+        ok, table = code == YES, markdown(found)
+        document({"jobs": [one.to_dict() for one in found], "ok": ok, "table": table}) if as_json else click.echo(table)
+    else:
+        from loadgauge.job_files.commands.check_text import report
+
+        report(found)
+    return code

@@ -1,0 +1,68 @@
+"""The answer of `loadgauge check`: a table of jobs, on the terminal or as Markdown for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadgauge.core.base.errors import YES
+from loadgauge.core.plan.advise.budget import QUANTITIES, Checked
+from loadgauge.core.text.table import Column, console, draw, points, printable
+
+
+def lines(found: Sequence[Checked]) -> list[str]:
+    """What is wrong, a line each."""
+    return [f"{one.name}: {text}" for one in found for text in (*one.problems, *([one.error] if one.error else ()))]
+
+
+def table(found: Sequence[Checked]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows: a job each, with every quantity that one of them has, and its change over the base."""
+    names = [name for name in QUANTITIES if any(one.now is not None and name in one.now.values for one in found)]
+    rows = []
+    for one in found:
+        state = "ok" if one.code == YES else "cannot tell" if not one.problems else "FAILS"
+        row = [one.name, state, "" if one.now is None else one.now.verdict]
+        for name in names:
+            value = None if one.now is None else one.now.values.get(name)
+            more = one.change(name)
+            shown = "" if value is None else QUANTITIES[name].show(value)
+            row.append(shown if more is None else f"{shown} ({more:+.1%})" if abs(more) >= 0.0005 else f"{shown} (=)")
+        rows.append(row)
+    return ["job", "", "fit", *names], rows
+
+
+def report(found: Sequence[Checked]) -> None:
+    """Print the table and what is wrong."""
+    target = console()
+    head, rows = table(found)
+    columns = [Column(name, "right" if name in QUANTITIES else "left", wrap=name == "job") for name in head]
+    draw(target, columns, rows)
+    if problems := lines(found):
+        target.print()
+        points(target, problems)
+
+
+def markdown(found: Sequence[Checked]) -> str:
+    """Return the same for a pull request.
+
+    >>> from loadgauge.core.plan.advise.budget import Figures
+    >>> print(markdown([Checked(name="a.yaml", now=Figures("fits", 2.0**34, {"memory": 2.0**33}))]))
+    | job |  | fit | memory |
+    |---|---|---|--:|
+    | a.yaml | ok | fits | 8.00 GiB |
+    """
+
+    def row(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(_cell(cell) for cell in cells)} |"
+
+    head, rows = table(found)
+    marks = [":" if name in QUANTITIES else "" for name in head]
+    text = [row(head), f"|{'|'.join(f'--{mark}' if mark else '---' for mark in marks)}|", *map(row, rows)]
+    problems = lines(found)
+    return "\n".join([*text, *([""] if problems else []), *(f"- {_cell(line)}" for line in problems)])
+
+
+def _cell(text: str) -> str:
+    """A text that ends no cell and no line, and is no markup."""
+    for letter in "\\|<>`*_[]":
+        text = text.replace(letter, f"&#{ord(letter)};" if letter in "|<>" else f"\\{letter}")
+    return " ".join(printable(text).split())

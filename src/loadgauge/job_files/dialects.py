@@ -1,0 +1,74 @@
+"""The dialects by name. A dialect's module is imported when it is needed."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+
+from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.job_files.ideas.table import Dialect, Document
+
+FILES = {
+    "megatron": "megatron", "megatron-bridge": "bridge", "torchtitan": "torchtitan", "deepspeed": "deepspeed",
+    "accelerate": "accelerate", "transformers": "huggingface", "trl": "huggingface", "axolotl": "axolotl",
+    "llamafactory": "llamafactory", "verl": "verl", "torchtune": "torchtune", "litgpt": "litgpt", "ms-swift": "swift",
+    "automodel": "automodel", "unsloth": "unsloth", "peft": "peft", "openrlhf": "openrlhf", "nemo-rl": "nemo_rl", "slime": "slime",
+    "prime-rl": "prime_rl",
+}  # fmt: skip
+"""Dialects, and the files of this folder that have them, each under its name in capitals."""
+BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron"}
+"""Tools whose files have another's keys too: those of the other mark them as well."""
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "nemo-rl": "NEMO_RL", "prime-rl": "PRIME_RL"}
+ALIASES = {
+    "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
+    "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
+}  # fmt: skip
+MARK = 10
+STARTED = {
+    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)"),
+    "ms-swift": re.compile(r"\bswift rlhf\b"),
+    "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
+}
+"""Command lines that say whose they are."""
+SCRIPT = re.compile(r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:_\w+)?\.py\b")
+"""Scripts with transformers' arguments that start one of TRL's trainers."""
+
+
+def dialect(name: str) -> Dialect:
+    """The dialect of a name or an alias. Raises `ConfigError` for an unknown one.
+
+    >>> dialect("megatron").title
+    'Megatron-LM arguments'
+    >>> dialect("megatron-ml")
+    Traceback (most recent call last):
+    loadgauge.core.base.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, megatron-bridge, torchtitan, deepspeed,
+    accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth, peft, openrlhf,
+    nemo-rl, slime, prime-rl); did you mean megatron?
+    """
+    wanted = ALIASES.get(name.lower(), name.lower())
+    if wanted not in FILES:
+        raise ConfigError(f"unknown dialect {name!r} (known: {', '.join(FILES)}){suggest(wanted, FILES)}")
+    module = import_module(f"loadgauge.job_files.ideas.{FILES[wanted]}")
+    chosen: Dialect = getattr(module, CONSTANTS.get(wanted, wanted.upper()))
+    return chosen
+
+
+def recognise(document: Document) -> Dialect | None:
+    """The dialect that has most of a document's keys, where keys of one dialect alone count most; None where none has any."""
+    program = " ".join(getattr(document, "program", ()))
+    for name, pattern in STARTED.items():
+        if pattern.search(program):
+            return dialect(name)
+    present = set(document.names())
+    scores: dict[str, int] = {}
+    for name in FILES:
+        candidate = dialect(name)
+        if document.syntax in candidate.syntaxes:
+            marks = len(present & candidate.marks)
+            if marks and name in BUILT_ON:
+                marks = len(present & (candidate.marks | dialect(BUILT_ON[name]).marks))
+            scores[name] = MARK * marks + len(present & candidate.known) if marks else 0
+    best = max(scores, key=lambda name: scores[name], default=None)
+    if best is None or not scores[best]:
+        return None
+    return dialect("trl" if best == "transformers" and SCRIPT.search(program) else best)

@@ -1,0 +1,436 @@
+"""Reads a job file of any dialect and writes one, as a patch of the user's own file or a new one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import read_text
+from loadgauge.core.base.package_data import read_data
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
+from loadgauge.core.resolve.uncounted import Uncounted
+from loadgauge.job_files.dialects import dialect as dialect_of
+from loadgauge.job_files.dialects import recognise
+from loadgauge.job_files.ideas.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
+from loadgauge.job_files.ideas.table import Dialect, Document, Keys, Missing
+from loadgauge.job_files.reading.argv import Argv
+from loadgauge.job_files.reading.known_files import KnownFile, known_file
+from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
+
+LARGEST_FILE = 100_000
+"""Bytes. A job file has some thousands."""
+LARGEST_NOTEBOOK = 4_000_000
+"""Bytes of a notebook, which may hold the pictures that it printed."""
+SYNTAXES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
+SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
+DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
+"""Facts that follow from others, so that a file may leave them out."""
+BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
+"""Keys that name a DeepSpeed configuration in a file of its own."""
+LAUNCHED_WITH = "config_file"
+"""The option of `accelerate launch` that names its configuration."""
+ALIKE: dict[str, Any] = {
+    "lora_rank": 0, "adapter": "lora", **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
+    "recompute": "none", "loss": "auto", "offload": "none", "offload_to": "cpu",
+    "activation_offload": "none", "pin_memory": True, "qlora": False, "attention": "flash", "micro_batch": 1,
+    "order": ",".join(RANK_ORDER), "precision": "bf16", "weights": "bfloat16", "optimizer": "adamw",
+    "overlap": "cp,pp,prefetch", "kernels": "native", "use_dora": False, "eval_batches": 0, "save": "sharded",
+}  # fmt: skip
+"""What a job is estimated with where nothing is said."""
+
+
+class JobFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A job file that was read.
+
+    version: of the tool, whose defaults are taken where the file does not say
+    job, extra: what it says; the model is empty where it names none
+    facts: the same before GPUs and batches were worked out, with the keys that say it
+    unread: its keys that no idea reads; auto: keys that it leaves to another file
+    uncounted: what it asks for that is not counted
+    stopped: what it asks for that there is no estimate with, where that was allowed
+    remarks: what was taken for a file that it names, in words
+    """
+
+    dialect: str
+    syntax: str
+    file: str
+    version: str = ""
+    job: Job
+    extra: Extra = Extra()
+    facts: dict[str, Fact] = {}
+    unread: tuple[str, ...] = ()
+    auto: tuple[str, ...] = ()
+    uncounted: tuple[Uncounted, ...] = ()
+    stopped: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A job file that was written; `str` of it is the text. `left_out`: what it does not say as the job does, a line each."""
+
+    dialect: str
+    text: str
+    left_out: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def load(path: str | Path) -> str:
+    """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
+    return read_text(path, largest(str(path)))
+
+
+def largest(file: str) -> int:
+    """Return how many bytes a job file may have, by its name. ``largest("train.yaml") == 100_000``"""
+    return LARGEST_NOTEBOOK if file.lower().endswith(".ipynb") else LARGEST_FILE
+
+
+def _syntax(text: str, file: str) -> str:
+    suffix = Path(file).suffix.lower()
+    if suffix in SYNTAXES:
+        return SYNTAXES[suffix]
+    start = text.lstrip()
+    if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
+        return "python"
+    if start.startswith("{"):
+        return "json"
+    if re.search(r"^\[\[?[\w.-]+\]\]?[ \t]*$", text, re.MULTILINE):
+        return "toml"
+    if (
+        start.startswith(("#!", "torchrun", "python", "accelerate ", "deepspeed ", "--"))
+        or "\n--" in text
+        or " --" in text
+    ):
+        return "argv"
+    return "yaml"
+
+
+def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = "") -> Document:
+    """Parses a file's text into keys and values. Raises a `ConfigError` of one line where it cannot be parsed."""
+    if "\0" in text:
+        raise ConfigError("holds a zero byte, so it is not text", file=file)
+    sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
+    try:
+        if syntax == "argv":
+            style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
+            return Argv(text, style, objects)  # type: ignore[arg-type]
+        if syntax == "python":
+            from loadgauge.job_files.fine_tuning.unsloth import FIRST, SECTIONS
+            from loadgauge.job_files.reading.calls import Calls
+
+            return Calls(text, SECTIONS, FIRST)
+        reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
+        if chosen is not None and chosen.layers:
+            from loadgauge.job_files.reading.layered import layered
+
+            bundled = tomllib.loads(read_data(chosen.layers))
+            return layered(reader(text, sections), file, lambda path: reader(load(path), sections), bundled)
+        return reader(text, sections)
+    except ConfigError as error:
+        raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
+
+
+def recognise_text(text: str, syntax: str, file: str = "") -> Dialect | None:
+    """The dialect whose keys a text has; None where it has those of none. Raises `ConfigError` where it cannot be parsed."""
+    chosen = recognise(document(text, syntax, None, file))
+    if chosen is None and syntax == "yaml":  # Megatron's sections are not part of its keys
+        chosen = recognise(document(text, syntax, dialect_of("megatron"), file))
+    return chosen
+
+
+def named_documents(text: str, file: str = "") -> list[str]:
+    """The DeepSpeed configurations that a job file names; empty where no dialect knows the file."""
+    syntax = _syntax(text, file)
+    chosen = recognise_text(text, syntax, file)
+    if chosen is None:
+        return []
+    keys = Keys(document(text, syntax, chosen, file), file, chosen.auto)
+    values = [keys.raw(key) for key in BESIDE]
+    return [value for value in values if isinstance(value, str) and value.endswith(".json")]
+
+
+def read(
+    text: str,
+    name: str | None = None,
+    *,
+    file: str = "",
+    given: Mapping[str, Any] | None = None,
+    version: str | None = None,
+    alone: bool = False,
+    keeping: str | None = None,
+    beside: frozenset[str] = frozenset(),
+) -> JobFile:
+    """Reads a job file. Raises `ConfigError` where it contradicts itself, where no dialect knows it, or where it asks for
+    something that an estimate would be wrong about.
+
+    name: of the dialect; None: the one whose keys the file has
+    given: facts known from elsewhere, as flags name them, which go before the file's
+    version: of the tool, or releases of libraries as `--version` takes them, of which the tool's counts; None: the newest
+        whose defaults are known
+    alone: a DeepSpeed configuration that it names is not looked for on the disk
+    beside: paths of files that are read as well; where there are any, a configuration that is named is one of them or is
+        looked for
+    keeping: a dialect whose files are only patched: what there is no estimate with stays in them, and is `stopped`
+
+    >>> file = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
+    ...              ' "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
+    >>> file.dialect, file.job.zero, file.job.gpus, file.unread
+    ('deepspeed', 3, 8, ('gradient_clipping',))
+    """
+    syntax = _syntax(text, file)
+    chosen = recognise_text(text, syntax, file) if name is None else dialect_of(name)
+    if chosen is None and syntax == "python":
+        raise ConfigError(
+            "is a program or a notebook, which is not run, and none of Unsloth's calls are in it; give the flags or the file"
+            " that it is started with", file=file,
+        )  # fmt: skip
+    if chosen is None:
+        raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
+    if syntax not in chosen.syntaxes:
+        raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
+    release = _version(version, chosen)
+    keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, release, given)
+    known = facts_given(given or {})
+    reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
+    facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
+    # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
+    facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
+    if not alone:
+        for other in _read_named(keys, file, frozenset(known), beside):
+            facts = merge(facts, other.facts, other.file)
+            unread += tuple(f"{other.file}: {key}" for key in other.unread)
+            uncounted += other.uncounted
+            remarks += other.remarks
+    job, extra = solve(_with(facts, known), file)
+    used = chosen.newest if release is None else ".".join(map(str, release))
+    return msgspec.structs.replace(
+        reading, version=used, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted, remarks=remarks
+    )
+
+
+def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False) -> JobFile:
+    """What one file says, without the arithmetic of a whole job. `keeping`: what there is no estimate with is no error."""
+    stopped = chosen.stopped(keys)
+    if stopped and not keeping:
+        raise _first(stopped)
+    facts = chosen.read(keys, known)
+    return JobFile(
+        dialect=chosen.name, syntax=keys.document.syntax, file=keys.file, job=Job(model=""), facts=facts,
+        unread=chosen.unread(keys.document), uncounted=chosen.uncounted(keys),
+        auto=tuple(keys.document.shown(key) for key in keys.left),
+        stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
+    )  # fmt: skip
+
+
+def _first(errors: list[ConfigError]) -> ConfigError:
+    """The first of several, which says how many there are."""
+    first, *rest = errors
+    if not rest:
+        return first
+    names = ", ".join(str(error.key) for error in rest[:5]) + ("" if len(rest) <= 5 else ", ...")
+    message = str(first).rpartition(f"{first.key}: ")[2]
+    return ConfigError(f"{message} (so do {len(rest)} more: {names})", key=first.key, file=first.file)
+
+
+def _version(text: str | None, chosen: Dialect) -> tuple[int, ...] | None:
+    """The release of the dialect's tool in `1.6`, or in `trl=1.6,torch=2.6`."""
+    for word in (text or "").split(","):
+        library, _, release = word.replace("==", "=").rpartition("=")
+        if not word.strip() or (library and library.strip().lower() != chosen.library):
+            continue
+        parts = release.strip().split(".")
+        if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
+            raise ConfigError(f"must be a version such as 1.6, got {release!r}", key="version")
+        return tuple(int(part) for part in parts)
+    return None
+
+
+def with_tool(version: str | None, dialect: str) -> str | None:
+    """Releases of libraries with the tool's name before a number that stands alone.
+
+    >>> with_tool("0.24,torch=2.6", "trl"), with_tool("0.3", "megatron-bridge")
+    ('trl=0.24,torch=2.6', None)
+    """
+    library = dialect_of(dialect).library
+    words = [word.strip() for word in (version or "").split(",") if word.strip()]
+    named = [word if "=" in word else f"{library}={word}" if library else "" for word in words]
+    return ",".join(filter(None, named)) or None
+
+
+def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[str]) -> list[JobFile]:
+    """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
+    named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
+    if keys.document.syntax == "argv":
+        named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml", ".json")))
+    files: list[JobFile] = []
+    for key, dialect, endings in named:
+        name = keys.raw(key)
+        name = name[0] if isinstance(name, list) and name else name
+        outside = key == LAUNCHED_WITH and "$" in str(name)
+        if not isinstance(name, str) or not (outside or name.endswith(endings)):
+            continue
+        places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
+        place = next((place for place in places if place.is_file()), None)
+        if Path(name).name in {Path(path).name for path in beside}:
+            continue
+        if place is None and (told := known_file(name)) is not None:
+            files.append(_of_tool(name, told, known))
+            continue
+        if place is None and beside:
+            continue
+        if place is None:
+            if "zero" in known:
+                continue
+            raise ConfigError(f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
+                              key=keys.document.shown(key), file=file)  # fmt: skip
+        chosen = dialect_of(dialect)
+        written = SYNTAXES[place.suffix.lower()]
+        other = Keys(document(load(place), written, chosen, str(place)), str(place), chosen.auto)
+        files.append(_read_alone(chosen, other, known))
+        if dialect == "accelerate":
+            files += _read_named(other, str(place), known, beside)
+    return files
+
+
+def _of_tool(name: str, told: KnownFile, known: frozenset[str]) -> JobFile:
+    """A configuration that is not there, as the tool that comes with it has it."""
+    chosen = dialect_of("deepspeed")
+    keys = Keys(document(told.content, "json", chosen, name), name, chosen.auto)
+    remark = f"{name} is not there, and is taken to be {told.tool}'s ({told.source})"
+    return msgspec.structs.replace(_read_alone(chosen, keys, known), unread=(), remarks=(remark,))
+
+
+def _with(of_file: Mapping[str, Fact], given: Mapping[str, Fact]) -> dict[str, Fact]:
+    """The facts of a file with those that are given, which go first; facts that followed from replaced ones are dropped."""
+    facts = {**of_file, **given}
+    stale: set[str] = set()
+    if "gpus" in given:
+        stale |= {"nodes", "gpus_per_node", "dp", "shards"}
+    if given.keys() & set(SPLITS):
+        stale |= {"dp", "shards"}
+    if "global_batch" in given or ("global_batch" in of_file and given.keys() & {"gpus", *SPLITS, "micro_batch"}):
+        stale |= {"accumulation"}
+    if "replicas" in given:
+        stale |= {"shards", "dp"}
+    return {name: fact for name, fact in facts.items() if name not in stale or name in given}
+
+
+def write(
+    job: Job,
+    name: str,
+    template: str | None = None,
+    *,
+    extra: Extra | None = None,
+    file: str = "",
+    syntax: str | None = None,
+) -> Written:
+    """Writes a job as a job file of a dialect; `template` is the user's own, patched where it says something else.
+
+    >>> job = Job(model="", tp=8, gpus=16, precision="bf16")
+    >>> print(write(job, "megatron", "torchrun --nproc-per-node 8 x.py --fp16  # mine"))
+    torchrun --nproc-per-node 8 --nnodes 2 x.py --tensor-model-parallel-size 8 --bf16  # mine
+    """
+    chosen = dialect_of(name)
+    kind = syntax or (chosen.syntaxes[0] if template is None else _syntax(template, file))
+    if kind not in chosen.syntaxes:
+        raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
+    target = document(chosen.begun(kind, job.task) if template is None else template, kind, chosen, file)
+    keys = Keys(target, file, chosen.auto)
+    wanted, changed = facts_of(job, extra), False
+    if template is None and job.micro_batch is None and job.global_batch is None:
+        wanted["micro_batch"] = 1  # without a batch the file could be any tool's
+    if "lora_rank" in wanted or "adapter" in wanted:
+        wanted = (
+            dict.fromkeys(("modules_to_save", "lora_layers", "adapter", "virtual_tokens"))
+            | {"use_dora": False}
+            | wanted
+        )
+    for idea in chosen.ideas:
+        if not wanted.keys() & set(idea.facts):
+            continue
+        if template is None or _stale(idea.read(keys), idea.facts, wanted):
+            for key, value in idea.write(wanted, keys).items():
+                changed |= _put(target, key, value)
+    text = target.text() if changed or template is None else template
+    left_out = _left_out(job, text, chosen, kind, file)
+    return Written(dialect=chosen.name, text=text, left_out=left_out)
+
+
+def _put(target: Document, key: str, value: Any) -> bool:
+    """Makes a document say a value; whether it did not before."""
+    before = target.get(key)
+    if value is None:
+        target.drop(key)
+        return not isinstance(before, Missing)
+    if before == value and isinstance(before, bool) == isinstance(value, bool):
+        return False
+    if target.syntax == "argv" and str(before) == str(value):
+        return False
+    target.put(key, value)
+    return True
+
+
+def _stale(have: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str, Any]) -> bool:
+    """Whether what an idea reads in a file is not what is wanted."""
+    for name in names:
+        if name not in wanted or (name == "framework" and wanted[name] == "torchtitan"):
+            continue
+        if have.get(name) is not None:
+            if have[name] != wanted[name]:
+                return True
+        elif name not in DERIVED and wanted[name] != ALIKE.get(name):
+            return True
+    return False
+
+
+def _left_out(job: Job, text: str, chosen: Dialect, syntax: str, file: str) -> tuple[str, ...]:
+    """Reads what was written, and lists what it does not say as the job does."""
+    facts = chosen.read(Keys(document(text, syntax, chosen, file), "", chosen.auto))
+    beyond = {} if job.gpus is None or "gpus" in facts or "nodes" in facts else facts_given({"gpus": job.gpus})
+    written = describe(*solve(_with(facts, beyond)))
+    lines = [f"--gpus {job.gpus}: is said to the launcher"] if beyond and solve(facts)[0].gpus != job.gpus else []
+    for field, asked in describe(job, Extra()).items():
+        got = written.get(field)
+        if field in ("framework", "gpus_per_node", "gpus") or (field == "optimizer" and _runs(asked, got)):
+            continue
+        if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, job):
+            continue
+        if (ALIKE.get(field) if got is None else got) != asked:
+            flag = f"--{field.replace('_', '-')}" + ("" if asked is True else f" {asked}")
+            rest = "has no place in it" if got is None else f"it means {got}"
+            lines.append(f"{flag}: {rest}")
+    return tuple(lines)
+
+
+def _runs(asked: str, got: str | None) -> bool:
+    """Whether an optimizer is one way to run the one that was asked for."""
+    name, _, options = (got or "").partition(":")
+    return name in OPTIMIZERS and ":".join(filter(None, (OPTIMIZERS[name].variant_of, options))) == asked
+
+
+def _alike(field: str, asked: Any, job: Job) -> bool:
+    if field == "schedule":
+        return (job.pp or 1) == 1 or asked == ("interleaved" if (job.vpp or 1) > 1 else "1f1b")
+    return bool(asked == {"lora_targets": "all", "base": "nf4", "cp_comm": "ring"}[field])
+
+
+def combine(files: Sequence[JobFile], given: Mapping[str, Any] | None = None) -> tuple[Job, Extra]:
+    """Works out the job that several files describe together. Raises `ConfigError` where two contradict."""
+    facts: dict[str, Fact] = {}
+    for file in files:
+        named = {
+            name: fact if fact.default or len(files) == 1 else Fact(fact.value, f"{file.file}: {fact.key}")
+            for name, fact in file.facts.items()
+        }
+        facts = merge(facts, named)
+    return solve(_with(facts, facts_given(given or {})), files[0].file if len(files) == 1 else "")

@@ -1,0 +1,111 @@
+"""Writes a job as a job file of another tool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.axes import DEGREES
+from loadgauge.core.definitions.model.lora import ATTENTION_TARGETS
+from loadgauge.core.families.catalogue import config, model_sources
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.job_files.exchange import Written, write
+from loadgauge.job_files.ideas.facts import Extra
+from loadgauge.job_files.ideas.recompute import spell_recompute
+from loadgauge.job_files.pre_training.megatron import missing_sizes
+
+FLAGS = "flags"
+"""loadgauge's own flags, as if they were a dialect."""
+SIZES = ("zero", "replicas", "gpus", "micro_batch", "global_batch", "seq_len")
+
+
+def job_of(given: Setup) -> Job:
+    """The job of a setup with every field filled in that a job file may have a key for."""
+    job, layout, kind = given.job, given.layout, given.training
+    lora, precision = kind.lora, kind.precision.name
+    usual = kind.framework.precision
+    followed = kind.weights and kind.lora is None
+    whole: dict[str, Any] = {name: int(getattr(layout, name)) for name in (*DEGREES, *SIZES)}
+    quantised = lora is not None and bool(lora.quantised)
+    targets = None if lora is None else "attention" if lora.targets <= ATTENTION_TARGETS else "all"
+    return Job(
+        model=job.model or given.model.name,
+        framework=kind.framework.name,
+        gpus_per_node=job.gpus_per_node,
+        **whole,
+        sequence_parallel=layout.sequence_parallel,
+        schedule=layout.schedule if layout.pp > 1 else None,
+        stage_layers=None if layout.stage_layers is None else ",".join(map(str, layout.stage_layers)),
+        recompute=spell_recompute(str(layout.recompute), given.model, kind),
+        precision=precision[:4] if followed or precision in (usual, f"fp16{usual[4:]}") else precision,
+        weights=kind.weights if followed else None,
+        optimizer=kind.optimizer.name,
+        attention=job.attention or kind.kernels.attention,
+        loss=job.loss,
+        kernels=job.kernels or "native",
+        compile=job.compile,
+        lora_rank=0 if lora is None else int(lora.rank) or None,
+        adapter=job.adapter,
+        virtual_tokens=job.virtual_tokens,
+        lora_targets=targets and (job.lora_targets or targets),
+        qlora=quantised,
+        base=(job.base or "nf4") if quantised else None,
+        **{
+            name: getattr(job, name)
+            for name in (
+                "lora_dropout",
+                "lora_dtype",
+                "kbit_upcast",
+                "use_dora",
+                "modules_to_save",
+                "lora_layers",
+                "train",
+            )
+        },
+        target_len=job.target_len,
+        offload=kind.offload,
+        end_units=job.end_units,
+        gradient_sync=job.gradient_sync,
+        engine=job.engine,
+        offload_to="nvme" if kind.host.nvme else None,
+        activation_offload=kind.host.activations,
+        pin_memory=None if kind.host.pinned else False,
+        eval_batch=job.eval_batch,
+        eval_batches=job.eval_batches,
+        save=job.save,
+        cp_comm=layout.cp_comm if layout.cp != 1 else None,
+        order=",".join(layout.order),
+        overlap=job.overlap,
+    )
+
+
+def name_for_dialect(job: Job, dialect: str, *, patched: bool = False) -> tuple[Job, Extra]:
+    """The job with the name that a tool knows a model of the catalogue by: its repository, or where the tool takes no names
+    the model's sizes, in the `Extra`.
+
+    patched: the user's own file is written onto, which has the model already
+
+    >>> name_for_dialect(Job(model="qwen3-8b"), "trl")[0].model
+    'Qwen/Qwen3-8B'
+    """
+    name = job.model.lower()
+    source = model_sources().get(name)
+    if source is None or dialect == "torchtitan":
+        return job, Extra()
+    if dialect == "megatron":
+        sizes = config(name)
+        return (job, Extra()) if patched or missing_sizes(sizes) else (job.replace(model=""), Extra(config=sizes))
+    return job.replace(model=source.repository or job.model), Extra()
+
+
+def export(given: Setup, dialect: str, template: str | None = None, *, file: str = "") -> Written:
+    """Writes the job of a setup as a job file of a dialect; `template`, the user's own file, is patched.
+
+    >>> from loadgauge.core.resolve.resolve import resolve_job
+    >>> from loadgauge.core.definitions.job.job import Job
+    >>> written = export(resolve_job(Job(model="llama-3.1-8b", gpus=16, tp=8)), "megatron")
+    >>> "--tensor-model-parallel-size 8" in written.text
+    True
+    """
+    job, extra = name_for_dialect(job_of(given), dialect, patched=template is not None)
+    return write(job, dialect, template, extra=extra, file=file)

@@ -1,0 +1,1 @@
+"""Dialects of fine-tuning tools."""

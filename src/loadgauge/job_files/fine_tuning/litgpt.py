@@ -1,0 +1,210 @@
+"""LitGPT's configurations: YAML, or a command line (`litgpt finetune lora --config`)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row, short
+from loadgauge.job_files.ideas.words import BITSANDBYTES
+
+RECIPES = {
+    "bf16-true": "bf16-pure", "bf16-mixed": "bf16-autocast", "32-true": "fp32", "16-mixed": "fp16-autocast",
+}  # fmt: skip
+"""`precision` of Lightning's Fabric; without one it is bf16-mixed on a GPU that has bfloat16."""
+BASES = {"bnb.nf4": "nf4-single", "bnb.nf4-dq": "nf4", "bnb.fp4": "fp4", "bnb.int8-training": "int8"}
+SWITCHES = {
+    "lora_query": (("q_proj",), True), "lora_key": (("k_proj",), False), "lora_value": (("v_proj",), True),
+    "lora_projection": (("o_proj",), False), "lora_mlp": (("gate_proj", "up_proj", "down_proj"), False),
+}  # fmt: skip
+"""Linear layers by their switches, and the switches' defaults."""
+LORA = ("lora_r", "lora_alpha", "lora_dropout", *SWITCHES, "lora_head")
+COMMAND = re.compile(r"finetune[_ ](full|lora|adapter)")
+OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "SGD": "sgd"}
+OPTIMIZERS |= {f"torch.optim.{name}": ours for name, ours in OPTIMIZERS.items()}
+OPTIMIZERS |= BITSANDBYTES
+
+
+def _model() -> Idea:
+    key = "checkpoint_dir"
+
+    def read(keys: Keys) -> Facts:
+        name = keys.word(key)
+        if name is None and keys.document.syntax == "argv":
+            program = getattr(keys.document, "program", ())
+            place = next((index for index, word in enumerate(program) if word.startswith("finetune")), None)
+            rest = [] if place is None else [word for word in program[place + 1 :] if "/" in word]
+            name = rest[0] if rest else None
+        return {"model": None if name is None else name.strip("/").removeprefix("checkpoints/")}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts.get("model")
+        return {key: f"checkpoints/{name}"} if name else {}
+
+    return Idea(keys=(key,), facts=("model",), read=read, write=write)
+
+
+def _trains_adapters(keys: Keys) -> bool:
+    """Whether LoRA is trained: `litgpt finetune lora`, or a file with LoRA's keys."""
+    asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
+    if asked is not None:
+        return asked[1] == "lora"
+    return keys.has("quantize") or any(keys.raw(name) is not None for name in LORA)
+
+
+def _adapter() -> Idea:
+    rank, quantised, dropped = "lora_r", "quantize", "lora_dropout"
+
+    def read(keys: Keys) -> Facts:
+        asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
+        if asked is not None and asked[1] == "adapter":
+            raise keys.wrong(rank, "LLaMA-Adapter is not read; lora and full are")
+        if not _trains_adapters(keys):
+            return {"lora_rank": 0, "qlora": False}
+        names: list[str] = []
+        for switch, (layers, usual) in SWITCHES.items():
+            flag = keys.flag(switch)
+            names += layers if (usual if flag is None else flag) else ()
+        base = keys.choice(quantised, BASES)
+        share = keys.real(dropped)
+        return {
+            "lora_rank": keys.whole(rank) or 8, "lora_targets": "all" if len(names) == 7 else ",".join(names),
+            "qlora": base is not None, "base": base, "lora_dropout": 0.05 if share is None else share,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if not facts.get("lora_rank"):
+            return dict.fromkeys((rank, quantised, dropped, *SWITCHES))
+        chosen = facts.get("lora_targets") or "all"
+        every = [name for layers, _ in SWITCHES.values() for name in layers]
+        wanted = every if chosen == "all" else every[:4] if chosen == "attention" else chosen.split(",")
+        switches = {switch: set(layers) <= set(wanted) for switch, (layers, _) in SWITCHES.items()}
+        base = facts.get("base") or "nf4"
+        spelled = next((theirs for theirs, ours in BASES.items() if ours == base), None)
+        if set(wanted) != {name for switch, on in switches.items() if on for name in SWITCHES[switch][0]}:
+            return {}
+        if facts.get("qlora") and spelled is None:
+            return {}
+        return {
+            rank: facts["lora_rank"], quantised: spelled if facts.get("qlora") else None, **switches,
+            dropped: facts.get("lora_dropout", 0.0 if keys.raw(dropped) is None else None) or 0.0,
+        }  # fmt: skip
+
+    facts = ("lora_rank", "lora_targets", "qlora", "base", "lora_dropout")
+    return Idea(keys=(rank, quantised, dropped, *SWITCHES), facts=facts, read=read, write=write)
+
+
+def _gpus() -> Idea:
+    """Several GPUs run FSDP with every layer checkpointed; one runs the model as it is."""
+    devices, nodes = "devices", "num_nodes"
+
+    def read(keys: Keys) -> Facts:
+        if str(keys.raw(devices)).lower() == "auto":
+            per_node = keys.given.get("gpus", 1)
+        else:
+            per_node = keys.whole(devices) or 1
+        hosts = keys.whole(nodes) or 1
+        several = keys.given.get("gpus", per_node * hosts) > 1
+        if several and keys.has("quantize"):
+            raise keys.wrong("quantize", "goes with one GPU; LitGPT does not run it on several")
+        facts: Facts = {
+            "gpus": per_node * hosts,
+            "zero": 3 if several else 0,
+            "recompute": "full" if several else "none",
+        }
+        return facts | ({"gpus_per_node": per_node, "nodes": hosts} if hosts > 1 else {})
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        gpus = facts.get("gpus") or 1
+        several = gpus > 1
+        if (facts.get("zero") or 0) not in ((0,) if not several else (3,)):
+            return {}
+        hosts = facts.get("nodes") or 1
+        return {devices: gpus // hosts, nodes: hosts if hosts > 1 or keys.has(nodes) else None}
+
+    facts = ("gpus", "gpus_per_node", "nodes", "zero", "recompute")
+    return Idea(keys=(devices, nodes), facts=facts, read=read, write=write)
+
+
+def _batch() -> Idea:
+    whole, micro = "train.global_batch_size", "train.micro_batch_size"
+
+    def read(keys: Keys) -> Facts:
+        return {"global_batch": keys.whole(whole) or 16, "micro_batch": keys.whole(micro) or 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values = {micro: facts.get("micro_batch") or 1}
+        return values | ({whole: facts["global_batch"]} if facts.get("global_batch") else {})
+
+    return Idea(keys=(whole, micro), facts=("global_batch", "micro_batch"), read=read, write=write)
+
+
+def _optimizer() -> Idea:
+    plain, path, momentum = "optimizer", "optimizer.class_path", "optimizer.init_args.momentum"
+
+    def read(keys: Keys) -> Facts:
+        named = keys.raw(path)
+        key = path if named is not None else plain
+        if isinstance(keys.raw(key), dict):
+            return {"optimizer": "adamw"}
+        name = keys.choice(key, OPTIMIZERS) or "adamw"
+        return {"optimizer": "sgd-momentum" if name == "sgd" and keys.real(momentum) else name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts["optimizer"]
+        spelled = {"adamw": "AdamW", "sgd": "SGD"}.get(name)
+        own = next((theirs for theirs, ours in BITSANDBYTES.items() if ours == name), None)
+        if own is not None:
+            return {path: own}
+        if spelled is None:
+            return {}
+        return {path: f"torch.optim.{spelled}", momentum: None} if keys.has(path) else {plain: spelled}
+
+    return Idea(keys=(plain, path, momentum), facts=("optimizer",), read=read, write=write)
+
+
+def _precision() -> Idea:
+    key = "precision"
+
+    def read(keys: Keys) -> Facts:
+        name = keys.word(key)
+        if name is None:
+            if keys.has("quantize"):
+                raise keys.wrong("quantize", "goes with a precision such as bf16-true; the usual bf16-mixed cannot")
+            return {"precision": "bf16-autocast"}
+        if name not in RECIPES:
+            raise keys.wrong(key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})")
+        return {"precision": RECIPES[name]}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        spelled = next((theirs for theirs, ours in RECIPES.items() if ours == facts["precision"]), None)
+        return {} if spelled is None else {key: spelled}
+
+    return Idea(keys=(key,), facts=("precision",), read=read, write=write)
+
+
+LITGPT = Dialect(
+    name="litgpt",
+    title="LitGPT configuration",
+    versions="LitGPT 0.4 - 0.5",
+    framework="litgpt",
+    syntaxes=("yaml", "argv"),
+    marks=words(
+        """
+        checkpoint_dir train.global_batch_size train.micro_batch_size train.max_seq_length lora_query lora_value lora_mlp
+        lora_projection lora_head data.class_path train.lr_warmup_steps train.epochs logger_name
+        """
+    ),
+    blank={"yaml": "out_dir: out/finetune\ntrain:\n  epochs: 1\n", "argv": "litgpt finetune --train.epochs 1\n"},
+    ideas=(
+        _model(),
+        _adapter(),
+        _gpus(),
+        _batch(),
+        row("seq_len", "train.max_seq_length"),
+        _precision(),
+        _optimizer(),
+    ),
+    programs={r"\blitgpt (pretrain|evaluate|generate|chat|serve)\b": "is another command than finetune"},
+)  # fmt: skip

@@ -1,0 +1,433 @@
+"""ms-swift (`swift sft`): a command line or YAML with TrainingArguments' keys and words of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers
+from loadgauge.job_files.hugging_face.deepspeed import context_parallel
+from loadgauge.job_files.hugging_face.huggingface import (
+    OPTIMIZER,
+    SAVING,
+    TORCH_COMPILE,
+    dropout,
+    liger,
+    processes,
+    sharding,
+    targets,
+)
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.evaluation import asked, evaluation
+from loadgauge.job_files.ideas.partial import frozen_share
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.words import ATTENTION
+from loadgauge.job_files.pre_training.megatron import launched
+
+ZERO = {
+    "zero0": (0, "none"), "zero1": (1, "none"), "zero2": (2, "none"), "zero3": (3, "none"),
+    "zero2_offload": (2, "optimizer"), "zero3_offload": (3, "all"),
+}  # fmt: skip
+"""`deepspeed`: the configurations that come with it, as ZeRO stages and what they offload."""
+FSDP = "fsdp2"
+"""`fsdp`: the one configuration that comes with it, which shards fully and checkpoints every layer."""
+TUNER = ("tuner_type", "train_type", "sft_type")
+"""Since version 4, in 3, and in 2."""
+MODEL = ("model", "model_id_or_path")
+DTYPES = {name: name for name in ("bfloat16", "float16", "float32")}
+OLD = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "auto": ""}
+"""Words of `lora_dtype` before version 3."""
+ADAPTERS = ("lora", "longlora", "adalora", "vera", "boft", "ia3", "fourierft", "adapter", "llamapro", "reft", "bone")
+EMBEDDINGS = {"all-embedding": "embed_tokens"}
+GRADIENTS = 16
+"""Sequences that a step has at least, where nothing says how many micro-batches are accumulated."""
+
+
+def _sharding() -> Idea:
+    inner = sharding()
+
+    def read(keys: Keys) -> Facts:
+        named = keys.raw("deepspeed")
+        if isinstance(named, str) and named in ZERO:
+            stage, moved = ZERO[named]
+            return {"framework": "deepspeed", "zero": stage, "offload": moved}
+        if keys.raw("fsdp") == FSDP:
+            return {"framework": "huggingface", "zero": 3, "offload": "none"}
+        return inner.read(keys)
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        stage, moved = facts.get("zero") or 0, facts.get("offload") or "none"
+        configuration = keys.raw("deepspeed")
+        if configuration is not None and not (isinstance(configuration, str) and configuration in ZERO):
+            return inner.write(facts, keys)
+        if facts.get("framework") == "deepspeed" or stage == 1 or moved == "optimizer":
+            name = next((name for name, means in ZERO.items() if means == (stage, moved)), None)
+            return {"deepspeed": name, "fsdp": None} if name is not None else {}
+        if not stage:
+            return {"deepspeed": None, "fsdp": None}
+        fits = stage == 3 and moved == "none" and facts.get("recompute") == "full"
+        return {"deepspeed": None, "fsdp": FSDP} if fits else {}
+
+    return Idea(keys=inner.keys, facts=inner.facts, read=read, write=write)
+
+
+def _saving() -> Idea:
+    """The configurations that come with it say so themselves: ZeRO 3's gather whole weights, FSDP's does not."""
+
+    def read(keys: Keys) -> Facts:
+        named = keys.raw("deepspeed")
+        if isinstance(named, str) and named in ZERO:
+            return {"save": "full" if ZERO[named][0] == 3 else None}
+        return {"save": "sharded"} if keys.raw("fsdp") == FSDP else SAVING.read(keys)
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        named = isinstance(keys.raw("deepspeed"), str) or keys.raw("fsdp") == FSDP
+        return {} if named else SAVING.write(facts, keys)
+
+    return msgspec.structs.replace(SAVING, read=read, write=write)
+
+
+def read_only(idea: Idea) -> Idea:
+    """An idea that is written only where the file has it: what starts the program is not its own option."""
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return idea.write(facts, keys) if keys.has(*idea.keys) else {}
+
+    return msgspec.structs.replace(idea, write=write)
+
+
+def _environment() -> Idea:
+    """GPUs, from the variables that it is started with; several without `NPROC_PER_NODE` would share out the layers."""
+    per_node, hosts, visible = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
+    owned = tuple(f"ENV.{name}" for name in (per_node, hosts, visible))
+
+    def read(keys: Keys) -> Facts:
+        variables: dict[str, Any] = getattr(keys.document, "variables", {})
+        values = {name: keys.raw(f"ENV.{name}") or variables.get(name) for name in (per_node, hosts, visible)}
+        numbers = {name: _count(values[name]) for name in (per_node, hosts)}
+        if numbers[per_node] is None:
+            cards = str(values[visible] or "").count(",") + 1
+            if (
+                cards > 1
+                and "gpus" not in keys.given
+                and not keys.has("deepspeed", "fsdp", "nproc_per_node", "num_processes", "config_file")
+            ):
+                raise keys.wrong(
+                    visible, f"{cards} GPUs without NPROC_PER_NODE share out the layers (device_map), which is not read"
+                )
+            return {}
+        return {"gpus_per_node": numbers[per_node], "nodes": numbers[hosts] or 1}
+
+    return Idea(keys=owned, facts=("gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {})
+
+
+def _count(value: Any) -> int | None:
+    text = str(value or "")
+    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else None
+
+
+PRUNED = "adalora_init_r"
+"""The rank that AdaLoRA begins with, and holds."""
+
+
+def _tuner(keys: Keys) -> str:
+    kinds = {name: name for name in ("lora", "full")}
+    for other in ADAPTERS[1:]:
+        kinds[other] = other
+    kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or "lora"
+    if kind not in ("lora", "adalora", "full"):
+        name = next(name for name in TUNER if keys.has(name))
+        # Of VeRA's targets it keeps those of one shape, which the file does not say (`get_vera_target_modules`).
+        raise keys.wrong(name, f"{kind} is not read; lora, adalora and full are")
+    return str(kind)
+
+
+def _adapter() -> Idea:
+    inner = targets("lora_rank", "target_modules", (TUNER[0], "full", "lora"), 8)
+    bits, old, method, kind, nested = (
+        "quant_bits", "quantization_bit", "quant_method", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant",
+    )  # fmt: skip
+    saved, dtype = "modules_to_save", "lora_dtype"
+
+    def read(keys: Keys) -> Facts:
+        number = keys.agreed((bits, old), lambda name: keys.whole(name, minimum=0)) or None
+        if _tuner(keys) == "full":
+            if number is not None:
+                raise keys.wrong(bits, "goes with tuner_type lora, not with full")
+            return {"lora_rank": 0, "qlora": False}
+        library = keys.choice(method, {"bnb": "bnb", "hqq": "hqq", "gptq": "gptq", "awq": "awq"}) or "bnb"
+        if number not in ((None, 4, 8) if library == "bnb" else (None, 4)):
+            raise keys.wrong(bits, f"a base in {number} bits of {library} is not read; 4 bits are, and 8 of bnb")
+        if number is None and library in ("gptq", "awq"):
+            number = 4
+        chosen = keys.words("target_modules")
+        listed = None if chosen is None or chosen in (["all-linear"], ["ALL"]) else ",".join(chosen)
+        base = "nf4-single" if keys.flag(nested) is False else "nf4"
+        if (keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) or "nf4") == "fp4":
+            if base == "nf4":
+                raise keys.wrong(kind, f"fp4 with quantised scales is not read; {nested} false is")
+            base = "fp4"
+        base = library if library != "bnb" else "int8" if number == 8 else base
+        save = [EMBEDDINGS.get(name, name) for name in keys.words(saved) or []]
+        if "all-norm" in save:
+            raise keys.wrong(saved, "norms that are trained beside the adapters are not read")
+        quantised = number is not None
+        pruned = _tuner(keys) == "adalora"
+        rank = keys.whole(PRUNED) or 12 if pruned else keys.whole("lora_rank") or 8
+        return {
+            "adapter": "adalora" if pruned else None, "lora_rank": rank, "lora_targets": listed or "all", "qlora": quantised,
+            "base": base if quantised else None, "use_dora": keys.flag("use_dora") or None,
+            "modules_to_save": ",".join(save) or None, "lora_dtype": keys.choice(dtype, DTYPES | OLD) or None,
+            # It does not call prepare_model_for_kbit_training (pipelines/train/tuner.py).
+            "kbit_upcast": "none" if quantised else None,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = next((name for name in TUNER if keys.has(name)), TUNER[0])
+        values = inner.write(facts, keys)
+        values[name] = values.pop(TUNER[0])
+        if (facts.get("adapter") or "lora") not in ("lora", "adalora"):
+            return {}
+        if facts.get("adapter") and facts.get("lora_rank"):
+            values |= {name: "adalora", PRUNED: facts["lora_rank"], "lora_rank": None}
+        else:
+            values[PRUNED] = None
+        base, quantised = facts.get("base") or "nf4", bool(facts.get("qlora"))
+        if quantised and base not in ("nf4", "nf4-single", "fp4", "int8", "hqq", "gptq", "awq"):
+            return {}
+        single = quantised and base in ("nf4-single", "fp4")
+        library = base if base in ("hqq", "gptq", "awq") else "bnb"
+        adapters, save = bool(facts.get("lora_rank")), facts.get("modules_to_save")
+        return values | {
+            bits: (8 if base == "int8" else 4) if quantised else None, old: None, method: library if quantised else None,
+            nested: False if single else True if keys.has(nested) else None,
+            kind: "fp4" if quantised and base == "fp4" else None, "use_dora": True if facts.get("use_dora") else None,
+            saved: save.split(",") if save and adapters else None, dtype: facts.get("lora_dtype"),
+        }  # fmt: skip
+
+    keys = (*TUNER, *inner.keys, bits, old, method, kind, nested, saved, dtype, "use_dora", PRUNED)
+    facts = names_in("adapter lora_rank lora_targets qlora base use_dora modules_to_save lora_dtype kbit_upcast")
+    return Idea(keys=tuple(dict.fromkeys(keys)), facts=facts, read=read, write=write)
+
+
+def _optimizer() -> Idea:
+    """`optim`, or one that it builds itself: GaLore on all linear layers of the blocks, and Muon (`optimizers/mapping.py`)."""
+    own, switch, rank, gap, each = (
+        "optimizer", "use_galore", "galore_rank", "galore_update_proj_gap", "galore_optim_per_parameter",
+    )  # fmt: skip
+    more = ("galore_target_modules", "galore_with_embedding", "galore_quantization")
+
+    def read(keys: Keys) -> Facts:
+        kind = keys.choice(own, {"galore": "galore", "muon": "muon", "default": "", "multimodal": "", "lorap": ""})
+        inner = OPTIMIZER.read(keys)
+        if kind is None and keys.flag(switch):
+            kind = "galore"
+        if kind == "muon":
+            return {"optimizer": "muon"}
+        if kind != "galore":
+            return inner
+        for name in more:
+            if keys.raw(name) not in (None, False, "false"):
+                raise keys.wrong(name, "is read where it is left out")
+        known = {"adamw": "", "adamw-8bit": "-8bit", "paged-adamw-8bit": "-8bit", "adafactor": "-adafactor"}
+        name = inner["optimizer"]
+        base = known.get("adamw" if name.startswith(("adamw-fused", "adamw-foreach", "adamw-loop")) else name)
+        layerwise = bool(keys.flag(each))
+        if base is None or (layerwise and base == "-adafactor"):
+            raise keys.wrong("optim", f"{name} with GaLore is not read")
+        options = f"rank={keys.whole(rank) or 128},every={keys.whole(gap) or 50}"
+        return {"optimizer": f"galore{base}{'-layerwise' if layerwise else ''}:{options}"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        off: dict[str, Any] = dict.fromkeys((own, switch, rank, gap, each, *more))
+        if facts["optimizer"] == "muon":
+            return off | dict.fromkeys(OPTIMIZER.keys) | {own: "muon"}
+        return off | OPTIMIZER.write(facts, keys)
+
+    return Idea(
+        keys=(own, switch, rank, gap, each, *more, *OPTIMIZER.keys), facts=("optimizer",), read=read, write=write
+    )
+
+
+def _dropout() -> Idea:
+    inner = dropout("lora_dropout")
+
+    def read(keys: Keys) -> Facts:
+        usual = 0.05 if _tuner(keys) != "full" and not keys.has("lora_dropout") else None
+        return {"lora_dropout": inner.read(keys)["lora_dropout"] or usual}
+
+    return msgspec.structs.replace(inner, read=read)
+
+
+def _evaluated(keys: Keys) -> bool:
+    """Whether it has data to evaluate on; until 3.5 it took 1 % of the training's. Without a word it then evaluates where
+    it saves."""
+    share = keys.real("split_dataset_ratio")
+    usual = 0.0 if keys.since(3, 6) else 0.01
+    there = keys.raw("val_dataset") or keys.raw("cached_val_dataset") or (usual if share is None else share)
+    return bool(there) and (keys.has("eval_strategy") or not keys.has("save_strategy") or asked(keys, "save_strategy"))
+
+
+def _precision() -> Idea:
+    """16 bits by the format the weights are loaded in, which is the checkpoint's unless it is given: nearly always bfloat16."""
+    dtype, bf16, fp16 = "torch_dtype", "bf16", "fp16"
+
+    def read(keys: Keys) -> Facts:
+        loaded = keys.choice(dtype, DTYPES) or "bfloat16"
+        half = {bf16: keys.flag(bf16), fp16: keys.flag(fp16)}
+        if all(half.values()):
+            raise keys.wrong(fp16, f"contradicts {keys.document.shown(bf16)}")
+        # Without a word on it, weights of float32 are trained with float16's products.
+        usual = bf16 if loaded == "bfloat16" else fp16
+        on = {name: (usual == name if flag is None else flag) for name, flag in half.items()}
+        return {"precision": "bf16" if on[bf16] else "fp16" if on[fp16] else "fp32", "weights": loaded}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name, loaded = facts.get("precision") or "bf16", facts.get("weights")
+        if name not in ("bf16", "fp16", "fp32"):
+            return {}
+        if loaded in (None, "auto"):
+            loaded = "bfloat16" if name == "bf16" else "float32"
+        return {dtype: loaded, bf16: name == "bf16", fp16: name == "fp16"}
+
+    return Idea(keys=(dtype, bf16, fp16), facts=("precision", "weights"), read=read, write=write)
+
+
+def _checkpointing() -> Idea:
+    key, new = "gradient_checkpointing", "activation_checkpointing"
+
+    def read(keys: Keys) -> Facts:
+        flag = keys.agreed((key, new), keys.flag)
+        return {"recompute": "full" if flag is not False or keys.raw("fsdp") == FSDP else "none"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        word = facts.get("recompute") or "none"
+        present = [name for name in (key, new) if keys.has(name)] or [key]
+        return dict.fromkeys(present, word == "full") if word in ("none", "full") else {}
+
+    return Idea(keys=(key, new), facts=("recompute",), read=read, write=write)
+
+
+PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm")}
+"""`rlhf_type`: those that generate nothing."""
+OF_PREFERENCES = names_in(
+    "beta label_smoothing loss_weights rpo_alpha ld_alpha discopop_tau cpo_alpha simpo_gamma desirable_weight undesirable_weight"
+    " center_rewards_coefficient ref_model ref_adapters ref_model_type ref_model_revision"
+)
+"""Keys of `swift rlhf` that weigh the loss, or say the reference."""
+
+
+def _task() -> Idea:
+    """What `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
+    kind, loss = "rlhf_type", "loss_type"
+
+    def started(keys: Keys) -> bool:
+        """Whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
+        if keys.document.syntax != "argv":
+            return keys.has(kind)
+        return re.search(r"\bswift rlhf\b|\brlhf\.py\b", " ".join(getattr(keys.document, "program", ()))) is not None
+
+    def read(keys: Keys) -> Facts:
+        present = next((key for key in (kind, loss, *OF_PREFERENCES) if keys.has(key)), None)
+        if not started(keys):
+            if present is not None:
+                raise keys.wrong(present, "is of another trainer than SFT, which swift rlhf and rlhf_type start")
+            return {}
+        word = keys.word(kind) or "dpo"
+        own = keys.agreed(MODEL, keys.word)
+        if keys.has("ref_adapters"):
+            raise keys.wrong("ref_adapters", "loads a reference with adapters, which is not read")
+        if keys.has("ref_model") and keys.word("ref_model") != own:
+            raise keys.wrong("ref_model", "is read where it is the model that is trained")
+        if word in GENERATING:
+            return {}  # `swift_answers`
+        task = keys.choice(kind, PREFERENCES) or "dpo"
+        if keys.flag("use_liger_kernel"):
+            raise keys.wrong("use_liger_kernel", "beside rlhf_type has a loss of its own, which is not read")
+        ipo = task == "dpo" and keys.words(loss) == ["ipo"]
+        return {"task": "ipo" if ipo else task}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task = facts.get("task")
+        if keys.document.syntax == "argv" and not started(keys):
+            return {}
+        if task == "ipo":
+            return {kind: "dpo", loss: "ipo"}
+        if task in (*GENERATING, "opd"):
+            return {kind: "gkd" if task == "opd" else task}
+        return (
+            {kind: task, loss: None if keys.words(loss) == ["ipo"] else keys.raw(loss)} if task in PREFERENCES else {}
+        )
+
+    return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task",), read=read, write=write)
+
+
+def _accumulation() -> Idea:
+    key = "gradient_accumulation_steps"
+
+    def read(keys: Keys) -> Facts:
+        number = keys.whole(key)
+        if number is None:
+            sequences = (keys.whole("per_device_train_batch_size") or 1) * (keys.given.get("gpus") or 1)
+            number = max(1, -(-GRADIENTS // sequences))
+        return {"accumulation": number}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: facts.get("accumulation") or 1}
+
+    return Idea(keys=(key,), facts=("accumulation",), read=read, write=write)
+
+
+SWIFT = Dialect(
+    name="ms-swift",
+    title="ms-swift",
+    versions="ms-swift 2.5 - 4.6",
+    syntaxes=("argv", "yaml"),
+    objects=frozenset({"model_kwargs", "deepspeed"}),
+    marks=words(
+        """
+        tuner_type train_type sft_type target_modules split_dataset_ratio model_author attn_impl
+        quant_bits quant_method vit_gradient_checkpointing rlhf_type
+        """
+    ),
+    blank={"argv": "swift sft --attn_impl flash_attn --output_dir output\n", "yaml": "attn_impl: flash_attn\noutput_dir: output\n"},
+    blanks={
+        task: f"swift rlhf --rlhf_type {word} --attn_impl flash_attn --output_dir output\n"
+        for word, tasks in {"dpo": ("dpo", "ipo"), "gkd": ("gkd", "opd")}.items() for task in tasks
+    } | {
+        task: f"swift rlhf --rlhf_type {task} --attn_impl flash_attn --output_dir output\n"
+        for task in ("kto", "orpo", "simpo", "cpo", "rm", "grpo", "ppo")
+    },
+    ideas=(
+        read_only(launched()),
+        read_only(processes()),
+        _environment(),
+        row("model", *MODEL, kind="word"),
+        _sharding(),
+        row("seq_len", "max_length"),
+        row("micro_batch", "per_device_train_batch_size", "batch_size", default=1),
+        _accumulation(),
+        _optimizer(),
+        _adapter(),
+        frozen_share(),
+        _checkpointing(),
+        _precision(),
+        row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
+        liger("use_liger_kernel"),
+        _task(),
+        answers(),
+        context_parallel("sequence_parallel_size"),
+        _dropout(),
+        evaluation(
+            batch=1, data=_evaluated, usual=True, own=("split_dataset_ratio", "val_dataset", "cached_val_dataset"),
+        ),
+        _saving(),
+        TORCH_COMPILE,
+    ),
+    programs={
+        r"\bswift (infer|deploy|rollout|sample|eval|app|export)\b": "is another command than sft, pt and rlhf",
+        r"\bmegatron (sft|pt|rlhf)\b": "trains with Megatron, whose arguments are read as megatron's",
+    },
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Dialects of Hugging Face's libraries and of what they hand their settings to."""

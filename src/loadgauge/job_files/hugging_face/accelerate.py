@@ -1,0 +1,192 @@
+"""accelerate's YAML or JSON (`accelerate config`). Each section repeats its name in its keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.job_files.hugging_face.huggingface import processes
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.evaluation import saving
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.words import CPU, NOWHERE, SHARDING
+
+P, M, D, F = (
+    "parallelism_config.parallelism_config_",
+    "megatron_lm_config.megatron_lm_",
+    "deepspeed_config.",
+    "fsdp_config.fsdp_",
+)
+KINDS = {"NO": "", "MULTI_GPU": "", "FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
+SPELLED = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
+
+
+def _kind(keys: Keys) -> str:
+    """Which of its engines a file asks for."""
+    kind = keys.choice("distributed_type", KINDS)
+    if kind is not None:
+        return str(kind)
+    return "fsdp" if keys.has(f"{F}version") else "deepspeed" if keys.has(f"{D}zero_stage") else ""
+
+
+def _degrees() -> Idea:
+    tp, cp, copies, shards = (f"{P}{name}_size" for name in ("tp", "cp", "dp_replicate", "dp_shard"))
+    other = {"tp": f"{M}tp_degree", "pp": f"{M}pp_degree", "sp": f"{M}sequence_parallelism"}
+    other["ep"] = f"{M}expert_model_parallel_size"
+    switch = "use_parallelism_config"
+
+    def read(keys: Keys) -> Facts:
+        if _kind(keys) == "megatron":
+            tensor = keys.whole(other["tp"]) or 1
+            return {
+                "tp": tensor, "pp": keys.whole(other["pp"]) or 1, "ep": keys.whole(other["ep"]) or 1,
+                "sequence_parallel": bool(keys.flag(other["sp"])) and tensor > 1, "cp": 1,
+            }  # fmt: skip
+        ranks, parts = keys.whole(copies) or 1, keys.whole(shards)
+        facts: Facts = {
+            "tp": keys.whole(tp) or 1,
+            "cp": keys.whole(cp) or keys.whole(f"{P}sp_size") or 1,
+            "pp": 1,
+            "ep": 1,
+        }
+        if keys.has(copies, shards) and parts is not None:
+            facts |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
+        return facts
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts.get("framework") == "megatron" and _kind(keys) in ("megatron", ""):
+            ranks = facts.get("tp") or 1
+            return {
+                other["tp"]: ranks, other["pp"]: facts.get("pp") or 1,
+                other["sp"]: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
+                other["ep"]: facts.get("ep") if (facts.get("ep") or 1) > 1 else None,
+            }  # fmt: skip
+        if (
+            facts.get("zero") not in (2, 3)
+            or facts.get("framework") == "deepspeed"
+            or facts.get("offload") == "optimizer"
+        ):
+            return dict.fromkeys((switch, tp, cp, copies, shards))
+        sizes: dict[str, Any] = {tp: facts.get("tp") or 1, cp: facts.get("cp") or 1}
+        replicas, whole = facts.get("replicas") or 1, facts.get("shards")
+        if (
+            all(size == 1 for size in sizes.values())
+            and not keys.has(copies, shards, tp, cp)
+            and (replicas == 1 or whole == 1)
+        ):
+            return {}
+        if whole is not None and "gpus" in facts:
+            sizes |= {copies: replicas, shards: whole}
+        return sizes
+
+    return Idea(
+        keys=(switch, tp, cp, copies, shards, f"{P}sp_size", *other.values()),
+        facts=("tp", "cp", "pp", "ep", "sequence_parallel", "replicas", "dp"), read=read, write=write,
+    )  # fmt: skip
+
+
+def _engine() -> Idea:
+    version, strategy, reshard = f"{F}version", f"{F}sharding_strategy", f"{F}reshard_after_forward"
+    offload, again = f"{F}offload_params", f"{F}activation_checkpointing"
+    stage, param, state = (f"{D}{name}" for name in ("zero_stage", "offload_param_device", "offload_optimizer_device"))
+    distributed, what = f"{M}use_distributed_optimizer", f"{M}recompute_activations"
+    owned = (
+        "distributed_type", version, strategy, reshard, offload, again, stage, param, state, distributed, what,
+    )  # fmt: skip
+
+    def of_fsdp(keys: Keys) -> Facts:
+        number = keys.whole(version) or 1
+        if number == 2 and keys.has(strategy):
+            raise keys.wrong(strategy, f"contradicts {keys.document.shown(version)} = 2, which has {reshard}")
+        if number == 2:
+            zero = 2 if keys.flag(reshard) is False else 3
+        else:
+            named = keys.choice(strategy, SHARDING)
+            zero = keys.choice(reshard, SHARDING) if named is None else named
+            zero = 3 if zero is None else zero
+        full = keys.flag(again)
+        facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(offload) else "none"}
+        word = str(keys.raw(strategy) or keys.raw(reshard) or "").upper()
+        if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
+            # Sharded within a machine, and as many replicas as machines.
+            facts["replicas"] = keys.whole("num_machines") or 1
+        return facts | {"recompute": "full" if full else None}
+
+    def read(keys: Keys) -> Facts:
+        kind = _kind(keys)
+        if kind == "fsdp":
+            return of_fsdp(keys)
+        if kind == "deepspeed":
+            if keys.has(f"{D}deepspeed_config_file"):
+                return {"framework": "deepspeed"}
+            moved = "all" if keys.choice(param, SPELLED) else "optimizer" if keys.choice(state, SPELLED) else "none"
+            number = keys.whole(stage, minimum=0)
+            return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
+        if kind == "megatron":
+            full = "selective" if keys.flag(what) else "none"
+            return {"framework": "megatron", "zero": 1 if keys.flag(distributed) else 0, "recompute": full}
+        return {"framework": "huggingface", "zero": 0}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        zero, moved, word = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("recompute") or "none"
+        framework = facts.get("framework")
+        values: dict[str, Any] = dict.fromkeys(owned)
+        if framework == "megatron":
+            return values | {
+                "distributed_type": "MEGATRON_LM", distributed: zero > 0, what: word == "selective",
+            }  # fmt: skip
+        if framework == "deepspeed" or zero == 1 or moved == "optimizer":
+            spelled = {param: "cpu" if moved == "all" else "none", state: "none" if moved == "none" else "cpu"}
+            return values | {"distributed_type": "DEEPSPEED", stage: zero} | (spelled if zero else {})
+        if zero == 0:
+            return values | {"distributed_type": "MULTI_GPU" if (facts.get("gpus") or 1) > 1 else "NO"}
+        old = keys.has(version, strategy) and (keys.whole(version) or 1) == 1
+        values |= {"distributed_type": "FSDP", offload: moved == "all", again: word == "full"}
+        if old:
+            return values | {version: keys.whole(version), strategy: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP"}
+        return values | {version: 2, reshard: zero == 3}
+
+    return Idea(keys=owned, facts=("framework", "zero", "offload", "recompute", "replicas"), read=read, write=write)
+
+
+def _accumulation() -> Idea:
+    names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps")
+
+    def read(keys: Keys) -> Facts:
+        return {"accumulation": keys.agreed(names, keys.whole)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
+        present = [key for key in names if keys.has(key)] or ([names[0]] if _kind(keys) == "deepspeed" else [])
+        return dict.fromkeys(present, facts.get("accumulation") or 1)
+
+    return Idea(keys=names, facts=("accumulation",), read=read, write=write)
+
+
+def _named() -> Idea:
+    """DeepSpeed's configuration in a file of its own, which is read alongside this one."""
+
+    return Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}, write=lambda facts, keys: {})
+
+
+ACCELERATE = Dialect(
+    name="accelerate",
+    trainers="trl",
+    title="accelerate configuration",
+    versions="accelerate 0.20 - 1.15",
+    syntaxes=("yaml", "json"),
+    auto=True,
+    marks=words("distributed_type num_processes num_machines compute_environment machine_rank rdzv_backend"),
+    blank={
+        "yaml": "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\n",
+        "json": '{\n  "compute_environment": "LOCAL_MACHINE",\n  "machine_rank": 0,\n  "main_training_function": "main"\n}\n',
+    },
+    ideas=(
+        processes(argv=False),
+        _engine(),
+        _degrees(),
+        _accumulation(),
+        _named(),
+        saving(f"{F}state_dict_type", switches=(f"{D}zero3_save_16bit_model",)),
+        row("precision", "mixed_precision", words={"bf16": "bf16", "fp16": "fp16", "no": "fp32"}),
+    ),
+)

@@ -1,0 +1,249 @@
+"""DeepSpeed's JSON. `auto` is left to the trainer's own arguments, as in transformers and accelerate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.layout.zero_engine import SETTINGS
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.evaluation import saving
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys
+from loadgauge.job_files.ideas.words import CPU, NOWHERE
+
+OPTIMIZERS = {
+    "AdamW": "adamw", "Adam": "adamw", "CPUAdam": "adamw", "Lion": "lion", "Muon": "muon", "Adafactor": "adafactor",
+    "SGD": "sgd", "fusedadam": "adamw",
+}  # fmt: skip
+GATHERS = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+"""Switches by which a checkpoint holds whole weights, now and before 0.6."""
+OVERLAPS = {True: "cp,dp,pp,prefetch", False: "cp,pp,prefetch"}
+"""What `overlap_comm` hides; what ZeRO 3 gathers ahead and what other axes send has no switch there."""
+REMOVED = ("mics_shard_size", "mics_hierarchical_params_gather")
+
+
+def batch(prefix: str = "") -> Idea:
+    """The idea of the batch: sequences of a step and of a micro-batch, and micro-batches per step (B = b a d)."""
+    whole, micro, count = (
+        f"{prefix}{key}"
+        for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+
+    def read(keys: Keys) -> Facts:
+        facts = {"global_batch": keys.whole(whole), "micro_batch": keys.whole(micro), "accumulation": keys.whole(count)}
+        if facts["micro_batch"] and not facts["global_batch"] and count not in keys.left:
+            facts["accumulation"] = facts["accumulation"] or 1
+        return facts
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        # What another file says of it, this one need not repeat.
+        left = [key for key in (whole, micro, count) if keys.document.get(key) == "auto"]
+        values = {micro: facts.get("micro_batch") or 1, count: facts.get("accumulation") or 1}
+        if "global_batch" in facts and "gpus" in facts:
+            values[whole] = facts["global_batch"]
+        return {key: value for key, value in values.items() if key not in left or len(left) < 3}
+
+    return Idea(
+        keys=(whole, micro, count), facts=("global_batch", "micro_batch", "accumulation"), read=read, write=write
+    )
+
+
+def zero(prefix: str = "") -> Idea:
+    """The idea of the ZeRO stage, of what is offloaded to host memory, and of whether gradients are reduced beside backward."""
+    stage, param, state = (
+        f"{prefix}zero_optimization.{key}" for key in ("stage", "offload_param.device", "offload_optimizer.device")
+    )
+    share, old = f"{prefix}zero_optimization.offload_optimizer.ratio", f"{prefix}zero_optimization.cpu_offload"
+    comm = f"{prefix}zero_optimization.overlap_comm"
+    spelled = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
+    pins = tuple(f"{prefix}zero_optimization.{where}.pin_memory" for where in ("offload_param", "offload_optimizer"))
+
+    def read(keys: Keys) -> Facts:
+        hidden = None if keys.raw(comm) in (None, "auto") else keys.flag(comm)
+        return sharded(keys) | ({} if hidden is None else {"overlap": OVERLAPS[hidden]})
+
+    def sharded(keys: Keys) -> Facts:
+        for name in REMOVED:
+            if keys.has(f"{prefix}zero_optimization.{name}"):
+                raise keys.wrong(f"{prefix}zero_optimization.{name}", "was removed from DeepSpeed (MiCS)")
+        number = keys.whole(stage, minimum=0)
+        if number is not None and number > 3:
+            raise keys.wrong(stage, f"must be 0, 1, 2 or 3, got {number}")
+        moved = keys.choice(state, spelled) or keys.flag(old)
+        if keys.choice(param, spelled):
+            if number != 3:
+                raise keys.wrong(param, f"goes with stage 3, not with {number or 0}")
+            return {"zero": number, "offload": "all", **beside(keys)}
+        if moved and not number:
+            raise keys.wrong(state, "goes with stages 1 to 3")
+        if moved and keys.real(share) not in (None, 1.0):
+            raise keys.wrong(share, f"a part ({keys.real(share)}) is not read; 1 is")
+        return {"zero": number or 0, "offload": "optimizer" if moved else "none", **(beside(keys) if moved else {})}
+
+    def beside(keys: Keys) -> Facts:
+        nvme = [keys.raw(key) == "nvme" for key in (state, param) if keys.raw(key) in CPU]
+        if len(set(nvme)) > 1:
+            raise keys.wrong(
+                param, f"{keys.raw(param)!r} with the optimizer on {keys.raw(state)!r} is not read; the same is"
+            )
+        plain = any(keys.flag(key) is False for key in pins)
+        return {"offload_to": "nvme" if any(nvme) else None, "pin_memory": False if plain else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        moved = facts.get("offload") or "none"
+        values: dict[str, Any] = {stage: facts.get("zero") or 0}
+        for key, on in ((param, moved == "all"), (state, moved != "none")):
+            if on or keys.has(key):
+                device = "nvme" if facts.get("offload_to") == "nvme" else "cpu"
+                values[key] = device if on else "none"
+        if moved != "none":
+            locked = facts.get("pin_memory") is not False
+            values |= {key: locked for key in pins if keys.has(key) or (not locked and key == pins[1])}
+        if keys.has(old):
+            values[old] = None
+        if keys.has(share):
+            values[share] = 1.0
+        if (hidden := facts.get("overlap")) in OVERLAPS.values():
+            values[comm] = hidden == OVERLAPS[True]
+        return values
+
+    return Idea(
+        keys=(stage, param, state, share, old, comm, *pins),
+        facts=("zero", "offload", "offload_to", "pin_memory", "overlap"), read=read, write=write,
+    )  # fmt: skip
+
+
+def engine(prefix: str = "") -> Idea:
+    """The idea of the engine's buckets and of how far it gathers weights ahead, as one text (`Job.engine`)."""
+    named = {f"{prefix}zero_optimization.{name}": name for name in SETTINGS}
+    stage = f"{prefix}zero_optimization.stage"
+
+    def said(keys: Keys, key: str) -> str | None:
+        if str(keys.document.get(key)).lower() == "auto":
+            return "auto"
+        if named[key] == "overlap_comm":
+            on = keys.flag(key)
+            return None if on is None else str(on).lower()
+        number = keys.real(key)
+        if number is not None and (number < 0 or not number.is_integer()):
+            raise keys.wrong(key, f"must be a whole number of elements, got {number:g}")
+        return None if number is None else f"{number:.0f}"
+
+    def read(keys: Keys) -> Facts:
+        if not keys.whole(stage, minimum=0):
+            return {}
+        words = [f"{name}={value}" for key, name in named.items() if (value := said(keys, key)) is not None]
+        return {"engine": ",".join(words) or None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        told = dict(word.split("=") for word in filter(None, str(facts.get("engine") or "").split(",")))
+        values: dict[str, Any] = {}
+        for key, name in named.items():
+            value = told.get(name)
+            if value != said(keys, key):
+                known = {"true": True, "false": False, "auto": "auto", None: None}
+                values[key] = known[value] if value in known else int(float(str(value)))
+        return values
+
+    return Idea(keys=tuple(named), facts=("engine",), read=read, write=write)
+
+
+def precision(prefix: str = "") -> Idea:
+    """The idea of the precision: `bf16` or `fp16` enabled, and the format of gradients (`grad_accum_dtype`)."""
+    bf16, fp16, grads = f"{prefix}bf16.enabled", f"{prefix}fp16.enabled", f"{prefix}data_types.grad_accum_dtype"
+
+    def read(keys: Keys) -> Facts:
+        half = {"bf16": keys.flag(bf16), "fp16": keys.flag(fp16)}
+        if all(half.values()):
+            raise keys.wrong(fp16, f"contradicts {keys.document.shown(bf16)}")
+        name = next((word for word, on in half.items() if on), None)
+        if name is None:
+            return {} if {bf16, fp16} & set(keys.left) else {"precision": "fp32"}
+        wide = keys.choice(grads, {"fp32": True, "bf16": False, "fp16": False})
+        return {"precision": f"{name}-mixed-18" if wide else f"{name}-mixed-16" if wide is False else name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name, _, recipe = facts["precision"].partition("-")
+        if name not in ("bf16", "fp16", "fp32") or recipe not in ("", "mixed-16", "mixed-18"):
+            return {}
+        values: dict[str, Any] = {grads: {"mixed-18": "fp32", "mixed-16": name}.get(recipe)}
+        for word, key in (("bf16", bf16), ("fp16", fp16)):
+            if name == word or keys.document.get(key) is True or keys.document.get(key) == "auto":
+                values[key] = name == word
+        return values
+
+    return Idea(keys=(bf16, fp16, grads), facts=("precision",), read=read, write=write)
+
+
+def _optimizer() -> Idea:
+    kind, momentum = "optimizer.type", "optimizer.params.momentum"
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice(kind, OPTIMIZERS)
+        if name == "sgd" and keys.real(momentum):
+            name = "sgd-momentum"
+        return {"optimizer": name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts["optimizer"]
+        spelled = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())} | {"adamw": "AdamW"}
+        theirs = spelled.get(name.removesuffix("-momentum"))
+        if theirs is None:
+            return {}
+        return {kind: theirs, momentum: 0.9 if name == "sgd-momentum" else None}
+
+    return Idea(keys=(kind, momentum), facts=("optimizer",), read=read, write=write)
+
+
+def _tensor_parallel() -> Idea:
+    key = "tensor_parallel.autotp_size"
+
+    def read(keys: Keys) -> Facts:
+        return {"tp": keys.whole(key, minimum=0) or 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        ranks = facts.get("tp") or 1
+        return {key: ranks if ranks > 1 or keys.has(key) else None}
+
+    return Idea(keys=(key,), facts=("tp",), read=read, write=write)
+
+
+def context_parallel(key: str) -> Idea:
+    """The idea of context parallelism as Ulysses does it, by an all-to-all that exchanges heads for tokens."""
+
+    def read(keys: Keys) -> Facts:
+        ranks = keys.whole(key) or 1
+        return {"cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        ranks = facts.get("cp") or 1
+        return {key: ranks if ranks > 1 or keys.has(key) else None}
+
+    return Idea(keys=(key,), facts=("cp", "cp_comm"), read=read, write=write)
+
+
+DEEPSPEED = Dialect(
+    name="deepspeed",
+    trainers="trl",
+    title="DeepSpeed configuration",
+    versions="DeepSpeed 0.9 - 0.19",
+    syntaxes=("json",),
+    framework="deepspeed",
+    auto=True,
+    marks=words(
+        """
+        zero_optimization.stage train_micro_batch_size_per_gpu train_batch_size bf16.enabled fp16.enabled
+        zero_optimization.overlap_comm gradient_clipping zero_allow_untested_optimizer
+        """
+    ),
+    blank={"json": "{\n    \n}\n"},
+    ideas=(
+        _tensor_parallel(),
+        context_parallel("sequence_parallel_size"),
+        batch(),
+        zero(),
+        engine(),
+        precision(),
+        _optimizer(),
+        saving(switches=tuple(f"zero_optimization.{name}" for name in GATHERS)),
+    ),
+)

@@ -1,0 +1,579 @@
+"""transformers' TrainingArguments, and TRL's SFT on top of them: YAML, JSON or a command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.training.stacks import LOADED_DTYPE, LOADED_DTYPE_SFT, Stack
+from loadgauge.job_files.hugging_face import deepspeed, trl_tasks
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.evaluation import evaluation, saving
+from loadgauge.job_files.ideas.optimizers import optimizer
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
+from loadgauge.job_files.pre_training.megatron import launched
+
+FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+INLINE = "deepspeed."
+OTHER_TRAINERS = {
+    r"\btrl (dpo|kto|grpo|rloo|reward|orpo|cpo|ppo|gkd|online_dpo|nash_md|xpo|bco|prm)\b": "starts another trainer than SFT",
+    r"(?i)(?:^|[\s/])\w*(?:dpo|kto|grpo|rloo|orpo|ppo|gkd|reward)\w*\.py\b": "starts another trainer than SFT",
+}
+"""Command lines of other trainers."""
+
+
+def checkpointing(default: Any = None, *, new: str = "activation_checkpointing") -> Idea:
+    """The idea of recomputed layers; with `every_n_layers`, every n-th. FSDP has its own switch.
+
+    default: the tool's own, or a function of the keys; new: the key that is written
+    """
+    names = tuple(dict.fromkeys((new, "gradient_checkpointing", "activation_checkpointing")))
+    every = tuple(f"{name}_kwargs.every_n_layers" for name in names)
+    own = ("fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing")
+
+    def read(keys: Keys) -> Facts:
+        values = [flag for key in (*names, *own) if (flag := keys.flag(key)) is not None]
+        usual = default(keys) if callable(default) else default
+        if not (any(values) if values else usual):
+            return {"recompute": "none"}
+        number = next((facts for key in every if (facts := keys.whole(key)) is not None), 1)
+        return {"recompute": "full" if number == 1 else f"full:every={number}"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        kind, _, option = (facts.get("recompute") or "none").partition(":")
+        number = option.removeprefix("every=") or "1"
+        if kind not in ("none", "full") or not number.isdecimal():
+            return {}
+        present = [key for key in (*names, *own) if keys.has(key)] or [names[1] if keys.has(every[1]) else names[0]]
+        values: dict[str, Any] = dict.fromkeys(present, kind == "full")
+        if int(number) > 1:
+            values[every[1] if names[1] in present else every[0]] = int(number)
+        else:
+            values |= {key: 1 for key in every if keys.has(key)}
+        return values
+
+    return Idea(keys=(*names, *every, *own), facts=("recompute",), read=read, write=write)
+
+
+def sharding(switched: bool = True) -> Idea:
+    """The idea of sharding: FSDP, or a DeepSpeed configuration inside the file (a separate one is read as well).
+
+    switched: whether `fsdp` must be on for `fsdp_config` to count; in axolotl it counts by being there
+    """
+    inner, sizes = deepspeed.zero(INLINE), deepspeed.engine(INLINE)
+    names = ("reshard_after_forward", "version", "sharding_strategy", "cpu_offload", "offload_params")
+    keyed = {name: (f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}") for name in names}
+    owned = (
+        "fsdp",
+        "deepspeed",
+        *inner.keys,
+        *sizes.keys,
+        *(key for pair in keyed.values() for key in pair),
+        "fsdp_version",
+    )
+
+    def first(keys: Keys, name: str) -> str | None:
+        return next((key for key in keyed[name] if keys.has(key)), None)
+
+    def of_fsdp(keys: Keys) -> Facts:
+        words = [] if isinstance(keys.raw("fsdp"), bool) else keys.words("fsdp") or []
+        switch = keys.flag("fsdp") if (words and words[0].lower() in ("true", "false")) or not words else True
+        if switch is False:
+            return {"framework": "huggingface", "zero": 0}
+        version = keys.whole(first(keys, "version") or keyed["version"][0]) or keys.whole("fsdp_version")
+        zero, facts = 3, None
+        for word in words:
+            if word.upper() in SHARDING:
+                zero = SHARDING[word.upper()]
+        strategy, reshard = first(keys, "sharding_strategy"), first(keys, "reshard_after_forward")
+        if strategy is not None:
+            facts = keys.choice(strategy, SHARDING)
+        elif reshard is not None:
+            raw = str(keys.raw(reshard)).lower()
+            if raw in ("true", "false"):
+                facts = 3 if raw == "true" else 2
+            else:
+                facts = keys.choice(reshard, SHARDING)
+        if strategy is not None and version == 2:
+            raise keys.wrong(strategy, "goes with version 1 of FSDP, not with 2")
+        moved = "offload" in words or any(
+            keys.flag(key) for name in ("cpu_offload", "offload_params") if (key := first(keys, name)) is not None
+        )
+        return {
+            "framework": "huggingface", "zero": zero if facts is None else facts, "offload": "all" if moved else "none",
+        }  # fmt: skip
+
+    def read(keys: Keys) -> Facts:
+        configuration = keys.raw("deepspeed")
+        if configuration is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
+            raise keys.wrong("deepspeed", f"contradicts {keys.document.shown('fsdp')}")
+        if isinstance(configuration, dict):
+            return {"framework": "deepspeed"} | inner.read(keys) | sizes.read(keys)
+        if configuration is not None and configuration is not False:
+            return {"framework": "deepspeed"}
+        if keys.has("fsdp") or (not switched and any(keys.has(*pair) for pair in keyed.values())):
+            return of_fsdp(keys)
+        return {"framework": "huggingface", "zero": 0, "offload": "none"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        zero, moved = facts.get("zero") or 0, facts.get("offload") or "none"
+        configuration = keys.raw("deepspeed")
+        if isinstance(configuration, str) and configuration:
+            return {}
+        values: dict[str, Any] = dict.fromkeys(owned)
+        engine = facts.get("framework")
+        inside = isinstance(configuration, dict) and engine != "huggingface"
+        if engine == "deepspeed" or zero == 1 or moved == "optimizer" or inside:
+            values.pop("deepspeed")
+            auto = {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
+            if isinstance(configuration, dict):
+                auto = {}
+            return values | auto | inner.write(facts, keys) | sizes.write(facts, keys)
+        if not zero:
+            return values
+        present = {name: first(keys, name) or pair[0] for name, pair in keyed.items()}
+        legacy_words = isinstance(keys.raw("fsdp"), str | list) and str(keys.raw("fsdp")).lower() not in (
+            "true",
+            "false",
+        )
+        if legacy_words:
+            word = {3: "full_shard", 2: "shard_grad_op"}[zero]
+            text = [word, "auto_wrap", *(["offload"] if moved == "all" else [])]
+            return values | {"fsdp": text if isinstance(keys.raw("fsdp"), list) else " ".join(text)}
+        if not switched:
+            old = keys.has("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
+            moves = present["offload_params"]
+            return values | {
+                "fsdp_version": 2, present["reshard_after_forward"]: zero == 3,
+                moves: moved == "all" if moved == "all" or old else None,
+            }  # fmt: skip
+        return values | {
+            "fsdp": True, present["version"]: 2, present["reshard_after_forward"]: zero == 3,
+            present["cpu_offload"]: True if moved == "all" else None,
+        }  # fmt: skip
+
+    return Idea(
+        keys=owned, facts=("framework", "zero", "offload", "offload_to", "pin_memory", "overlap"), read=read, write=write
+    )  # fmt: skip
+
+
+def half(default: Any = None, pure: str = "") -> Idea:
+    """The idea of the precision: `bf16` or `fp16`; `pure`: a switch for 16 bits throughout; `default`: the tool's own."""
+    owned = ("bf16", "fp16", *([pure] if pure else []))
+
+    def read(keys: Keys) -> Facts:
+        if pure and keys.flag(pure):
+            return {"precision": "bf16-pure"}
+        bf16, fp16 = keys.flag("bf16"), keys.flag("fp16")
+        if bf16 and fp16:
+            raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+        if bf16 is None and not fp16 and "bf16" in keys.left:
+            return {"precision": "bf16"}
+        usual = default(keys) if callable(default) else default
+        if bf16 is None and fp16 is None and usual is not None:
+            return {"precision": usual}
+        return {"precision": "bf16" if bf16 else "fp16" if fp16 else "fp32"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts["precision"]
+        if pure and name == "bf16" and facts.get("weights") == "bfloat16":
+            name = "bf16-pure"
+        if name not in ("bf16", "fp16", "fp32") and not (pure and name == "bf16-pure"):
+            return {}
+        usual = default(keys) if callable(default) else default
+        values: dict[str, Any] = {pure: True if name == "bf16-pure" else None} if pure else {}
+        for word in ("bf16", "fp16"):
+            off = False if keys.has(word) or word in keys.left or (usual == word and name == "fp32") else None
+            values[word] = True if name == word else off
+        return values
+
+    return Idea(keys=owned, facts=("precision",), read=read, write=write)
+
+
+DTYPES = {
+    "bfloat16": "bfloat16", "bf16": "bfloat16", "torch.bfloat16": "bfloat16", "float32": "float32", "fp32": "float32",
+    "torch.float32": "float32", "float16": "float16", "fp16": "float16", "torch.float16": "float16", "half": "float16",
+    "auto": "auto",
+}  # fmt: skip
+"""`dtype` (`torch_dtype`) of `from_pretrained`."""
+
+
+def weights(*names: str, default: Any = None, decides: bool = False) -> Idea:
+    """The idea of the dtype that weights are loaded in; `auto` is the checkpoint's.
+
+    default: a function of the keys; decides: whether float32 throughout is said here alone, without a switch for it
+    """
+
+    def read(keys: Keys) -> Facts:
+        stated = keys.agreed(names, lambda name: _dtype(keys, name))
+        return {"weights": default(keys) if stated is None and default is not None else stated}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        present = [name for name in names if keys.has(name)] or names[:1]
+        if "weights" not in facts:
+            return {present[0]: "float32"} if facts.get("precision") == "fp32" else {}
+        return dict.fromkeys(names) | {present[0]: facts["weights"]}
+
+    facts = ("weights", "precision") if decides else ("weights",)
+    return Idea(keys=names, facts=facts, read=read, write=write)
+
+
+def _without_autocast(keys: Keys) -> str | None:
+    """What a script loads where the file says neither bf16 nor fp16: nothing else then says what is trained."""
+    return None if keys.flag("bf16") or keys.flag("fp16") or "bf16" in keys.left else LOADED_DTYPE.at(Stack()).value
+
+
+def _dtype(keys: Keys, name: str) -> str | None:
+    # `auto` is a value of its own here, and not one that another file has.
+    value = keys.document.get(name)
+    if isinstance(value, str) and value.lower() == "auto":
+        return "auto"
+    word: str | None = keys.choice(name, DTYPES)
+    return word
+
+
+def targets(
+    rank: str, modules: str, switch: Any, usual: int, everything: str = "all-linear", parameters: str = ""
+) -> Idea:
+    """The idea of LoRA: its rank and the linear layers that get adapters.
+
+    rank, modules: keys; switch: a key with its values for off and on; usual: the tool's default rank
+    everything: the word for all linear layers; parameters: a key for the matrices of experts (PEFT's `target_parameters`)
+    """
+    key, off, on = switch
+
+    def read(keys: Keys) -> Facts:
+        values = keys.raw(key)
+        spelled = str(values).lower() if isinstance(values, bool) else values
+        active = spelled not in (None, off) and not (off is False and str(spelled).lower() == "false")
+        if not active:
+            return {"lora_rank": 0}
+        chosen = keys.words(modules)
+        words = None if chosen is None else "all" if chosen in ([everything], ["all"]) else ",".join(chosen)
+        if parameters and (experts := keys.words(parameters)):
+            words = ",".join([*([words] if words else []), *experts])
+        return {"lora_rank": keys.whole(rank) or usual, "lora_targets": words}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if not facts.get("lora_rank"):
+            # Of an option with several words only the first is known to be its own, and goes with it.
+            several = keys.document.syntax == "argv" and len(keys.words(modules) or ()) > 1
+            unused = [everything] if several else None
+            return {key: None if off is False or off is None else off, rank: None, modules: unused}
+        words = facts.get("lora_targets")
+        listed = [] if words is None else words.split(",")
+        experts = [word for word in listed if "experts." in word] if parameters else []
+        if experts:
+            words = ",".join(word for word in listed if word not in experts) or None
+        spelled = None if words is None else everything if words == "all" else words.split(",")
+        if words == "attention":
+            spelled = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        if isinstance(spelled, str) and keys.document.syntax == "argv":
+            spelled = [spelled]  # in the place of all the words of a list
+        more = {parameters: experts or None} if parameters else {}
+        return {key: on, rank: facts["lora_rank"], modules: spelled} | more
+
+    names = (rank, modules, key, parameters) if parameters else (rank, modules, key)
+    return Idea(keys=names, facts=("lora_rank", "lora_targets"), read=read, write=write)
+
+
+def processes(*, argv: bool = True) -> Idea:
+    """The idea of the number of GPUs, as given to accelerate (in all) and, on a command line, to `deepspeed` (of a node).
+
+    argv: of a command line alone; else of accelerate's own file, which always has them
+    """
+    count, machines, per_node, nodes = "num_processes", "num_machines", "num_gpus", "num_nodes"
+
+    def read(keys: Keys) -> Facts:
+        if argv and keys.document.syntax != "argv":
+            return {}
+        if argv and keys.has(per_node):
+            return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
+        gpus, hosts = keys.whole(count, minimum=1 if argv else -1), keys.whole(machines) or 1
+        if gpus is None or gpus < 1:
+            return {}
+        if gpus % hosts:
+            raise keys.wrong(count, f"{gpus} cannot be split over {hosts} machines")
+        return {"gpus": gpus} if hosts == 1 else {"gpus": gpus, "nodes": hosts, "gpus_per_node": gpus // hosts}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if (argv and keys.document.syntax != "argv") or "gpus" not in facts:
+            return {}
+        gpus, hosts = facts["gpus"], facts.get("nodes")
+        if not argv:
+            return {count: gpus, machines: hosts or keys.whole(machines) or 1}
+        if keys.has(per_node):
+            return {per_node: facts.get("gpus_per_node"), nodes: hosts} if hosts else {per_node: gpus, nodes: None}
+        return {count: gpus, machines: hosts if keys.has(machines) else None} if keys.has(count) else {}
+
+    keys = (count, machines, per_node, nodes) if argv else (count, machines)
+    return Idea(keys=keys, facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
+
+
+def attention_word(kernel: str | None) -> str | None:
+    """Return transformers' name of an attention, or None where it has none."""
+    return next((theirs for theirs, ours in ATTENTION.items() if ours == kernel), None)
+
+
+def attention(*switches: str) -> Idea:
+    """The idea of the attention kernel, `attn_implementation`; `switches`: older keys that switch flash attention on."""
+    key = "attn_implementation"
+
+    def read(keys: Keys) -> Facts:
+        old = any(keys.flag(name) for name in switches)
+        named = keys.choice(key, ATTENTION)
+        if old and named == "eager":
+            raise keys.wrong(key, "contradicts the switch for flash attention")
+        return {"attention": named or ("fa2" if old else None)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        off: dict[str, Any] = {name: None for name in switches if keys.has(name)}
+        named = attention_word(facts["attention"])
+        return off | {key: named} if named else {}
+
+    return Idea(keys=(key, *switches), facts=("attention",), read=read, write=write)
+
+
+def dropout(key: str, switch: str = "", default: float | None = None) -> Idea:
+    """The idea of the dropout of adapters' inputs; `default`: its value where `switch` is on and none is given."""
+
+    def read(keys: Keys) -> Facts:
+        share = keys.real(key)
+        if share is not None and not 0 <= share < 1:
+            raise keys.wrong(key, f"must be at least 0 and below 1, got {share:g}")
+        usual = default if share is None and switch and keys.flag(switch) else share
+        return {"lora_dropout": usual or None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: facts.get("lora_dropout")}
+
+    return Idea(keys=(key,), facts=("lora_dropout",), read=read, write=write)
+
+
+def _quantised() -> Idea:
+    four, eight, kind, nested = "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"
+
+    def read(keys: Keys) -> Facts:
+        save = keys.words("lora_modules_to_save")
+        whole = {"use_dora": keys.flag("use_dora") or None, "modules_to_save": ",".join(save) if save else None}
+        if keys.flag(eight):
+            return {"qlora": True, "base": "int8"} | _trl_run(keys, eight=True) | whole
+        if not keys.flag(four):
+            return {"qlora": False} | whole
+        base = keys.choice(kind, {"nf4": "nf4-single", "fp4": "fp4"}) or "nf4-single"
+        if keys.flag(nested):
+            if base == "fp4":
+                raise keys.wrong(nested, "quantised scales of fp4 are not read; those of nf4 are")
+            base = "nf4"
+        return {"qlora": True, "base": base} | _trl_run(keys) | whole
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        base = facts.get("base") or "nf4"
+        save = facts.get("modules_to_save")
+        whole = {
+            "use_dora": True if facts.get("use_dora") else None, "lora_modules_to_save": save.split(",") if save else None
+        }  # fmt: skip
+        if not facts.get("qlora"):
+            return {four: False if keys.has(four) else None, nested: None, eight: None, kind: None} | whole
+        if base == "int8":
+            return {eight: True, four: None, nested: None, kind: None} | whole
+        if base not in ("nf4", "nf4-single", "fp4"):
+            return {}
+        spelled = "fp4" if base == "fp4" else None
+        return {four: True, eight: None, nested: True if base == "nf4" else None, kind: spelled} | whole
+
+    return Idea(
+        keys=(four, eight, kind, nested, "use_dora", "lora_modules_to_save"),
+        facts=("qlora", "base", "kbit_upcast", "lora_dtype", "use_dora", "modules_to_save"), read=read, write=write,
+    )  # fmt: skip
+
+
+def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:
+    """How the adapters of a quantised model run.
+
+    Since TRL 1.0 they are made bfloat16, and nothing float32. Before, `prepare_model_for_kbit_training` cast all that is not
+    quantised to float32, of which with bf16 and 4 bits `peft_module_casting_to_bf16` left the norms.
+    """
+    if keys.since(1, 0):
+        return {"kbit_upcast": "none", "lora_dtype": "bfloat16"}
+    bf16 = keys.flag("bf16")
+    half = bf16 if bf16 is not None else _trl_precision(keys) == "bf16" and not keys.flag("fp16")
+    return {"kbit_upcast": "all"} if eight or not half else {"kbit_upcast": "norms", "lora_dtype": "bfloat16"}
+
+
+def _trl_loss() -> Idea:
+    key, liger, old = "loss_type", "use_liger_kernel", "use_liger"
+
+    def of_task(keys: Keys, trainer: str) -> Facts:
+        """Log-probabilities of the trainers with a fused head; the others have the whole logits."""
+        kernels = "liger" if keys.flag(liger) or keys.flag(old) else "native"
+        if trainer in ("orpo", "cpo", "reward", "gkd"):
+            if kernels == "liger":
+                raise keys.wrong(liger, f"with TRL's {trainer} is not read")
+            return {"loss": "auto", "kernels": kernels}
+        if kernels == "liger" and not keys.since(1, 16):
+            raise keys.wrong(liger, f"with TRL's {trainer} is read of release 1.16 and later")
+        return {"loss": "tiled" if keys.since(1, 16) else "float32", "kernels": kernels}
+
+    def read(keys: Keys) -> Facts:
+        trainer = trl_tasks.trainer_of(keys)
+        if trainer is not None:
+            return of_task(keys, trainer)
+        # Since 1.6 the logits are never whole, with a plain `nll` too from 1.16 on.
+        words = {"nll": keys.since(1, 16), "chunked_nll": True, "dft": False}
+        values = keys.choice(key, words)
+        if keys.flag(liger) or keys.flag(old):
+            return {"loss": "auto", "kernels": "liger"}
+        chunked = keys.since(1, 6) if values is None else values
+        whole = keys.since(1, 16)  # of one kernel, with tiles of the logits; before, of the model's head in chunks
+        return {"loss": ("tiled" if whole else "chunked") if chunked else "auto", "kernels": "native"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts.get("task") in trl_tasks.TASKS:
+            return {liger: True if facts.get("kernels") == "liger" else None}
+        if facts.get("kernels") == "liger":
+            return {key: None, liger: True}
+        chunked = (facts.get("loss") or "auto").startswith(("chunked", "tiled"))
+        return {key: "nll" if chunked else None, liger: False if keys.has(liger) else None} if chunked else {}
+
+    return Idea(keys=(key, liger, old), facts=("loss", "kernels"), read=read, write=write)
+
+
+def liger(*names: str) -> Idea:
+    """The idea of Liger's kernels; the first name is written."""
+
+    def read(keys: Keys) -> Facts:
+        return {"kernels": "liger" if any(keys.flag(name) for name in names) else "native"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        on = facts.get("kernels") == "liger"
+        off: dict[str, Any] = {name: None for name in names[1:] if keys.has(name) and not on}
+        return off | {names[0]: True if on else False if keys.has(names[0]) else None}
+
+    return Idea(keys=names, facts=("kernels",), read=read, write=write)
+
+
+def compiled(*names: str, default: Any = False) -> Idea:
+    """The idea of torch.compile."""
+    return row("compile", *names, kind="flag", default=default, off=False, add=False)
+
+
+TORCH_COMPILE = compiled("torch_compile", default=lambda keys: keys.has("torch_compile_backend", "torch_compile_mode"))
+"""TrainingArguments: a backend or a mode switches it on."""
+
+
+def _trl_precision(keys: Keys) -> str | None:
+    return "bf16" if keys.since(0, 19) else None
+
+
+def _sft_loads(keys: Keys) -> str | None:
+    """The trainer loads the model by its name."""
+    quantised = keys.flag("load_in_4bit") or keys.flag("load_in_8bit")
+    if trl_tasks.trainer_of(keys) in ("orpo", "cpo"):  # which take the model as `from_pretrained` loads it
+        return None if quantised else LOADED_DTYPE.at(Stack()).value
+    release = next((number for number in ((0, 27), (0, 26)) if keys.since(*number)), None)
+    # Older ones went with transformers 4.
+    stack = Stack((("trl", (0, 25)), ("transformers", (4, 57)))) if release is None else Stack((("trl", release),))
+    return None if quantised else LOADED_DTYPE_SFT.at(stack).value
+
+
+def _trl_checkpointing(keys: Keys) -> bool:
+    return keys.since(0, 22)
+
+
+OWN = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "deepspeed"})
+SHARED = (
+    launched(),
+    processes(),
+    row("model", "model_name_or_path", kind="word"),
+    sharding(),
+)
+BATCH = (
+    row("micro_batch", "per_device_train_batch_size", default=8),
+    row("accumulation", "gradient_accumulation_steps", default=1),
+)
+ACTIVATIONS = row(
+    "activation_offload", "activation_offloading", words={"true": "all", "false": "none"}, default="none", off="none",
+)  # fmt: skip
+"""TRL's and axolotl's switch, under which all that is kept for backward goes to host memory."""
+SAVING = saving(
+    "fsdp_config.state_dict_type", "fsdp_config.fsdp_state_dict_type",
+    switches=tuple(f"{INLINE}zero_optimization.{name}" for name in deepspeed.GATHERS),
+)  # fmt: skip
+OPTIMIZER = optimizer("optim", TORCH_OPTIMIZERS)
+METHOD = (OPTIMIZER, attention("use_flash_attention_2"))
+
+BLANK = {
+    "yaml": "output_dir: output\n",
+    "json": '{\n  "output_dir": "output"\n}\n',
+    "argv": "torchrun train.py --output_dir output\n",
+}
+TRANSFORMERS = Dialect(
+    name="transformers",
+    title="transformers TrainingArguments",
+    versions="transformers 4.40 - 5.23",
+    syntaxes=("yaml", "json", "argv"),
+    auto=True,
+    objects=OWN,
+    marks=words("per_device_train_batch_size output_dir per_device_eval_batch_size save_strategy fsdp"),
+    blank=BLANK,
+    ideas=(
+        *SHARED,
+        *BATCH,
+        *METHOD,
+        row(
+            "seq_len", "block_size", "max_seq_length", "model_max_length", "max_source_length", "max_length", add=False
+        ),
+        row("target_len", "max_target_length", add=False),
+        checkpointing(),
+        half(),
+        weights("dtype", "torch_dtype", default=_without_autocast, decides=True),
+        liger("use_liger_kernel"),
+        evaluation(),
+        SAVING,
+        TORCH_COMPILE,
+    ),
+    programs=OTHER_TRAINERS,
+)
+
+TRL = Dialect(
+    name="trl",
+    trainers="trl",
+    title="TRL",
+    versions="TRL 0.12 - 1.16",
+    syntaxes=("yaml", "json", "argv"),
+    auto=True,
+    objects=OWN,
+    marks=words(
+        """
+        max_length max_seq_length packing use_peft padding_free lora_r lora_target_modules dataset_text_field dataset_name
+        load_in_4bit per_device_train_batch_size loss_type
+        """
+    )
+    | frozenset(trl_tasks.EVERY) - words("temperature top_p top_k min_p beta delta epsilon"),
+    # What is a key of its trainer alone, at its default.
+    blank={
+        "yaml": "output_dir: output\npacking: false\n",
+        "json": '{\n  "output_dir": "output",\n  "packing": false\n}\n',
+        "argv": "torchrun train.py --output_dir output --packing False\n",
+    },
+    ideas=(
+        *SHARED,
+        *BATCH,
+        *METHOD,
+        row("seq_len", "max_length", "max_seq_length", default=1024),
+        checkpointing(_trl_checkpointing, new="gradient_checkpointing"),
+        half(_trl_precision),
+        weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),
+        _trl_loss(),
+        trl_tasks.task(),
+        TORCH_COMPILE,
+        ACTIVATIONS,
+        _quantised(),
+        targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16, parameters="lora_target_parameters"),
+        dropout("lora_dropout", "use_peft", 0.05),
+        evaluation(),
+        SAVING,
+    ),
+    programs=trl_tasks.OTHERS,
+)

@@ -1,0 +1,149 @@
+"""PEFT's `adapter_config.json`, which says what adapters are trained beside which model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.model.tuners import TUNERS
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.partial import adapted_layers
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+
+LORA = "LORA"
+TYPES = {LORA: "lora"} | {known.peft_type: name for name, known in TUNERS.items()}
+"""`peft_type`: the words of `--adapter`."""
+NAMES = {name: peft_type for peft_type, name in TYPES.items()}
+SIZES = {"lora": "r", "vera": "r", "loha": "r", "lokr": "r", "adalora": "init_r", "oft": "oft_block_size",
+         "p-tuning": "encoder_hidden_size"}  # fmt: skip
+"""The key of the rank, of the size of a block, or of an encoder's width."""
+USUAL = {"lora": 8, "p-tuning": None} | {name: known.default for name, known in TUNERS.items() if known.default}
+DROPOUTS = {"lora": "lora_dropout", "adalora": "lora_dropout", "vera": "vera_dropout"}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+KIND, TARGETS, PARAMETERS, SAVED, DORA = (
+    "peft_type",
+    "target_modules",
+    "target_parameters",
+    "modules_to_save",
+    "use_dora",
+)
+TOKENS, FEED, REPARAMETERIZED = "num_virtual_tokens", "feedforward_modules", "encoder_reparameterization_type"
+OFT_BLOCKS = "r"
+
+
+def method_of(keys: Keys) -> str:
+    """The word of `--adapter` for a file. Raises `ConfigError` for a method that is not modelled."""
+    kind = str(keys.raw(KIND) or LORA).upper()
+    if kind not in TYPES:
+        raise keys.wrong(KIND, f"{kind} is not modelled; {', '.join(TYPES)} are")
+    return TYPES[kind]
+
+
+def _targets(keys: Keys, method: str) -> str | None:
+    """The linear layers that are named, as `--lora-targets` has them."""
+    value = keys.raw(TARGETS)
+    if method in TUNERS and TUNERS[method].virtual:
+        return None
+    experts = keys.words(PARAMETERS) or [] if method == "lora" else []
+    if value is None:
+        if method in TUNERS and TUNERS[method].targets is not None:
+            return None
+        if experts:
+            return ",".join(experts)
+        raise keys.wrong(TARGETS, "is not said, so that PEFT chooses by the kind of model; name them, or all-linear")
+    if value == "all-linear":
+        return ",".join(["all", *experts])
+    if isinstance(value, str):
+        raise keys.wrong(TARGETS, "is a pattern, which is not read; a list of names is, and all-linear")
+    named = [str(name) for name in keys.words(TARGETS) or []]
+    for name in named:
+        if any(part.isdecimal() for part in name.split(".")):
+            raise keys.wrong(TARGETS, f"{name!r} is one layer's; layers_to_transform says which layers have adapters")
+    return ",".join(dict.fromkeys([*(name.rpartition(".")[2] for name in named), *experts])) or None
+
+
+def _method() -> Idea:
+    def read(keys: Keys) -> Facts:
+        method = method_of(keys)
+        known = TUNERS.get(method)
+        size = SIZES.get(method)
+        number = None if size is None else keys.whole(size, minimum=0) or None
+        if method == "oft" and number is None and keys.whole(OFT_BLOCKS, minimum=0):
+            raise keys.wrong(OFT_BLOCKS, "says how many blocks there are, which is not read; oft_block_size is")
+        saved = keys.words(SAVED)
+        facts: Facts = {
+            "adapter": None if method == "lora" else method,
+            "lora_rank": None if size is None else number or USUAL[method], "lora_targets": _targets(keys, method),
+            "use_dora": (keys.flag(DORA) or None) if method == "lora" else None,
+            "modules_to_save": ",".join(saved) if saved else None,
+        }  # fmt: skip
+        if known is not None and known.virtual:
+            if str(keys.raw(REPARAMETERIZED) or "MLP").upper() != "MLP":
+                raise keys.wrong(REPARAMETERIZED, "is read where it is MLP")
+            facts["virtual_tokens"] = keys.whole(TOKENS)
+        if method == "ia3":
+            fed = [name.rpartition(".")[2] for name in keys.words(FEED) or []]
+            odd = next((name for name in fed if name not in ("down_proj", "fc2", "dense_4h_to_h", "c_proj")), None)
+            if odd is not None:
+                raise keys.wrong(FEED, f"{odd!r} is not read; the last matrix of the MLP is")
+        return facts
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        method = facts.get("adapter") or "lora"
+        if method == "lora" and not facts.get("lora_rank"):
+            return {}
+        listed = [] if facts.get("lora_targets") is None else facts["lora_targets"].split(",")
+        experts = [name for name in listed if "experts." in name]
+        plain = [name for name in listed if name not in experts]
+        chosen = method in TUNERS and (TUNERS[method].virtual or TUNERS[method].targets is not None)
+        spelled: Any = plain or (None if chosen or experts else "all-linear")
+        if plain in (["all"], ["attention"]):
+            spelled = "all-linear" if plain == ["all"] else ATTENTION
+        elif "all" in plain or "attention" in plain:
+            return {}
+        saved, virtual = facts.get("modules_to_save"), facts.get("virtual_tokens")
+        values: dict[str, Any] = dict.fromkeys({*SIZES.values()} | {TOKENS})
+        values |= {
+            KIND: NAMES[method], TARGETS: spelled, PARAMETERS: experts or None, TOKENS: virtual,
+            DORA: True if facts.get("use_dora") else None, SAVED: saved.split(",") if saved else None,
+        }  # fmt: skip
+        return values | ({SIZES[method]: facts.get("lora_rank")} if method in SIZES else {})
+
+    return Idea(
+        keys=(KIND, *dict.fromkeys(SIZES.values()), TARGETS, PARAMETERS, SAVED, DORA, TOKENS, FEED, REPARAMETERIZED),
+        facts=("adapter", "lora_rank", "lora_targets", "use_dora", "modules_to_save", "virtual_tokens"), read=read, write=write,
+    )  # fmt: skip
+
+
+def _dropout() -> Idea:
+    names = tuple(dict.fromkeys(DROPOUTS.values()))
+
+    def read(keys: Keys) -> Facts:
+        key = DROPOUTS.get(method_of(keys))
+        share = None if key is None else keys.real(key)
+        if key is not None and share is not None and not 0 <= share < 1:
+            raise keys.wrong(key, f"must be at least 0 and below 1, got {share:g}")
+        return {"lora_dropout": share or None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        key = DROPOUTS.get(facts.get("adapter") or "lora")
+        return {} if key is None else {key: facts.get("lora_dropout")}
+
+    return Idea(keys=names, facts=("lora_dropout",), read=read, write=write)
+
+
+PEFT = Dialect(
+    name="peft",
+    title="PEFT adapter configuration",
+    versions="PEFT 0.12 - 0.21",
+    syntaxes=("json",),
+    marks=words(
+        "peft_type base_model_name_or_path lora_alpha init_lora_weights feedforward_modules num_virtual_tokens"
+    ),
+    blank={"json": '{\n  "peft_type": "LORA",\n  "task_type": "CAUSAL_LM",\n  "target_modules": "all-linear"\n}\n'},
+    ideas=(
+        row("model", "base_model_name_or_path", kind="word"),
+        _method(),
+        _dropout(),
+        adapted_layers("layers_to_transform"),
+    ),
+)

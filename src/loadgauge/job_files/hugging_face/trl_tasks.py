@@ -1,0 +1,295 @@
+"""TRL's other trainers than SFT's: which one a file is of, and what it says around the update.
+
+Defaults are those of 1.16 (`trainer/*_config.py`, `experimental/*/*_config.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
+
+PAIRS = words(
+    "sigmoid hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired apo_zero apo_down discopop sft sigmoid_norm"
+)
+LOSSES: dict[str, frozenset[str]] = {
+    "dpo": PAIRS, "kto": words("kto apo_zero_unpaired"), "cpo": words("sigmoid hinge ipo simpo"),
+    "grpo": words("grpo dapo dr_grpo bnpo cispo sapo luspo vespo"),
+}  # fmt: skip
+"""`loss_type` by trainer: sums of the same log-probabilities."""
+ROLLOUT = words(
+    """
+    num_generations num_generations_eval max_completion_length max_prompt_length ds3_gather_for_generation
+    generation_batch_size steps_per_generation temperature top_p top_k min_p generation_kwargs chat_template_kwargs
+    repetition_penalty cache_implementation use_vllm vllm_mode vllm_model_impl vllm_enable_sleep_mode
+    vllm_structured_outputs_regex vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+    vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length vllm_tensor_parallel_size beta num_iterations epsilon
+    epsilon_high reward_weights mask_truncated_completions sync_ref_model ref_model_mixup_alpha ref_model_sync_steps
+    log_completions log_multimodal num_completions_to_print log_unique_prompts use_transformers_continuous_batching
+    transformers_continuous_batching_config use_transformers_paged reward_funcs reward_model_name_or_path
+    """
+)
+REFERRED = words(
+    "beta precompute_ref_log_probs precompute_ref_batch_size sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
+    " max_prompt_length max_completion_length generate_during_eval"
+)
+ALONE = words("beta max_prompt_length max_completion_length generate_during_eval")
+OWN: dict[str, frozenset[str]] = {
+    "dpo": REFERRED | words(
+        "loss_weights ld_alpha f_divergence_type f_alpha_divergence_coef label_smoothing use_weighting discopop_tau"
+    ),
+    "kto": REFERRED | words("desirable_weight undesirable_weight"),
+    "orpo": ALONE,
+    "cpo": ALONE | words("label_smoothing cpo_alpha simpo_gamma"),
+    "reward": words("center_rewards_coefficient"),
+    "gkd": words("beta temperature lmbda max_new_tokens teacher_model_name_or_path seq_kd"),
+    "grpo": ROLLOUT | words(
+        """
+        cast_lm_head_to_fp32 delta sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg
+        vespo_lambda_neg importance_sampling_level multi_objective_aggregation scale_rewards top_entropy_quantile entropy_coef
+        use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target max_tool_calling_iterations
+        vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max
+        vllm_importance_sampling_clip_min vllm_importance_sampling_cap off_policy_mask_threshold use_bias_correction_kl
+        log_completions_hub_repo
+        """
+    ),
+    "rloo": ROLLOUT | words("normalize_advantages reward_clip_range"),
+}  # fmt: skip
+"""Keys of each trainer that SFT's has none of."""
+EVERY = tuple(sorted(frozenset[str]().union(*OWN.values())))
+UNIQUE: dict[str, tuple[str, Any]] = {
+    "dpo": ("f_divergence_type", "reverse_kl"), "kto": ("desirable_weight", 1.0), "cpo": ("cpo_alpha", 1.0),
+    "reward": ("center_rewards_coefficient", 0.0), "gkd": ("lmbda", 0.0), "grpo": ("scale_rewards", "group"),
+    "rloo": ("normalize_advantages", False),
+}  # fmt: skip
+"""A key that one trainer alone has, and a value that changes nothing here, by which a file says whose it is."""
+GENERATES = ("grpo", "rloo")
+DISTANCES: dict[float | None, str] = {0.0: "forward-kl", 1.0: "reverse-kl"}
+"""`beta` of GKD at which it is one divergence."""
+UNCOMPARED = "apo_zero_unpaired"
+"""KTO's `loss_type` that estimates no KL."""
+TASKS = {"ipo": "dpo", "simpo": "cpo", "rm": "reward", "opd": "gkd", **{name: name for name in OWN if name != "reward"}}
+"""Trainers by task."""
+STARTED = (
+    re.compile(rf"\btrl ({'|'.join(OWN)})\b"),
+    re.compile(rf"(?i)(?:^|[\s/])(?:\w*_)?({'|'.join(OWN)})(?:_\w+)?\.py\b"),
+)
+"""Command lines that start one of them."""
+OTHERS = {
+    r"\btrl (ppo|online_dpo|nash_md|xpo|bco|prm|distillation|vllm-serve)\b": "starts a trainer that is not read",
+    r"(?i)(?:^|[\s/])\w*(?:ppo|online_dpo|nash_md|xpo|bco|prm|vlm|async|distillation|gold|sdpo)\w*\.py\b":
+        "starts a trainer that is not read",
+}  # fmt: skip
+"""Command lines of those that are not."""
+STOPS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "sync_ref_model": ((False,), "copies the policy into the reference now and then, which is not counted"),
+    "generate_during_eval": ((False,), "generates answers between the steps, which is not counted"),
+    "ds3_gather_for_generation": ((True,), "gathers every layer for every token, which is not counted"),
+    "generation_batch_size": ((), "counts the sequences of all GPUs; steps_per_generation, of one, is read"),
+    "generation_kwargs": (({},), "changes how answers are generated in a way that is not read"),
+    "cache_implementation": ((), "keeps keys and values in a way that is not read"),
+    "vllm_model_impl": (("vllm", "auto"), "runs another implementation of the model, which is not counted"),
+    "cast_lm_head_to_fp32": ((False,), "makes the logits of float32 weights, which is not counted"),
+    "entropy_coef": ((0, 0.0), "keeps the entropy of each token for backward, which is not counted"),
+    "use_adaptive_entropy": ((False,), "keeps the entropy of each token for backward, which is not counted"),
+    "max_tool_calling_iterations": ((), "answers in several turns, which is said by --rollout with turns="),
+    "use_transformers_continuous_batching": ((False,), "generates with a cache of pages, which is not counted"),
+    "transformers_continuous_batching_config": ((), "generates with a cache of pages, which is not counted"),
+    "use_transformers_paged": ((False,), "generates with a cache of pages, which is not counted"),
+    "seq_kd": ((False,), "generates answers of the teacher, which is not counted"),
+}  # fmt: skip
+"""Keys, values at which they change nothing that is not counted, and what they do at others."""
+
+
+def trainer_of(keys: Keys) -> str | None:
+    """The trainer of a file: by the command line, `--task`, or the keys; None where it is SFT's.
+
+    Raises `ConfigError` where a key is of another trainer, or of several and nothing says which.
+    """
+    program = " ".join(getattr(keys.document, "program", ()))
+    started = next((match[1].lower() for pattern in STARTED if (match := pattern.search(program))), None)
+    asked = keys.given.get("task")
+    named = started or TASKS.get(str(asked))
+    present = [key for key in keys.document.names() if key.split(".")[0] in EVERY]
+    loss = keys.words("loss_type") or []
+    ours = [word.strip("[]'\"") for word in loss]
+    chosen = [one for one in OWN if set(ours) & LOSSES.get(one, frozenset())]
+    if named is not None:
+        for key in present:
+            if key.split(".")[0] not in OWN[named]:
+                raise keys.wrong(key, f"is no argument of TRL's {named}")
+        return named
+    if not present and not chosen:
+        return None
+    among = [one for one in chosen or OWN if {key.split(".")[0] for key in present} <= OWN[one]]
+    if len(among) != 1:
+        first = present[0] if present else "loss_type"
+        tasks = ", ".join("rm" if one == "reward" else one for one in among or OWN)
+        raise keys.wrong(first, f"is an argument of another trainer than SFT; say which with --task ({tasks})")
+    return among[0]
+
+
+def colocated(ranks: int, share: float, at_once: int, asleep: bool, context: int | None = None) -> str:
+    """The vLLM that TRL's trainers have on their GPUs (`generation/vllm_generation.py`). at_once: sequences of a card
+
+    >>> colocated(2, 0.3, 8, asleep=False)
+    'vllm:tp=2,utilization=0.3,max_num_seqs=16,max_batched_tokens=4096'
+    """
+    said = {
+        "tp": ranks, "utilization": share, "max_num_seqs": at_once * ranks, "max_batched_tokens": 4096, "sleep": 2 if asleep else 0,
+    } | ({"context": context} if context else {})  # fmt: skip
+    return Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()
+
+
+def old_logprobs(accumulated: int, every: int, corrected: bool) -> bool:
+    """Whether GRPO makes old log-probs: it leaves them out where whole generations, of `every` micro-batches, are trained on before
+    a step of the optimizer, unless vLLM's are corrected (`_generate_and_score_completions` of trainer/grpo_trainer.py)."""
+    return accumulated % every != 0 or corrected
+
+
+def task() -> Idea:
+    """The trainer's task, its reference, its other models and its answers."""
+    micro, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
+    precompute, beta, share = "precompute_ref_log_probs", "beta", "vllm_gpu_memory_utilization"
+    likelihood, share_s, longest_s, teacher = "cpo_alpha", "lmbda", "max_new_tokens", "teacher_model_name_or_path"
+    ranks, longest, steps = "vllm_tensor_parallel_size", "vllm_max_model_length", "steps_per_generation"
+
+    def read(keys: Keys) -> Facts:
+        trainer = trainer_of(keys)
+        if trainer is None:
+            return {}
+        if not keys.since(1, 16) and (trainer in GENERATES or trainer == "gkd" or not keys.since(1, 0)):
+            raise ConfigError(f"TRL's {trainer} is read of release 1.16 and later", key="version")
+        for key, (values, what) in STOPS.items():
+            value = keys.raw(key)
+            off = key in ("generation_kwargs",) and value in ({}, "{}")
+            if value is None or off or value in values or str(value).lower() in [str(one).lower() for one in values]:
+                continue
+            raise keys.wrong(key, what)
+        if trainer in GENERATES:
+            return _of_answers(keys, trainer)
+        if trainer == "reward":
+            return {"task": "rm"}
+        losses = [word.strip("[]'\"") for word in keys.words("loss_type") or []]
+        for word in losses:
+            if word not in LOSSES.get(trainer, frozenset()):
+                raise keys.wrong("loss_type", f"{word!r} is no loss of TRL's {trainer}")
+        if trainer == "gkd":
+            return _distilled(keys)
+        if trainer in ("orpo", "cpo"):
+            alone = trainer == "cpo" and keys.real(likelihood) == 0
+            return {"task": "simpo" if losses == ["simpo"] else trainer, "loss_terms": "no-nll" if alone else None}
+        facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
+        facts["loss_terms"] = "no-kl" if losses == [UNCOMPARED] else None
+        return facts | ({"reference": "precomputed"} if keys.flag(precompute) else {})
+
+    def _distilled(keys: Keys) -> Facts:
+        """Of data, or (in a share of the steps) of answers that the student generates, each micro-batch its own."""
+        facts: Facts = {"teacher": keys.word(teacher), "loss_terms": DISTANCES.get(keys.real(beta))}
+        part = keys.real(share_s)
+        part = 0.5 if part is None else part
+        if not 0 <= part <= 1:
+            raise keys.wrong(share_s, "is a share, from 0 to 1")
+        if not part:
+            return facts | {"task": "gkd"}
+        each, whole = keys.whole(micro) or 8, keys.whole("max_length") or 1024
+        new = keys.whole(longest_s) or 128
+        if new >= whole:
+            raise keys.wrong(longest_s, f"leaves nothing of max_length ({whole}) for a prompt")
+        return facts | {
+            "task": "opd", "loss_terms": facts["loss_terms"] or "jsd", "on_policy": None if part == 1 else part, "samples": 1,
+            "answers": str(new), "prompt_len": whole - new, "rollout": f"hf:batch={each}",
+            "generated": each * (keys.whole(accumulation) or 1),
+        }  # fmt: skip
+
+    def _of_answers(keys: Keys, trainer: str) -> Facts:
+        each = keys.whole(micro) or 8
+        at_once = each * (keys.whole(steps) or keys.whole(accumulation) or 1)
+        weight = keys.real(beta)
+        refers = (0.05 if trainer == "rloo" else 0.0) if weight is None else weight
+        facts: Facts = {
+            "task": trainer, "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
+            "generated": at_once, "epochs": keys.whole("num_iterations") or 1,
+            "answers": str(keys.whole("max_completion_length") or 512), "prompt_len": keys.whole("max_prompt_length"),
+            "reward_model": keys.word("reward_model_name_or_path"), "reference": None if refers else "none",
+            "old_logprobs": None if _passes_twice(keys, trainer) else "none",
+        }  # fmt: skip
+        if not keys.flag("use_vllm"):
+            return facts | {"rollout": f"hf:batch={at_once}"}
+        if (keys.choice("vllm_mode", {"colocate": "colocate", "server": "server"}) or "colocate") == "server":
+            raise keys.wrong(
+                "vllm_mode",
+                "'server' has GPUs of its own, which the file does not say: --placement split: with a MODEL",
+            )
+        if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
+            raise keys.wrong("use_vllm", "generates with weights of bitsandbytes, which is not counted")
+        asleep = bool(keys.flag("vllm_enable_sleep_mode"))
+        used = keys.real(share)
+        text = colocated(keys.whole(ranks) or 1, 0.3 if used is None else used, at_once, asleep, keys.whole(longest))
+        return facts | {"rollout": text}
+
+    def _passes_twice(keys: Keys, trainer: str) -> bool:
+        """Whether old log-probs are made."""
+        count = keys.whole(accumulation) or 1
+        every = (keys.whole(steps) or count) * (keys.whole("num_iterations") or 1)
+        corrected = keys.flag("use_vllm") and keys.flag("vllm_importance_sampling_correction") is not False
+        return trainer != "grpo" or old_logprobs(count, every, bool(corrected))
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = facts.get("task")
+        trainer = TASKS.get(wanted or "")
+        if trainer is None or trainer not in UNIQUE:
+            return {}
+        mark, usual = UNIQUE[trainer]
+        values: dict[str, Any] = {} if keys.has(mark) else {mark: usual}
+        if wanted in ("ipo", "simpo"):
+            values["loss_type"] = wanted
+        if trainer in ("dpo", "kto"):
+            values[precompute] = True if facts.get("reference") == "precomputed" else None
+        objective = facts.get("loss_terms")
+        if trainer == "kto":
+            values["loss_type"] = UNCOMPARED if objective == "no-kl" else None
+        if trainer == "cpo" and wanted != "orpo":
+            values[likelihood] = 0.0 if objective == "no-nll" else keys.real(likelihood) or usual
+        if trainer == "gkd":
+            values[teacher] = facts.get("teacher")
+            ends = {word: number for number, word in DISTANCES.items()}
+            own = keys.real(beta)
+            values[beta] = ends.get(objective or "", None if own in DISTANCES else own)
+            values[share_s] = (facts.get("on_policy") or 1.0) if wanted == "opd" else 0.0
+            length = str(facts.get("answers") or "")
+            if wanted == "opd" and length.isdecimal():
+                values |= {longest_s: int(length), "max_length": int(length) + (facts.get("prompt_len") or 0)}
+        return values | (_answers_written(facts, keys, trainer) if trainer in GENERATES else {})
+
+    def _answers_written(facts: Facts, keys: Keys, trainer: str) -> dict[str, Any]:
+        length = str(facts.get("answers") or "")
+        refers, weight = facts.get("reference") != "none", keys.real(beta)
+        values: dict[str, Any] = {
+            "num_generations": facts.get("samples"), "num_iterations": facts.get("epochs"),
+            "reward_model_name_or_path": facts.get("reward_model"),
+            beta: (weight or 0.04 if trainer == "grpo" else weight or 0.05) if refers else 0.0,
+        }  # fmt: skip
+        if length.isdecimal():
+            values["max_completion_length"] = int(length)
+        at_once = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
+        count, left = divmod(at_once, (facts.get("micro_batch") or 1) * (facts.get("dp") or 1))
+        if at_once and not left:
+            values[steps] = count
+        engine = Engine.parse(facts.get("rollout") or "hf")
+        if engine.kind != "vllm":
+            return values | ({"use_vllm": None} if engine.kind == "hf" else {})
+        return values | {
+            "use_vllm": True, share: engine.utilization, ranks: engine.tp, longest: engine.context,
+            "vllm_enable_sleep_mode": True if engine.sleep else None,
+        }  # fmt: skip
+
+    facts = names_in(
+        "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
+        " old_logprobs"
+    )
+    return Idea(keys=EVERY, facts=facts, read=read, write=write)

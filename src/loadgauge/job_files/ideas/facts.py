@@ -1,0 +1,279 @@
+"""What a job file says, in terms that no tool owns, and the arithmetic that connects the ways in which tools say it.
+
+A dialect's table turns the keys of a file into facts: `tp`, or `accumulation`, or `shards`. `solve` makes a `Job` of them
+and finds where two of them contradict; `facts_of` is the way back. A fact is named as the field of `Job` that it fills, if any.
+
+letters: N GPUs, t p c tensor, pipeline and context parallel ranks, d data parallel ranks, b sequences of a micro-batch,
+a micro-batches of a step on one data parallel rank, B sequences of a step.  N = t p c d, B = d b a.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
+
+NAMES = (
+    "model", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
+    "stage_layers", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "target_len", "precision", "weights",
+    "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora",
+    "base", "lora_dropout",
+    "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",
+    "activation_offload", "pin_memory", "end_units", "gradient_sync", "engine",
+    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
+    "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness",
+    "reference", "loss_terms", "on_policy",
+    "teacher", "reward_model", "critic", "critic_batch", "frozen_offload", "frozen_weights", "rollout_offload",
+)  # fmt: skip
+"""What a converted job is described by, in this order."""
+FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)
+"""The fields of `Job` that job files have keys for."""
+SPLITS = tuple(name for name in DEGREES if name in FACTORS)
+"""Degrees whose product is the GPUs of one replica of the model."""
+SOLVED = ("gpus", "gpus_per_node", "micro_batch", "global_batch", "replicas")
+
+
+class Extra(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job file says and no flag does.
+
+    config: the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
+    accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
+    generated: sequences that one data parallel rank generates for a step
+    """
+
+    config: dict[str, Any] | None = None
+    accumulation: int | None = None
+    generated: int | None = None
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """A value, the key that says it as the file writes it, and whether it is only the tool's default."""
+
+    value: Any
+    key: str
+    default: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}"
+
+
+def split_of(placement: str | None) -> tuple[int, int] | None:
+    """GPUs of the trainer and of the rollout, where each has its own; None where they take turns.
+
+    >>> split_of("split:16+8"), split_of("colocated")
+    ((16, 8), None)
+    """
+    kind, _, rest = (placement or "").partition(":")
+    parts = rest.split("+")
+    if (
+        kind != "split"
+        or len(parts) != 2
+        or not all(one.isascii() and one.isdecimal() and len(one) < 8 for one in parts)
+    ):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def trainer_gpus(gpus: int, placement: str | None) -> int:
+    """GPUs of all that the trainer has."""
+    split = split_of(placement)
+    return gpus if split is None or sum(split) != gpus else split[0]
+
+
+def facts_given(flags: Mapping[str, Any]) -> dict[str, Fact]:
+    """The facts of flags that are given alongside a file, by their names in `Job`.
+
+    >>> str(facts_given({"micro_batch": 2})["micro_batch"])
+    '--micro-batch = 2'
+    """
+    return {name: Fact(value, f"--{name.replace('_', '-')}") for name, value in flags.items()}
+
+
+SWITCHED = {"recompute": "none", "precision": "fp32"}
+"""What two files have a switch of their own for, either of which is enough, and what it is where both are off: checkpoints of
+FSDP's and of the trainer's, autocast of the launcher's and of the trainer's (source: transformers 5.23, `training_args.py`;
+accelerate 1.15, `accelerator.py`)."""
+
+
+def merge(first: Mapping[str, Fact], second: Mapping[str, Fact], file: str = "") -> dict[str, Fact]:
+    """Merges the facts of two files of one job; a tool's default gives way, and of two switches of one thing the one that is
+    off. Raises `ConfigError` where two values differ."""
+    merged = dict(first)
+    for name, fact in second.items():
+        other = merged.get(name)
+        if other is not None and name in SWITCHED and SWITCHED[name] in (fact.value, other.value):
+            merged[name] = other if fact.value == SWITCHED[name] else fact
+        elif other is None or (other.default and not fact.default):
+            merged[name] = fact
+        elif not fact.default and other.value != fact.value:
+            raise ConfigError(f"{fact} contradicts {other}", file=file)
+    return merged
+
+
+def ranks_of_replica(job: Job) -> int:
+    """GPUs of one replica of the model: tp * pp * cp."""
+    return math.prod(getattr(job, name) or 1 for name in SPLITS)
+
+
+def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
+    """Works out the job that facts describe, and what no flag says of it. Raises `ConfigError` where two facts contradict.
+
+    The model is empty where no fact names one. Recomputation is as on the command line, or `per-op` (torchtitan), or
+    `modules:...` (Megatron), which depend on the model (`formats.recompute`).
+
+    >>> facts = {"global_batch": Fact(64, "train_batch_size"), "micro_batch": Fact(2, "micro"),
+    ...          "accumulation": Fact(4, "accumulation"), "tp": Fact(2, "autotp_size")}
+    >>> solve(facts)[0].gpus
+    16
+    """
+    values = {name: fact.value for name, fact in facts.items() if name in FIELDS and name not in SOLVED}
+    if "weights" in facts:
+        values |= _precision_of_weights(facts["weights"], values, facts, file)
+    job = Job(**{"model": "", **values})
+    gpus = _gpus(facts, file)
+    own = None if gpus is None else trainer_gpus(gpus, job.placement)
+    replicas, dp = _data_parallel(facts, job, own, file)
+    micro, accumulation, batch = (_value(facts, name) for name in ("micro_batch", "accumulation", "global_batch"))
+    if batch is not None and micro is not None and accumulation is not None and not facts["accumulation"].default:
+        ranks, left = divmod(batch, micro * accumulation)
+        if left or ranks == 0 or (dp is not None and dp != ranks):
+            ranks_too = "" if dp is None else f" x {dp} data-parallel ranks"
+            raise ConfigError(
+                f"{facts['global_batch']} contradicts {facts['micro_batch']} x {facts['accumulation']}{ranks_too}",
+                file=file,
+            )
+        dp = ranks
+    elif batch is None and micro is not None and accumulation is not None and dp is not None:
+        batch = micro * accumulation * dp
+    elif batch is not None and micro is None and accumulation is not None and dp is not None:
+        micro, left = divmod(batch, accumulation * dp)
+        if left or not micro:
+            raise ConfigError(
+                f"{facts['global_batch']} contradicts {facts['accumulation']} x {dp} data-parallel ranks", file=file
+            )
+    if gpus is None and dp is not None:
+        gpus = ranks_of_replica(job) * dp
+    job = job.replace(
+        gpus=gpus,
+        gpus_per_node=_value(facts, "gpus_per_node"),
+        replicas=replicas,
+        micro_batch=micro,
+        global_batch=batch,
+    )
+    return job, Extra(
+        config=_value(facts, "config"),
+        accumulation=accumulation if batch is None else None,
+        generated=_value(facts, "generated") if "prompts" not in facts else None,
+    )
+
+
+def _precision_of_weights(
+    loaded: Fact, values: Mapping[str, Any], facts: Mapping[str, Fact], file: str
+) -> dict[str, Any]:
+    """The dtype that weights are loaded in, where it has a say: DeepSpeed keeps its own float32 copy whatever it is, and a
+    recipe that is given by its name says what the weights are."""
+    name, framework = values.get("precision"), values.get("framework", "huggingface")
+    if framework != "huggingface" or loaded.value is None:
+        return {"weights": None}
+    if name == "fp32" and not values.get("lora_rank") and not values.get("zero"):
+        # No autocast: everything is in the dtype of the weights.
+        narrow = loaded.value in ("auto", "bfloat16", "float16") and not facts["precision"].key.startswith("--")
+        return {"precision": "bf16-pure" if narrow else name, "weights": None}
+    if name not in ("bf16", "fp16"):
+        return {"weights": None}
+    halves = {"bf16": "bfloat16", "fp16": "float16"}
+    if not values.get("lora_rank") and loaded.value in halves.values() and loaded.value != halves[name]:
+        raise ConfigError(f"{loaded.value} contradicts {facts['precision']}", key=loaded.key, file=file)
+    return {"weights": None if name == "fp16" and loaded.default else loaded.value}
+
+
+def _value(facts: Mapping[str, Fact], name: str) -> Any:
+    fact = facts.get(name)
+    return None if fact is None else fact.value
+
+
+def _gpus(facts: Mapping[str, Fact], file: str) -> int | None:
+    gpus, nodes, per_node = (facts.get(name) for name in ("gpus", "nodes", "gpus_per_node"))
+    if nodes is None or per_node is None:
+        return None if gpus is None else int(gpus.value)
+    product = int(nodes.value * per_node.value)
+    if gpus is not None and gpus.value != product:
+        raise ConfigError(f"{gpus} contradicts {nodes} x {per_node}", file=file)
+    return product
+
+
+def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: str) -> tuple[int | None, int | None]:
+    """Replicas of ZeRO's shards, and data-parallel ranks, where they are known."""
+    replicas, shards, dp = (facts.get(name) for name in ("replicas", "shards", "dp"))
+    ranks = _value(facts, "dp")
+    if replicas is not None and shards is not None:
+        ranks = replicas.value * shards.value
+        if dp is not None and dp.value != ranks:
+            raise ConfigError(f"{dp} contradicts {replicas} x {shards}", file=file)
+    if gpus is not None:
+        whole, left = divmod(gpus, ranks_of_replica(job))
+        given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *SPLITS) if name in facts]
+        if left or whole == 0:
+            raise ConfigError(f"{_joined(given)}: {gpus} GPUs cannot be split over {ranks_of_replica(job)}", file=file)
+        if ranks is not None and ranks != whole:
+            given += [fact for fact in (dp, replicas, shards) if fact is not None]
+            raise ConfigError(f"{_joined(given)}: {ranks_of_replica(job)} x {ranks} GPUs are not {gpus}", file=file)
+        ranks = whole
+    if shards is not None and replicas is None and ranks is not None:
+        if ranks % shards.value:
+            raise ConfigError(f"{shards} does not divide the {ranks} data-parallel ranks", file=file)
+        return ranks // shards.value, ranks
+    if replicas is not None and ranks is not None and ranks % replicas.value:
+        raise ConfigError(f"{replicas} does not divide the {ranks} data-parallel ranks", file=file)
+    return _value(facts, "replicas"), ranks
+
+
+def _joined(given: list[Fact]) -> str:
+    return ", ".join(str(fact) for fact in given if not fact.default)
+
+
+def describe(job: Job, extra: Extra) -> dict[str, Any]:
+    """What is known of a job, by name: fields of `Job` that files have keys for, the model's config and the accumulation."""
+    values = {name: getattr(job if name in FIELDS else extra, name) for name in NAMES}
+    return {name: value for name, value in values.items() if value is not None and (name, value) != ("model", "")}
+
+
+def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
+    """Works out the facts of a job that a dialect may write; without a number of GPUs, those of one replica.
+
+    Raises `ConfigError` where GPUs, replicas or sequences do not divide.
+
+    >>> values = facts_of(Job(model="", gpus=16, tp=2, micro_batch=2, global_batch=64, replicas=2))
+    >>> values["dp"], values["shards"], values["accumulation"]
+    (8, 4, 4)
+    """
+    extra = extra or Extra()
+    values = describe(job, extra)
+    dp = 1
+    if job.gpus is not None:
+        own = trainer_gpus(job.gpus, job.placement)
+        dp, left = divmod(own, ranks_of_replica(job))
+        if left:
+            raise ConfigError(f"{own} GPUs cannot be split over tp x pp x cp = {ranks_of_replica(job)}", key="gpus")
+        if dp % (job.replicas or 1):
+            raise ConfigError(f"{job.replicas} replicas do not divide {dp} data-parallel ranks", key="replicas")
+        values |= {"dp": dp, "shards": dp // (job.replicas or 1)}
+        if job.gpus_per_node is not None:
+            values["gpus_per_node"] = min(job.gpus_per_node, job.gpus)
+            values["nodes"] = max(1, job.gpus // job.gpus_per_node)
+    micro = job.micro_batch or 1
+    if job.global_batch is not None:
+        accumulation, left = divmod(job.global_batch, micro * dp)
+        if left or not accumulation:
+            raise ConfigError(
+                f"{job.global_batch} sequences cannot be split over {dp} data-parallel ranks x {micro}",
+                key="global_batch",
+            )
+        values["accumulation"] = accumulation
+    return values

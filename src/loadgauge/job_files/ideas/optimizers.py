@@ -1,0 +1,138 @@
+"""The optimizer in job files of transformers' family: its name, and the arguments on which its states depend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+
+LOW_RANK = {"rank": "rank", "update_proj_gap": "every"}
+"""Arguments of GaLore and APOLLO that decide memory or time, and ours."""
+HARMLESS = ("scale", "scale_type", "proj", "proj_type")
+DEFAULTS = {"rank": 128, "every": 200}
+
+
+def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys], str] = "adamw") -> Idea:
+    """The idea of the optimizer named by `key`, with its `optim_args` and `optim_target_modules`.
+
+    words: the tool's names and ours; default: what it runs where nothing is said
+    """
+    section = key.rpartition(".")[0]
+    given, targets = (".".join(filter(None, (section, name))) for name in ("optim_args", "optim_target_modules"))
+    backward: dict[str, str] = {}
+    for theirs, ours in words.items():
+        backward.setdefault(ours, theirs)
+
+    def arguments(keys: Keys) -> dict[str, str]:
+        raw = keys.raw(given)
+        if isinstance(raw, Mapping):
+            return {str(name): str(value) for name, value in raw.items()}
+        pairs = [word.partition("=") for word in str(raw or "").replace(" ", "").split(",") if word]
+        return {name: value for name, _, value in pairs}
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice(key, words) or (default(keys) if callable(default) else default)
+        low = OPTIMIZERS[name].low_rank
+        found = arguments(keys)
+        options = []
+        for argument, value in found.items():
+            if low is None or argument not in (*LOW_RANK, *HARMLESS):
+                raise keys.wrong(given, f"{argument!r} of {keys.raw(key) or name} is not read")
+            if argument in LOW_RANK:
+                if not (value.isascii() and value.isdecimal()):
+                    raise keys.wrong(given, f"{argument}={value}: must be a whole number")
+                ours = LOW_RANK[argument]
+                if int(value) != getattr(low, ours):
+                    options.append(f"{ours}={int(value)}")
+        if low is not None and str(keys.raw(targets)).replace("_", "-") == "all-linear":
+            options.append("head")
+        elif low is not None and keys.raw(targets) is not None and not _blocks(keys.words(targets) or []):
+            raise keys.wrong(targets, "is read where it is all-linear, or names attention and MLP (attn, mlp)")
+        return {"optimizer": ":".join(filter(None, (name, ",".join(options))))}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name, _, options = (facts.get("optimizer") or "adamw").partition(":")
+        usual = default(keys) if callable(default) else default
+        if name == "adamw" and usual == name:
+            return dict.fromkeys((key, given, targets))  # how it runs is left to the release, as it is here
+        name = "adamw-fused" if name == "adamw" else name
+        if name not in backward or "in-backward" in options:
+            return {}
+        record = OPTIMIZERS[name].low_rank
+        values: dict[str, Any] = {key: backward[name]}
+        if record is None:
+            return values | dict.fromkeys([each for each in (given, targets) if keys.has(each)])
+        theirs = {ours: argument for argument, ours in LOW_RANK.items()}
+        pairs = dict(word.split("=") for word in options.split(",") if "=" in word)
+        values[given] = ",".join(f"{theirs[ours]}={value}" for ours, value in pairs.items()) or None
+        head = "head" in options.split(",")
+        present = keys.words(targets) or []
+        blocks = "'.*(attn|mlp).*'" if keys.document.syntax == "argv" else ["attn", "mlp"]  # a flag takes one word
+        values[targets] = "all-linear" if head else present if len(present) > 1 and _blocks(present) else blocks
+        return values
+
+    return Idea(keys=(key, given, targets), facts=("optimizer",), read=read, write=write)
+
+
+def instantiated(
+    component: str, words: Mapping[str, str], *, in_backward: str = "", harmless: tuple[str, ...] = ()
+) -> Idea:
+    """The idea of an optimizer whose class is named by `component`, with its arguments beside it.
+
+    words: classes and ours; in_backward: a switch that steps each parameter in the backward
+    harmless: arguments that are read where they are off
+
+    PyTorch's AdamW runs `foreach` where neither it nor `fused` is given, and a loop where one of them is false
+    (torch/optim/adam.py, `_default_to_fused_or_foreach`).
+    """
+    section = component.rpartition(".")[0]
+    fused, foreach, momentum = (f"{section}.{name}" for name in ("fused", "foreach", "momentum"))
+    beside = tuple(f"{section}.{name}" for name in harmless)
+    backward: dict[str, str] = {}
+    for theirs, ours in words.items():
+        backward.setdefault(ours, theirs)
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice(component, words)
+        quick, lists = keys.flag(fused), keys.flag(foreach)
+        if quick and lists:
+            raise keys.wrong(foreach, f"contradicts {keys.document.shown(fused)}")
+        for key in beside:
+            if keys.raw(key) not in (None, False):
+                raise keys.wrong(key, "is read where it is false")
+        if name == "adamw":
+            name = (
+                "adamw-fused" if quick else "adamw-loop" if False in (quick, lists) and not lists else "adamw-foreach"
+            )
+        elif name == "sgd" and keys.real(momentum):
+            name = "sgd-momentum"
+        name = name or "adamw"
+        return {"optimizer": f"{name}:in-backward" if in_backward and keys.flag(in_backward) else name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name, _, options = (facts.get("optimizer") or "adamw").partition(":")
+        plain = OPTIMIZERS[name].variant_of or name if name in OPTIMIZERS else name
+        wanted = {"sgd-momentum": "sgd"}.get(plain, plain)
+        if wanted not in backward or options not in ("", "in-backward") or (options and not in_backward):
+            return {}
+        present = keys.word(component)
+        values: dict[str, Any] = dict.fromkeys((fused, foreach, momentum))
+        values[component] = present if present is not None and words.get(present) == wanted else backward[wanted]
+        if wanted == "adamw":
+            values[fused] = True if name in ("adamw", "adamw-fused") else None
+            values[foreach] = False if name == "adamw-loop" else None
+        if plain == "sgd-momentum":
+            values[momentum] = keys.real(momentum) or 0.9
+        return values | (
+            {in_backward: True if options else False if keys.has(in_backward) else None} if in_backward else {}
+        )
+
+    owned = (component, fused, foreach, momentum, *beside, *([in_backward] if in_backward else []))
+    return Idea(keys=owned, facts=("optimizer",), read=read, write=write)
+
+
+def _blocks(names: list[str]) -> bool:
+    """Whether the names or patterns are those of attention and MLP, and so of all linear layers of the blocks."""
+    return any("attn" in name for name in names) and any("mlp" in name for name in names)

@@ -1,0 +1,169 @@
+"""Training a part of a model, or adapters in some layers, as the fine-tuning tools say it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+
+
+def unfrozen(key: str) -> Idea:
+    """The idea of a list of regular expressions on the names of parameters, which are trained (axolotl)."""
+
+    def read(keys: Keys) -> Facts:
+        words = _listed(keys, key)
+        return {"train": ",".join(words) if words else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        given = facts.get("train")
+        if given is None:
+            return {key: None}
+        # Ranges and shares are words of loadgauge's own.
+        return {} if re.search(r"(^|\.)-?\d*:|frozen:", given) else {key: given.split(",")}
+
+    return Idea(keys=(key,), facts=("train",), read=read, write=write)
+
+
+def adapted_layers(key: str, last: str = "") -> Idea:
+    """The idea of the layers that have adapters: their numbers, or (`last`) how many of the last."""
+
+    def read(keys: Keys) -> Facts:
+        value = keys.raw(key)
+        if isinstance(value, str):
+            value = value.strip("[] ").split(",")
+        numbers = value if isinstance(value, list) else [] if value is None else [value]
+        texts = [str(number).strip() for number in numbers]
+        if not all(text.isascii() and text.isdecimal() for text in texts):
+            raise keys.wrong(key, "must be numbers of layers")
+        if texts:
+            return {"lora_layers": ",".join(texts)}
+        many = keys.whole(last) if last else None
+        return {"lora_layers": None if many is None else f"-{many}:"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        given = facts.get("lora_layers")
+        off: dict[str, Any] = {last: None} if last else {}
+        if given is None:
+            return {key: None} | off
+        words = [word.strip() for word in given.split(",")]
+        if last and (found := re.fullmatch(r"-(\d+):", given)):
+            return {key: None, last: int(found[1])}
+        return off | {key: [int(word) for word in words]} if all(map(str.isdecimal, words)) else {}
+
+    return Idea(keys=(key, last) if last else (key,), facts=("lora_layers",), read=read, write=write)
+
+
+def frozen_share() -> Idea:
+    """The idea of ms-swift's frozen parameters: a share of all from the bottom, or all but those whose names begin so."""
+    share, names, pattern, frozen, frozen_pattern = (
+        "freeze_parameters_ratio", "trainable_parameters", "trainable_parameters_regex", "freeze_parameters",
+        "freeze_parameters_regex",
+    )  # fmt: skip
+
+    def read(keys: Keys) -> Facts:
+        part = keys.real(share) or 0.0
+        if not 0 <= part <= 1:
+            raise keys.wrong(share, f"must be between 0 and 1, got {part:g}")
+        trained = [f"^{re.escape(name)}" for name in _listed(keys, names)]
+        trained += _listed(keys, pattern)
+        # Prefixes of parameters' names, and a pattern that is looked for anywhere in them.
+        apart = [f"but:{re.escape(name)}" for name in _listed(keys, frozen)]
+        apart += [f"but:.*(?:{word})" for word in _listed(keys, frozen_pattern)]
+        if apart and (part or trained):
+            raise keys.wrong(frozen if keys.has(frozen) else frozen_pattern, f"is read without {share} and {names}")
+        if apart:
+            return {"train": ",".join(apart)}
+        if not part:
+            return {"train": None}  # what is named is trained in any case
+        if part < 1 and trained:
+            raise keys.wrong(names, f"is read where {share} is 1, so that nothing else is trained")
+        if part == 1 and not trained:
+            raise keys.wrong(share, f"freezes everything; {names} says what is trained")
+        return {"train": ",".join(trained) or f"frozen:{part:g}"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        given = facts.get("train")
+        if given is None:
+            return dict.fromkeys((share, names, pattern, frozen, frozen_pattern))
+        if given.startswith("frozen:"):
+            return {
+                share: float(given.removeprefix("frozen:")), names: None, pattern: None, frozen: None, frozen_pattern: None,
+            }  # fmt: skip
+        return {}
+
+    return Idea(keys=(share, names, pattern, frozen, frozen_pattern), facts=("train",), read=read, write=write)
+
+
+EMBEDDINGS = "but:(.*\\.)?(embed_tokens|wte|wpe|word_embeddings|embed_in|embed_positions)\\."
+
+
+def frozen_embeddings(section: str) -> Idea:
+    """The idea of NeMo AutoModel's `freeze_config`: embeddings are frozen where it is there and does not say otherwise
+    (`components/utils/model_utils.py`, `apply_parameter_freezing`); of a text model nothing else is."""
+    key = f"{section}.freeze_embeddings"
+
+    def read(keys: Keys) -> Facts:
+        names = keys.document.names()
+        there = any(name.startswith(f"{section}.") for name in names)
+        # Beside adapters the model's own weights are frozen in any case.
+        there = there and not any(name.startswith("peft.") for name in names)
+        return {"train": EMBEDDINGS if there and keys.flag(key) is not False else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        given = facts.get("train")
+        if given == EMBEDDINGS:
+            return {key: True}
+        return {key: False if keys.has(key) else None} if given is None else {}
+
+    return Idea(keys=(key,), facts=("train",), read=read, write=write)
+
+
+FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+
+
+def freeze(method: str = "finetuning_type") -> Idea:
+    """The idea of LLaMA-Factory's `finetuning_type: freeze`: the last layers (the first, where negative), modules in them, and
+    others (`model/adapter.py`, `_setup_freeze_tuning`)."""
+    layers, modules, others = FREEZE
+
+    def read(keys: Keys) -> Facts:
+        if str(keys.raw(method) or "").lower() != "freeze":
+            return {"train": None}
+        if not keys.flag("pure_bf16"):
+            raise keys.wrong(
+                method,
+                "freeze makes what is trained float32 beside frozen weights in 16 bits, which is not read; with pure_bf16 it is",
+            )
+        count = keys.whole(layers, minimum=-(10**6))
+        count = 2 if count is None else count
+        where = f"-{count}:" if count > 0 else f":{-count}"
+        inside = [name for name in keys.words(modules) or ["all"] if name]
+        found = [f"layers.{where}" if name == "all" else f"layers.{where}.{name}" for name in inside] if count else []
+        return {"train": ",".join([*found, *(keys.words(others) or [])])}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        given = facts.get("train")
+        if given is None:
+            return dict.fromkeys(FREEZE)
+        found = [re.fullmatch(r"layers\.(-\d+:|:\d+)(?:\.(\w+))?", word) for word in given.split(",")]
+        ranges = {match[1] for match in found if match}
+        inside = [match[2] or "all" for match in found if match]
+        extra = [word for word, match in zip(given.split(","), found, strict=True) if not match]
+        if len(ranges) != 1 or not all(re.fullmatch(r"\w+", word) for word in extra):
+            return {}
+        count = -int(ranges.pop().strip(":"))
+        return {
+            method: "freeze", layers: count, modules: None if inside == ["all"] else ",".join(inside),
+            others: ",".join(extra) or None,
+        }  # fmt: skip
+
+    return Idea(keys=FREEZE, facts=("train",), read=read, write=write)
+
+
+def _listed(keys: Keys, key: str) -> list[str]:
+    value = keys.raw(key)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(one, str) for one in values):
+        raise keys.wrong(key, "must be a list of names")
+    return [str(one).strip() for one in values if str(one).strip()]

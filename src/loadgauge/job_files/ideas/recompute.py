@@ -1,0 +1,139 @@
+"""Recompute policies whose operations depend on the model: how files say them and what they mean, both ways."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.model.model import ModelSpec, Moe
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.layers import View, block_layer
+from loadgauge.core.layers.attention.attention import CORE
+
+KEPT = {"attention.query", "attention.value", "attention.flash", "attention.context", "attention.qkv"}
+KEPT |= {"mlp.gate", "mlp.down", "mlp.gate_up"}
+LATENT = {"attention.query_up", "attention.key_value_up", "attention.rotary_q", "attention.rotary_k"}
+LATENT |= {"attention.query_joined", "attention.key_joined", "attention.value"}
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+
+NAMES = {
+    "query_proj": ("attention.query",), "key_proj": ("attention.key",), "value_proj": ("attention.value",),
+    "kv_proj": ("attention.key", "attention.value"), "out_proj": ("attention.output",),
+    "qkv_proj": ("attention.query", "attention.key", "attention.value", "attention.qkv"),
+    "context": ("attention.flash", "attention.context"), "mlpwi_0": ("mlp.gate", "mlp.gate_up"), "mlpwi_1": ("mlp.up",),
+    "mlpwi": ("mlp.gate", "mlp.up", "mlp.gate_up"), "mlpwo": ("mlp.down",),
+}  # fmt: skip
+"""MaxText's names of tensors, as the operations whose outputs they are (source: maxtext, `configs/base.yml`)."""
+REMAT = {
+    "full": "", "minimal": "qkv_proj out_proj mlpwi mlpwo", "save_out_proj": "out_proj", "save_qkv_proj": "qkv_proj",
+    "minimal_with_context": "qkv_proj context out_proj mlpwi mlpwo", "save_dot_except_mlp": "qkv_proj out_proj",
+    "save_dot_with_context_except_mlp": "qkv_proj context out_proj", "save_dot_except_mlpwi": "qkv_proj out_proj mlpwo",
+    "qkv_proj_offloaded": "qkv_proj", "minimal_offloaded": "qkv_proj out_proj mlpwi mlpwo",
+}  # fmt: skip
+REMAT["minimal_flash"] = REMAT["minimal_with_context"]
+"""MaxText's `remat_policy` and what each keeps; those that are offloaded wait in host memory and come back beside the computing
+(source: maxtext, `layers/decoders.py`, `get_remat_policy`)."""
+
+
+def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
+    """Translates a recompute policy into operations of the model: `per-op` (torchtitan: attention and every second matrix
+    product keep their outputs), `modules:...` (Megatron) and `remat:...` (MaxText: the name of a `remat_policy`, or
+    `remat:custom=` with what is kept, joined by +). Any other stays as it is. Raises `ConfigError` for an unknown name.
+
+    >>> from loadgauge.core.families.reference import llama_model
+    >>> from loadgauge.core.definitions.training.training import training
+    >>> resolve_recompute("modules:layernorm", llama_model(2, 64, 4, 100), training("megatron"))
+    'attention.norm,mlp.norm'
+
+    Compiled, `per-op` does not keep what no gradient reads (torch 2.13, `min_cut_rematerialization_partition`):
+
+    >>> ["mlp.down" in resolve_recompute("per-op", llama_model(2, 64, 4, 100), training("torchtitan", compiled=compiled))
+    ...  for compiled in (False, True)]
+    [False, True]
+    """
+    kind, _, modules = word.partition(":")
+    if kind == "per-op":
+        return ",".join(sorted(_per_op(model, training)))
+    if kind == "modules":
+        return ",".join(sorted(_of_modules(modules.split(","), model, training))) or "none"
+    if kind == "remat":
+        return _remat(modules, model, training)
+    return word
+
+
+def _remat(policy: str, model: ModelSpec, training: Training) -> str:
+    custom, equals, kept = policy.partition("=")
+    if custom == "custom" and equals:
+        names = kept.split("+")
+    elif policy in REMAT:
+        names = REMAT[policy].split()
+    else:
+        raise ConfigError(
+            f"unknown remat policy {policy[:40]!r} (known: {', '.join(REMAT)}, custom=NAME+NAME)", key="recompute"
+        )
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise ConfigError(f"unknown tensor {unknown[0][:40]!r} (known: {', '.join(NAMES)})", key="recompute")
+    keeps = {operation for name in names for operation in NAMES[name]}
+    return ",".join(sorted(frozenset.union(*_names(model, training)) - keeps)) if keeps else "full"
+
+
+def spell_recompute(policy: str, model: ModelSpec, training: Training) -> str:
+    """Translates a recompute policy of the command line into `per-op` or `modules:...` where one means these operations for
+    the model; any other policy stays as it is."""
+    if policy.partition(":")[0] in ("none", "selective", "full"):
+        return policy
+    wanted = {name.strip() for name in policy.split(",")}
+    if wanted == _per_op(model, training):
+        return "per-op"
+    for count in range(1, 4):
+        for modules in combinations(MODULES, count):
+            if wanted == _of_modules(list(modules), model, training):
+                return f"modules:{','.join(modules)}"
+    return policy
+
+
+def _names(model: ModelSpec, training: Training) -> list[frozenset[str]]:
+    view = View(tokens=1, pairs=1, kernels=training.kernels)
+    return [block_layer(block, model.hidden_size, view).names for block in model.blocks]
+
+
+def _per_op(model: ModelSpec, training: Training) -> frozenset[str]:
+    gated = any(block.mlp is not None and block.mlp.gated for block in model.blocks)
+    kept = KEPT | (set() if gated else {"mlp.up"})
+    if training.kernels.compiled:
+        kept = kept - {"mlp.down"}  # whose output nothing reads in backward, which the compiler sees
+    return frozenset.intersection(*_names(model, training)) - kept
+
+
+def of_kinds(chosen: dict[bool, set[str]], names: dict[bool, frozenset[str]]) -> frozenset[str]:
+    """Return names of operations with `@dense` or `@experts` where the layers of the other kind have one of that name that
+    is not chosen. chosen, names: by whether a layer has experts
+
+    >>> sorted(of_kinds({False: {"mlp.down", "mlp.up"}, True: set()}, {False: frozenset(("mlp.down", "mlp.up")),
+    ...                                                               True: frozenset(("mlp.down",))}))
+    ['mlp.down@dense', 'mlp.up']
+    """
+    words = {False: "dense", True: "experts"}
+    return frozenset(
+        f"{name}@{words[routed]}" if name in names.get(not routed, ()) and name not in chosen.get(not routed, ()) else name
+        for routed, own in chosen.items() for name in own
+    )  # fmt: skip
+
+
+def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> frozenset[str]:
+    chosen: dict[bool, set[str]] = {}
+    every: dict[bool, frozenset[str]] = {}
+    for block, names in zip(model.blocks, _names(model, training), strict=True):
+        routed = isinstance(block.mlp, Moe)
+        every[routed] = every.get(routed, frozenset()) | names
+        halves = {name for name in names if name.startswith("mlp.") and name not in ("mlp.residual", "mlp.norm")}
+        means = {
+            "core_attn": names & CORE, "layernorm": names & {"attention.norm", "mlp.norm"},
+            "mla_up_proj": names & LATENT, "mlp": set() if routed else halves, "moe": halves if routed else set(),
+            "moe_act": names & {"mlp.activation", "mlp.multiply", "mlp.split"} if routed else set(),
+            "shared_experts": {name for name in names if name.startswith("mlp.shared")},
+        }  # fmt: skip
+        for module in modules:
+            chosen.setdefault(routed, set()).update(means[module] & names)
+    return of_kinds(chosen, every)

@@ -1,0 +1,478 @@
+"""What a dialect is made of: ideas, each with its keys and a translation from keys to facts and back."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.training.stacks import NEWEST
+from loadgauge.core.resolve.uncounted import Uncounted
+from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
+from loadgauge.job_files.ideas.facts import Fact
+
+LARGEST = 10**9
+PACKAGES = {"automodel": "nemo-automodel"}
+"""Packages whose name is not the dialect's."""
+UNKNOWN = "a key that is not known here, so whatever it does is not counted"
+TRUE, FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
+
+
+class Missing:
+    """The type of `MISSING`, the value of a key that a document does not have."""
+
+
+MISSING = Missing()
+
+
+class Document(Protocol):
+    """A file as keys and values that can be changed in place."""
+
+    syntax: str
+
+    def names(self) -> tuple[str, ...]:
+        """Every key that has a value, in order."""
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or `MISSING`."""
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets the value of a key in place, or adds the key."""
+
+    def drop(self, key: str) -> None:
+        """Removes a key if it is there."""
+
+    def shown(self, key: str) -> str:
+        """The key as the file spells it."""
+
+    def text(self) -> str:
+        """The file with all changes."""
+
+
+class Unknown(ConfigError):
+    """A value that is known only where the job is started, such as `$TP`."""
+
+
+class Keys:
+    """Typed look-ups in a document. Each gives None where a key is absent, empty or left to another file (`auto`), and raises
+    `ConfigError` with the key and the file where the value is of another kind."""
+
+    def __init__(
+        self,
+        document: Document,
+        file: str = "",
+        auto: bool = False,
+        version: tuple[int, ...] | None = None,
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.document, self.file, self.auto, self.version = document, file, auto, version
+        self.given: Mapping[str, Any] = given or {}
+        """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
+        self.left: list[str] = []
+        """Keys left to another file."""
+
+    def wrong(self, key: str, message: str) -> ConfigError:
+        """Return, not raise, the `ConfigError` with this message that names the key and the file."""
+        return ConfigError(message, key=self.document.shown(key), file=self.file)
+
+    def since(self, *version: int) -> bool:
+        """Whether the file is for this version of the tool or a later one; without a version it is for the newest."""
+        return self.version is None or self.version >= version
+
+    def has(self, *keys: str) -> bool:
+        """Whether any of the keys has a value that is not left to another file."""
+        return any(self.raw(key) is not None for key in keys)
+
+    def raw(self, key: str) -> Any:
+        """The value of a key as parsed, of any type; None where it is absent, empty or `auto`."""
+        value = self.document.get(key)
+        if value is MISSING or value is None or value == "":
+            return None
+        if self.auto and isinstance(value, str) and value.lower() == "auto":
+            if key not in self.left:
+                self.left.append(key)
+            return None
+        return value
+
+    def plain(self, key: str) -> Any:
+        """The value of a key, of several words the first; False for a switch that is off. For the lists of `coverage`."""
+        try:
+            value = self.document.get(key)
+        except ConfigError:
+            return "several values"
+        if value is MISSING:
+            return None
+        if isinstance(value, list) and self.document.syntax == "argv" and len(value) > 0:
+            value = value[0]
+        return value
+
+    def _one(self, key: str) -> Any:
+        value = self.raw(key)
+        if isinstance(value, list) and self.document.syntax == "argv":
+            value = value[0] if value else True
+        if isinstance(value, str) and "$" in value:
+            raise Unknown(f"{short(value)} comes from outside the file", key=self.document.shown(key), file=self.file)
+        return value
+
+    def whole(self, key: str, minimum: int = 1) -> int | None:
+        """The value of a key as a whole number. Raises `ConfigError` for anything else, or less than `minimum`."""
+        value = self._one(key)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            text = value.strip().replace("_", "")
+            sign = text[:1] == "-"
+            if text[sign:].isascii() and text[sign:].isdecimal() and len(text) < 12:
+                value = int(text)
+        if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= LARGEST:
+            raise self.wrong(key, f"must be a whole number of at least {minimum}, got {short(value)}")
+        return int(value)
+
+    def real(self, key: str) -> float | None:
+        """The value of a key as a float; a text such as "1e-5" is read. Raises `ConfigError` for anything else."""
+        value = self._one(key)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self.wrong(key, f"must be a number, got {short(value)}") from None
+
+    def flag(self, key: str) -> bool | None:
+        """The value as True or False; on a command line, `--key` and `--no-key` too."""
+        value = self._one(key)
+        if value is None:
+            return None
+        if isinstance(value, str) and value.lower() in TRUE + FALSE:
+            return value.lower() in TRUE
+        if self.document.syntax == "argv" and isinstance(value, str):
+            return True  # a switch, and the word after it is something else
+        if not isinstance(value, bool):
+            raise self.wrong(key, f"must be true or false, got {short(value)}")
+        return bool(value)
+
+    def word(self, key: str) -> str | None:
+        """The value of a key as text. Raises `ConfigError` for a list or a mapping."""
+        value = self._one(key)
+        if value is None:
+            return None
+        if isinstance(value, dict | list):
+            raise self.wrong(key, f"must be a word, got {short(value)}")
+        return str(value)
+
+    def words(self, key: str) -> list[str] | None:
+        """The value as a list of texts; a text is split at commas and spaces.
+
+        None without one; `ConfigError` for anything else.
+        """
+        value = self.raw(key)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            value = [value]
+        if not all(isinstance(word, str) for word in value):
+            raise self.wrong(key, f"must be a list of words, got {short(value)}")
+        if any("$" in word for word in value):
+            raise Unknown(f"{short(value)} comes from outside the file", key=self.document.shown(key), file=self.file)
+        return [part for word in value for part in word.replace(",", " ").split()]
+
+    def choice(self, key: str, among: Mapping[str, Any]) -> Any:
+        """The meaning of a word by `among`, case ignored; None without one.
+
+        Raises `ConfigError`, with the known words, for another.
+        """
+        value = self._one(key)
+        if value is None:
+            return None
+        name = str(value).lower() if isinstance(value, bool) else str(value)
+        if name in among:
+            return among[name]
+        folded = {word.lower(): meaning for word, meaning in among.items()}
+        if name.lower() in folded:
+            return folded[name.lower()]
+        raise self.wrong(key, f"{short(value)} is not one that is read (read: {', '.join(among)})")
+
+    def agreed(self, names: Sequence[str], read: Callable[[str], Any]) -> Any:
+        """The value that `read` gives for these keys, None where they have none. Raises `ConfigError` where two differ."""
+        values = {name: value for name in names if (value := read(name)) is not None}
+        for other, value in values.items():
+            name, first = next(iter(values.items()))
+            if value != first:
+                raise self.wrong(other, f"{value} contradicts {self.document.shown(name)} = {first}")
+        return next(iter(values.values()), None)
+
+
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 2, 4, 4, 40, 40
+
+
+def short(value: object) -> str:
+    """A value for an error message, at most 40 characters; a huge one is never written out whole.
+
+    >>> short("x"), short(["y"] * 1_000_000), short(10**5000)
+    ("'x'", "['y', 'y', 'y', 'y', ...]", 'a value too long to show')
+    """
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a value too long to show"
+    # ruamel's own strings, numbers and lists are shown as Python's.
+    for kind in (bool, int, float, str, list, dict):
+        if isinstance(value, kind):
+            value = value if isinstance(value, bool) else _few(kind, value)
+            break
+    try:
+        text = SHORT.repr(value)
+    except (ValueError, RecursionError):
+        return "a value too long to show"
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _few(kind: Any, value: Any) -> Any:
+    if kind is list:
+        return [_few(list, inner) if isinstance(inner, list) else inner for inner in value[:5]]
+    if kind is dict:
+        return dict(list(value.items())[:5])
+    return kind(value)
+
+
+Facts = dict[str, Any]
+Read = Callable[[Keys], Facts]
+Write = Callable[[Facts, Keys], dict[str, Any]]
+
+
+class Idea(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a file says, in a few keys.
+
+    read: facts from the keys, with the tool's defaults; write: values of keys from facts, None to remove a key
+    """
+
+    keys: tuple[str, ...]
+    facts: tuple[str, ...]
+    read: Read
+    write: Write
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """The job files of a tool.
+
+    versions: which its table was checked against; the last number is the newest, whose defaults count unless another is given
+    syntaxes: of its files, the one that is written first
+    marks: keys that no other tool has
+    blank: what an export begins from, by syntax; blanks: on a command line, by task, where another program does it
+    framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, where fewer than its
+        framework runs
+    trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
+    sections: of files with sections, where keys without dots belong
+    layers: of files that name others as `defaults:`, the data file with the tool's own, by name
+    style, objects: of options on its command line (`Argv`)
+    """
+
+    name: str
+    title: str
+    versions: str
+    syntaxes: tuple[str, ...]
+    ideas: tuple[Idea, ...]
+    marks: frozenset[str] = frozenset()
+    blank: Mapping[str, str] = {}
+    blanks: Mapping[str, str] = {}
+    auto: bool = False
+    framework: str = "huggingface"
+    zero_stages: tuple[int, ...] | None = None
+    trainers: str = "own"
+    sections: Mapping[str, str] = {}
+    style: str = "value"
+    objects: frozenset[str] = frozenset()
+    layers: str = ""
+    programs: Mapping[str, str] = {}
+    """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
+
+    @property
+    def coverage(self) -> Coverage:
+        """The rules for keys that no idea reads."""
+        return key_lists(self.name)
+
+    def begun(self, syntax: str, task: str | None) -> str:
+        """What an export of a task begins from."""
+        return self.blanks.get(task or "", self.blank[syntax]) if syntax == self.syntaxes[0] else self.blank[syntax]
+
+    @property
+    def library(self) -> str:
+        """The package whose release the versions are of; empty where it is none that `--version` names.
+
+        >>> Dialect(name="automodel", title="", versions="", syntaxes=(), ideas=()).library
+        'nemo-automodel'
+        """
+        name = PACKAGES.get(self.name, self.name)
+        return name if name in NEWEST else ""
+
+    @property
+    def newest(self) -> str:
+        """The newest version whose defaults are known.
+
+        >>> Dialect(name="x", title="", versions="X 0.8 - 0.19", syntaxes=(), ideas=()).newest
+        '0.19'
+        """
+        numbers = re.findall(r"\d+(?:\.\d+)+", self.versions)
+        return max(numbers, key=lambda text: tuple(int(part) for part in text.split(".")), default="")
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Every key that some idea reads."""
+        return frozenset(key for idea in self.ideas for key in idea.keys)
+
+    def read(self, keys: Keys, given: frozenset[str] = frozenset()) -> dict[str, Fact]:
+        """Reads the facts of a document, by name; keys of facts that are `given` elsewhere need not be readable.
+
+        Raises `ConfigError` for values that cannot be read or contradict each other.
+        """
+        facts: dict[str, Fact] = {}
+        for idea in self.ideas:
+            try:
+                values = idea.read(keys)
+            except Unknown as error:
+                asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
+                if given & {*idea.facts, *asked}:
+                    continue
+                names = dict.fromkeys(fact for fact in asked if fact not in ("nodes", "dp", "weights", "lora_dropout"))
+                flags = ", ".join(f"--{fact.replace('_', '-')}" for fact in names)
+                message = f"{str(error).rpartition(': ')[2]}; give {flags}"
+                raise ConfigError(message, key=error.key, file=error.file) from None
+            present = [key for key in idea.keys if keys.has(key)]
+            there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
+            for name, value in values.items():
+                if value is not None:
+                    facts[name] = Fact(value, _shown(keys, idea, there, value), default=not present)
+        return facts
+
+    def unread(self, document: Document) -> tuple[str, ...]:
+        """The keys of a document that no idea reads, as the file spells them; of files over each other the uppermost's."""
+        own = getattr(document, "own", document).names()
+        return tuple(document.shown(key) for key in self._rest(document) if key in own or not self.layers)
+
+    def covering(self, document: Document) -> Coverage:
+        """The rules for a document's keys; on a command line, those for options of the launcher as well."""
+        if document.syntax != "argv":
+            return self.coverage
+        return self.coverage.joined(key_lists("launch"))
+
+    def _rest(self, document: Document) -> list[str]:
+        """Keys of a document that no idea reads. `--no-x` counts as `x` where it is no option of its own."""
+        known, covering = self.known, self.covering(document)
+        unread: list[str] = []
+        for key in document.names():
+            section, dot, last = key.rpartition(".")
+            turned = f"{section}{dot}{last.removeprefix('no_')}"
+            if document.syntax == "argv" and key not in known and not covering.kinds(key):
+                key = turned if turned in known or covering.kinds(turned) else key
+            if key not in known:
+                unread.append(key)
+        return unread
+
+    def kinds(self, key: str) -> tuple[Kind, ...]:
+        """The lists that a key is in, "modelled" where an idea reads it; each key of the tool is in exactly one."""
+        return ("modelled",) if key in self.known else self.coverage.kinds(key)
+
+    def stopped(self, keys: Keys) -> list[ConfigError]:
+        """The errors about what a document asks for that would make an estimate wrong; empty where there is nothing."""
+        errors: list[ConfigError] = []
+        covering = self.covering(keys.document)
+        for key in self._rest(keys.document):
+            value = keys.plain(key)
+            rule = covering.stop(key, value)
+            if rule is not None:
+                shown = "" if value is True else f"{short(value)} "
+                errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
+        words = " ".join(getattr(keys.document, "program", ()))
+        for pattern, what in self.programs.items():
+            match = re.search(pattern, words)
+            if match is not None:
+                errors.append(ConfigError(f"{what}, which is not modelled", key=match[0].strip(), file=keys.file))
+        return errors
+
+    def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
+        """What a document asks for that is not counted: keys whose effect is bounded, and keys in no list."""
+        items: list[Uncounted] = []
+        covering = self.covering(keys.document)
+        for key in self._rest(keys.document):
+            value, shown = keys.plain(key), keys.document.shown(key)
+            bound = covering.bound(key, value)
+            if bound is not None and bound[0].endswith("*"):
+                line = f"{bound[0]}: {bound[1].why}"
+                if line not in (item.note for item in items):  # once for all of a section
+                    items.append(Uncounted(line, bound[0]))
+            elif bound is not None:
+                rule = bound[1]
+                low, high = rule.extra(value)
+                note = f"{shown}: {rule.why}" if value is True else f"{shown} = {short(value)}: {rule.why}"
+                items.append(Uncounted(note, shown, True, low, high, rule.kernels, rule.parameter))
+            elif not covering.kinds(key) and covering.stop(key, value) is None:
+                items.append(Uncounted(f"{shown}: {UNKNOWN}", shown, known=False))
+        return tuple(items)
+
+
+def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:
+    """The key to name for a value: the one that has it, else the first two of the idea."""
+    own = [key for key in present if str(keys.raw(key)) == str(value)]
+    return " and ".join(keys.document.shown(key) for key in (own[:1] or present[:2] or idea.keys[:1]))
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a text, separated by spaces or ends of lines, in order."""
+    return tuple(text.split())
+
+
+def row(
+    fact: str,
+    *keys: str,
+    words: Mapping[str, Any] | None = None,
+    default: Any = None,
+    kind: str = "whole",
+    minimum: int = 1,
+    off: Any = None,
+    add: bool = True,
+) -> Idea:
+    """The idea of one fact in one key. Of several keys the first is written, unless the file has another.
+
+    words: the tool's words and ours (of several with one meaning the first is written)
+    kind: the look-up of `Keys` for a value without words
+    default: the tool's own, or a function of the keys; off: the value of ours at which the key is removed
+    add: whether a file without any of the keys is given one
+    """
+    backward: dict[Any, str] = {}
+    for theirs, ours in (words or {}).items():
+        backward.setdefault(ours, theirs)
+
+    limits = {"minimum": minimum} if kind == "whole" else {}
+
+    def read(document: Keys) -> Facts:
+        def value_of(key: str) -> Any:
+            return document.choice(key, words) if words is not None else getattr(document, kind)(key, **limits)
+
+        value = document.agreed(keys, value_of)
+        if value is None:
+            value = default(document) if callable(default) else default
+        return {fact: value}
+
+    def write(facts: Facts, document: Keys) -> dict[str, Any]:
+        if not add and not document.has(*keys):
+            return {}
+        value = facts.get(fact)
+        present = [key for key in keys if document.document.get(key) is not MISSING]
+        target = present[0] if present else keys[0]
+        if value is None or value == off:
+            return dict.fromkeys(keys)
+        if words is None:
+            return {target: value} | dict.fromkeys(present[1:])
+        if value not in backward:
+            return {}
+        theirs = {"true": True, "false": False}.get(backward[value], backward[value])
+        return {target: theirs} | dict.fromkeys(present[1:])
+
+    return Idea(keys=keys, facts=(fact,), read=read, write=write)

@@ -1,0 +1,281 @@
+"""A job file of another tool in place of a model: its job as flags, and the model that it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
+from loadgauge.core.definitions.training.tasks import TASKS
+from loadgauge.core.definitions.training.training import training
+from loadgauge.core.families.catalogue import model_sources, models
+from loadgauge.core.families.derived import derive
+from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.uncounted import Uncounted
+from loadgauge.job_files.dialects import dialect as dialect_of
+from loadgauge.job_files.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
+from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus
+from loadgauge.job_files.ideas.recompute import resolve_recompute
+
+READING = ("beside", "dialect", "version")
+"""Flags about how job files are read, and not about the run."""
+WITH_GPU = ("gpus_per_node", "order", "overlap")
+"""Flags that say nothing without --gpu."""
+CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
+"""Keys of which a Hugging Face `config.json` has at least one."""
+
+
+def is_job_file(text: str) -> bool:
+    """Whether a model's name is the path of a job file, by its ending; JSON is one where it is no `config.json`.
+
+    >>> is_job_file("llama-3.1-8b"), is_job_file("./no-such-file.yaml")
+    (False, True)
+    """
+    suffix = Path(text).suffix.lower()
+    if suffix not in SYNTAXES or text.lower() in models():
+        return False
+    if suffix != ".json":
+        return os.sep in text or os.path.exists(text)
+    if not os.path.isfile(text):
+        return False
+    try:
+        start = load(text)
+    except ConfigError:
+        return False
+    return not any(f'"{key}"' in start for key in CONFIG_KEYS)
+
+
+class FromFile(NamedTuple):
+    """A job with the flags of its job file, its model, a line on how the file was read, what it asks for that is not counted, and
+    whose trainers of preferences run it (`Dialect.trainers`)."""
+
+    job: Job
+    model: ModelSpec
+    note: str
+    uncounted: tuple[Uncounted, ...]
+    trainers: str
+
+
+def from_job_file(job: Job) -> FromFile:
+    """Reads the job file that a job names in place of a model; flags of the job go before those of the file.
+
+    Raises `ConfigError`.
+    """
+    given = {name: value for name, value in flags_given(job).items() if name not in READING}
+    inside = {name: given[name] for name in FIELDS if name in given}
+    first = is_job_file(job.model) or (job.dialect is not None and os.path.isfile(job.model))
+    if job.dialect is not None and not first:
+        raise ConfigError("says how a job file is read, and MODEL is none; give the file", key="dialect")
+    files = read_files(
+        ([job.model] if first else []) + names_beside(job), job.dialect if first else None, inside, job.version
+    )
+    if first:
+        whole, extra = combine(files, inside)
+        asked = whole.replace(road=job.road, inputs=job.inputs)
+        model, remark = model_of(msgspec.structs.replace(files[0], job=asked, extra=extra))
+    else:
+        whole, extra = combine(files, inside | {"model": job.model})
+        model = found_model(whole.replace(model=job.model, road=job.road, inputs=job.inputs, hub=False)).spec
+        remark = ""
+    filled = fill_in(whole, extra, model)
+    version = job.version
+    for file in files:
+        version = with_tool(version, file.dialect)
+    needless = {
+        *given,
+        "model",
+        *(WITH_GPU if job.gpu is None else ()),
+        *(["seq_len"] if job.lengths is not None else []),
+    }
+    flags = {name: getattr(filled, name) for name in FIELDS if name not in needless} | {"version": version}
+    uncounted = tuple(item for file in files for item in file.uncounted)
+    notes = "; ".join(note(file) for file in files)
+    for role in ("reward_model", "critic", "teacher"):
+        name = flags.get(role)
+        if name is not None and (alike := find_alike(name)) is not None:
+            remark += (
+                "" if name.lower().endswith(alike) else f"; its {role.replace('_', ' ')} {name} is taken for {alike}"
+            )
+            flags[role] = alike
+    if filled.task is not None:
+        flags, left = _less_around(flags)
+        remark = f"{remark}{left}"
+    trainers = dialect_of(files[0].dialect).trainers if first else "trl"
+    return FromFile(job.replace(**flags), model, f"{notes}{remark}", uncounted, trainers)
+
+
+def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The flags of a task's file without what no phase of it counts, and a remark on that: layers gathered one by one to save them,
+    and an evaluation whose batch is no larger than that of the update, which keeps more."""
+    dropped = {"save": "saving"} if flags.get("save") is not None else {}
+    if (flags.get("eval_batch") or 0) <= (flags.get("micro_batch") or 1):
+        dropped |= {name: "evaluation" for name in ("eval_batch", "eval_batches") if flags.get(name) is not None}
+    said = ", ".join(dict.fromkeys(dropped.values()))
+    return flags | dict.fromkeys(dropped), f"; not counted: {said}" if said else ""
+
+
+def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
+    """The training of the actor alone, of a job file whose step generates answers too, and what that leaves out; other jobs are
+    given back as they are. Raises `ConfigError` where the engine keeps its memory through the update.
+
+    >>> update_alone(Job("gpt2", task="grpo", prompt_len=512, answers="512"))[0].flags()
+    '--seq-len 1024'
+    """
+    task = TASKS[job.task or ""]
+    if not task.rollout:
+        return job, ()
+    engine = Engine.parse(job.rollout or "hf")
+    if engine.kind != "hf" and not engine.sleep:
+        raise ConfigError(
+            f"{engine.kind} keeps its memory through the update; `loadgauge estimate FILE` counts it", key="task"
+        )
+    scores = [role.name for role in task.roles[1:] if role.name != "reference" or job.reference == "model"]
+    scores = [name for name in scores if name != "reward model" or job.reward_model is not None]
+    scores = [name for name in scores if name != "critic" or job.critic != "shared"]
+    # A reference has 16 bits of each parameter, a critic what the actor has.
+    parameter = 2.0 * ("reference" in scores and not job.frozen_offload) + 16.0 * ("critic" in scores)
+    beside = ", ".join(["generation", "log-probs", *scores])
+    line = f"{beside}: this is the actor's update alone; `loadgauge estimate FILE` counts the step"
+    answers = job.answers if job.answers is not None and job.answers.isdecimal() else "0"
+    alone = job.replace(**dict.fromkeys(POSTTRAIN), seq_len=(job.prompt_len or 0) + int(answers) or None)
+    return alone, (Uncounted(line, f"--task {task.name}", parameter=parameter),)
+
+
+def names_beside(job: Job) -> list[str]:
+    """The job files beside the model's that a job names."""
+    return [name.strip() for name in (job.beside or "").split(",") if name.strip()]
+
+
+def read_files(
+    paths: Sequence[str], dialect: str | None, given: Mapping[str, Any], version: str | None, keeping: str | None = None
+) -> tuple[JobFile, ...]:
+    """Reads job files of one job; the first is of `dialect` where it is given. Raises `ConfigError`.
+
+    A configuration that another of the files names is not read a second time.
+    """
+    names = [dialect, *([None] * len(paths))]
+    return tuple(
+        read(
+            load(path), name, file=path, given=given, version=version, keeping=keeping, beside=frozenset(paths) - {path}
+        )
+        for path, name in zip(paths, names, strict=False)
+    )
+
+
+def flags_given(job: Job) -> dict[str, Any]:
+    """The flags of a job that are given, by name, without the model.
+
+    >>> flags_given(Job(model="gpt2", tp=2, qlora=False))
+    {'tp': 2, 'qlora': False}
+    """
+    names = Job.__struct_fields__
+    return {name: value for name in names if name != "model" and (value := getattr(job, name)) is not None}
+
+
+def note(file: JobFile) -> str:
+    """Says in one line how a job file was read; what is not counted goes first.
+
+    >>> note(JobFile(dialect="trl", syntax="yaml", file="job.yaml", job=Job(model=""), unread=("lr", "seed")))
+    'job.yaml is read as trl; 2 of its keys change neither memory nor the time of a step: lr, seed'
+    """
+    unknown = [item.key for item in file.uncounted if not item.known]
+    bounded = [item for item in file.uncounted if item.known]
+    named = {*unknown, *(item.key for item in bounded)}
+    whole = tuple(item.key.removesuffix("*") for item in bounded if item.key.endswith("*"))
+    harmless = [key for key in file.unread if key not in named]
+    harmless = [key for key in harmless if not (whole and key.lstrip("+-").startswith(whole))]
+    parts = [f"{file.file} is read as {f'{file.dialect} {file.version}'.strip()}"]
+    parts += file.remarks
+    if unknown:
+        parts.append(f"{_count(unknown, 'is', 'are')} not known here, and not counted: {', '.join(unknown)}")
+    parts += [f"not counted: {item.note}" for item in bounded]
+    if harmless:
+        parts.append(
+            f"{_count(harmless, 'changes', 'change')} neither memory nor the time of a step: {', '.join(harmless)}"
+        )
+    return "; ".join(parts)
+
+
+def _count(keys: list[str], one: str, several: str) -> str:
+    return f"{len(keys)} of its keys {one if len(keys) == 1 else several}"
+
+
+def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
+    """Return the job of a file with its batch and recompute policy worked out, and without flags that mean nothing.
+
+    extra: what the file states beside fields of `Job`, such as accumulation; model: whose layers `recompute` names, if known
+
+    >>> fill_in(Job(model="", gpus=8, tp=2, micro_batch=3, cp_comm="ring"), Extra(accumulation=2), None).flags()
+    '--gpus 8 --tp 2 --micro-batch 3 --global-batch 24'
+    """
+    changes: dict[str, Any] = {}
+    if job.global_batch is None and extra.accumulation is not None:
+        ranks = 1 if job.gpus is None else trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job)
+        changes["global_batch"] = (job.micro_batch or 1) * extra.accumulation * ranks
+    if extra.generated is not None:
+        ranks = 1 if job.gpus is None else trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job)
+        samples = job.samples or 1
+        changes["prompts"], left = divmod(extra.generated * ranks, samples)
+        if left:
+            raise ConfigError(
+                f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}", key="samples"
+            )
+    if job.recompute is not None and model is not None:
+        framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
+        changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
+    own = FRAMEWORKS.get(job.framework or "")
+    # Where an unsaid loss may be one of several, the usual one says which.
+    usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))
+    meaningless = {
+        "cp_comm": (job.cp or 1) == 1, "schedule": (job.pp or 1) == 1, "base": job.qlora is not True,
+        "seq_len": job.task in TASKS and TASKS[job.task].rollout,  # a prompt and its answer
+        "loss": usual or (model is not None and model.head.kind != "lm"), "lora_rank": not job.lora_rank,
+    }  # fmt: skip
+    return job.replace(**changes, **{name: None for name, drop in meaningless.items() if drop})
+
+
+def model_of(file: JobFile) -> tuple[ModelSpec, str]:
+    """The model that a job file has the sizes or the name of, and a remark where only a similar name is known.
+
+    Raises `ConfigError` where it has neither.
+    """
+    if file.extra.config is not None:
+        from loadgauge.core.families.hf import from_dict
+
+        return from_dict(file.extra.config, file.file, Path(file.file).stem), ""
+    name = file.job.model
+    if not name:
+        raise ConfigError(
+            "says how a model is trained, and not which in a way that is read; `loadgauge convert FILE --to flags`"
+            " prints the flags to give with a MODEL",
+            file=file.file,
+        )
+    next_to_it = Path(file.file).parent / name
+    if not os.path.exists(name) and next_to_it.exists():
+        name = str(next_to_it)
+    try:
+        found = found_model(file.job.replace(model=name, hub=False))
+    except ConfigError as error:
+        raise ConfigError(str(error), file=file.file) from None
+    if found.spec.listed is not None:
+        return found.spec, f"; {found.spec.name} is {found.how}"
+    return found.spec, f"; its model {name} is taken for {found.spec.name}" if found.how else ""
+
+
+def find_alike(name: str) -> str | None:
+    """The model of the catalogue whose sizes a name on the hub has; None where its name does not say.
+
+    >>> find_alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), find_alike("someone/something")
+    ('llama-3.1-8b', None)
+    """
+    alike = derive(name, {known: source.repository for known, source in model_sources().items()})
+    return None if alike is None or alike.changes else alike.base

@@ -1,0 +1,600 @@
+"""Megatron-LM's arguments, on a command line or in a YAML file (`--yaml-cfg`): dashes and underscores are the same.
+
+Ideas that other dialects share take the names of their keys, or a prefix. The sizes of a model are read as a Hugging Face config.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
+
+CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
+MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+
+
+def machines(facts: Facts, before: int | None) -> tuple[int, int]:
+    """GPUs per node and nodes. Where only the total is known, a node has as many GPUs as `before`, or eight."""
+    gpus: int = facts["gpus"]
+    if "nodes" in facts:
+        return facts["gpus_per_node"], facts["nodes"]
+    sizes = (before if before != 1 else None, 8, gpus if gpus < 8 else 1)
+    per_node = next((size for size in sizes if size and gpus % size == 0), 1)
+    return per_node, gpus // per_node
+
+
+def launched(per_node: str = "nproc_per_node", nodes: str = "nnodes", *, argv: bool = True) -> Idea:
+    """The idea of the number of GPUs as torchrun takes it: processes per node, and nodes; `argv`: on a command line only."""
+
+    def read(keys: Keys) -> Facts:
+        if (argv and keys.document.syntax != "argv") or not keys.has(per_node):
+            return {}
+        return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if (argv and keys.document.syntax != "argv") or "gpus" not in facts:
+            return {}
+        return dict(
+            zip((per_node, nodes), machines(facts, keys.whole(per_node) if keys.has(per_node) else None), strict=True)
+        )
+
+    return Idea(keys=(per_node, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
+
+
+def tensor_parallel(tp: str, sp: str, default: bool = False) -> Idea:
+    """The idea of tensor parallelism, and of sequence parallelism, which Megatron switches off where tp is 1."""
+
+    def read(keys: Keys) -> Facts:
+        ranks = keys.whole(tp) or 1
+        shared = keys.flag(sp)
+        return {"tp": ranks, "sequence_parallel": (default if shared is None else shared) and ranks > 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        shared = bool(facts.get("sequence_parallel"))
+        values: dict[str, Any] = {tp: facts.get("tp") or 1}
+        if shared != default or keys.has(sp):
+            values[sp] = shared if shared or default or keys.document.syntax != "argv" else None
+        return values
+
+    return Idea(keys=(tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
+
+
+def pipeline(keys_of: dict[str, str]) -> Idea:
+    """The idea of pipeline parallelism: stages, their chunks, and stages with fewer or more layers.
+
+    keys_of: the keys by what they hold: pp, chunks, chunk_layers, layers, first, last, and possibly size
+    """
+    pp, chunks, layers = keys_of["pp"], keys_of["chunks"], keys_of["chunk_layers"]
+    first, last, count = keys_of["first"], keys_of["last"], keys_of["layers"]
+    also = keys_of.get("size")
+
+    def read(keys: Keys) -> Facts:
+        stages, total = keys.whole(pp) or 1, keys.whole(count)
+        virtual, per_chunk = keys.whole(chunks), keys.whole(layers)
+        if also is not None and keys.has(also):
+            if virtual is not None and virtual != keys.whole(also):
+                raise keys.wrong(also, f"contradicts {keys.document.shown(chunks)} = {virtual}")
+            virtual = keys.whole(also)
+        if virtual is not None and per_chunk is not None:
+            raise keys.wrong(layers, f"goes against {keys.document.shown(chunks)}")
+        if per_chunk is not None:
+            if total is None:
+                raise keys.wrong(layers, f"says nothing without {keys.document.shown(count)}")
+            virtual, left = divmod(total, stages * per_chunk)
+            if left or not virtual:
+                raise keys.wrong(layers, f"{per_chunk} does not divide {total} layers over {stages} stages")
+        virtual = virtual or 1
+        facts: Facts = {"pp": stages, "vpp": virtual if stages > 1 else 1}
+        if stages > 1:
+            facts["schedule"] = "interleaved" if virtual > 1 else "1f1b"
+        ends = keys.whole(first), keys.whole(last)
+        if stages > 1 and ends != (None, None):
+            if total is None:
+                raise keys.wrong(first if ends[0] else last, f"says nothing without {keys.document.shown(count)}")
+            facts["stage_layers"] = _stage_layers(keys, total, stages, *ends)
+        return facts
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        stages = facts.get("pp") or 1
+        values: dict[str, Any] = {pp: stages, chunks: None, layers: None, first: None, last: None}
+        values |= {} if also is None else {also: None}
+        virtual = facts.get("vpp") or 1
+        if stages > 1 and virtual > 1:
+            total = keys.whole(count)
+            if keys.has(layers) and total and total % (stages * virtual) == 0:
+                values[layers] = total // (stages * virtual)
+            else:
+                values[chunks] = virtual
+        if facts.get("stage_layers") and stages > 2:
+            counts = [int(word) for word in facts["stage_layers"].split(",")]
+            if len(counts) == stages and len(set(counts[1:-1])) == 1:
+                values[first] = counts[0] if counts[0] != counts[1] else None
+                values[last] = counts[-1] if counts[-1] != counts[1] else None
+        return values
+
+    return Idea(
+        keys=(pp, chunks, layers, first, last, *([also] if also is not None else [])),
+        facts=("pp", "vpp", "schedule", "stage_layers"), read=read, write=write,
+    )  # fmt: skip
+
+
+def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
+    ends = [end for end in (first, last) if end is not None]
+    per_stage, left = divmod(total - sum(ends), max(1, stages - len(ends)))
+    if left or per_stage < 0:
+        raise keys.wrong(
+            "num_layers", f"{total} layers less {sum(ends)} of the ends cannot be split evenly over the rest"
+        )
+    middle = [per_stage] * (stages - len(ends))
+    counts = ([first] if first is not None else []) + middle + ([last] if last is not None else [])
+    return ",".join(str(count) for count in counts)
+
+
+def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> Idea:
+    """The idea of recomputation: `full` with a method and a number of layers, or `selective` with a list of modules.
+
+    usual: the method where none is given; None: `full` needs one
+    """
+    what, how, count, modules = (
+        f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
+    )
+    owned: tuple[str, ...] = (what, how, count, modules, *([switch] if switch else []))
+
+    def read(keys: Keys) -> Facts:
+        kind = keys.choice(what, {"full": "full", "selective": "selective", "none": "none"}) or "none"
+        if switch and keys.flag(switch):
+            kind = "selective"
+        if kind == "selective":
+            chosen = keys.words(modules) or ["core_attn"]
+            for name in chosen:
+                if name not in MODULES:
+                    raise keys.wrong(modules, f"{name!r} is not one that is read (read: {', '.join(MODULES)})")
+            return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
+        if kind == "none":
+            return {"recompute": "none"}
+        method = keys.choice(how, {"uniform": "group", "block": "layers"}) or usual
+        number = keys.whole(count) or 1
+        if method is None:
+            raise keys.wrong(what, f"full needs {keys.document.shown(how)}")
+        return {"recompute": "full" if (method, number) == ("group", 1) else f"full:{method}={number}"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        word = facts.get("recompute") or "none"
+        values: dict[str, Any] = dict.fromkeys(owned)
+        kind, _, option = word.partition(":")
+        if kind == "none":
+            return values
+        if kind == "selective":
+            return values | {what: "selective"}
+        if kind == "modules":
+            return values | {what: "selective", modules: option.split(",")}
+        key, _, number = option.partition("=")
+        if kind != "full" or key == "every":
+            return {}
+        return values | {what: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
+
+    return Idea(keys=owned, facts=("recompute",), read=read, write=write)
+
+
+def experts(ep: str, etp: str, tp: str, count: str = "num_experts") -> Idea:
+    """The idea of expert parallelism; an expert is split over tp ranks unless etp is given."""
+
+    def read(keys: Keys) -> Facts:
+        ranks = keys.whole(ep) or 1
+        within = keys.whole(etp)
+        if within is None:
+            within = (keys.whole(tp) or 1) if ranks > 1 or keys.has(count) else 1
+        return {"ep": ranks, "etp": within}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        ranks, within = facts.get("ep") or 1, facts.get("etp") or 1
+        routed = ranks > 1 or within > 1 or keys.has(count)
+        return {ep: ranks if ranks > 1 or keys.has(ep) else None, etp: within if routed else None}
+
+    return Idea(keys=(ep, etp), facts=("ep", "etp"), read=read, write=write)
+
+
+def context(cp: str, comm: str) -> Idea:
+    """The idea of context parallelism, and of how its ranks exchange keys and values."""
+
+    def read(keys: Keys) -> Facts:
+        ranks = keys.whole(cp) or 1
+        words = set(keys.words(comm) or ["p2p"]) & set(CP_COMM) or {"p2p"}
+        given = set(keys.words(comm) or []) - {"p2p", "a2a", "allgather"}
+        if any("+" in word for word in given) or len(words) > 1:
+            raise keys.wrong(comm, "one kind of exchange for all layers is read: p2p, a2a or allgather")
+        return {"cp": ranks, "cp_comm": CP_COMM[words.pop()] if ranks > 1 else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        ranks = facts.get("cp") or 1
+        word = {ours: theirs for theirs, ours in CP_COMM.items()}[facts.get("cp_comm") or "ring"]
+        return {cp: ranks, comm: word if ranks > 1 and (word != "p2p" or keys.has(comm)) else None}
+
+    return Idea(keys=(cp, comm), facts=("cp", "cp_comm"), read=read, write=write)
+
+
+# -- number formats, sharded states, the optimizer, overlap, offload -----------------------------------------------------
+
+FP8 = {"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
+STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def precision() -> Idea:
+    """The idea of the precision: 16 bits, and 8 or 4 bits in the matrix products."""
+    owned = names_in(
+        """
+        bf16 fp16 grad_reduce_in_bf16 fp8_format fp8_recipe fp4_format fp4_recipe fp8_param_gather fp4_param_gather
+        reuse_grad_buf_for_mxfp8_param_ag fp8_hybrid fp8_e4m3 accumulate_allreduce_grads_in_fp32 fp8 fp4
+        """
+    )
+
+    def read(keys: Keys) -> Facts:
+        half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
+        if keys.flag("bf16") and keys.flag("fp16"):
+            raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+        eight = keys.has("fp8_format", "fp8") or keys.flag("fp8_hybrid") or keys.flag("fp8_e4m3")
+        if eight or keys.has("fp4_format", "fp4"):
+            if not eight:
+                keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
+            name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
+            primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
+            return {"precision": f"{name}-primary" if primary else name}
+        if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":
+            return {"precision": "bf16-mixed-16"}
+        return {"precision": half or "fp32"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values: dict[str, Any] = dict.fromkeys(owned)
+        asked: str = facts["precision"]
+        name = {"bf16-mixed-18": "bf16", "fp16-mixed-18": "fp16", "fp8": "fp8-tensorwise"}.get(asked, asked)
+        plain, primary = name.removesuffix("-primary"), name.endswith("-primary")
+        backward = {ours: theirs for theirs, ours in FP8.items()}
+        if name in ("bf16", "fp16"):
+            return values | {name: True}
+        if name == "bf16-mixed-16":
+            return values | {"bf16": True, "grad_reduce_in_bf16": True}
+        if name == "fp32":
+            return values
+        if plain == "nvfp4":
+            primary_too = {"fp4_param_gather": primary or None}
+            return values | {"bf16": True, "fp4_format": "e2m1", "fp4_recipe": "nvfp4"} | primary_too
+        if plain not in backward:
+            return {}
+        reuse = True if primary and plain == "mxfp8" else None
+        shape = "e4m3" if plain == "mxfp8" else "hybrid"
+        return values | {
+            "bf16": True, "fp8_format": shape, "fp8_recipe": backward[plain], "fp8_param_gather": primary or None,
+            "reuse_grad_buf_for_mxfp8_param_ag": reuse,
+        }  # fmt: skip
+
+    return Idea(keys=owned, facts=("precision",), read=read, write=write)
+
+
+def zero() -> Idea:
+    """The idea of ZeRO: the distributed optimizer is stage 1, Megatron's and PyTorch's FSDP have stages of their own."""
+    owned = names_in(
+        """
+        use_distributed_optimizer use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy use_torch_fsdp2
+        torch_fsdp2_no_reshard_after_forward num_distributed_optimizer_instances
+        """
+    )
+
+    def read(keys: Keys) -> Facts:
+        replicas = keys.whole("num_distributed_optimizer_instances") or 1
+        torch = keys.flag("use_torch_fsdp2")
+        fsdp = keys.flag("use_megatron_fsdp") or keys.flag("use_custom_fsdp")
+        if torch and fsdp:
+            raise keys.wrong("use_torch_fsdp2", f"contradicts {keys.document.shown('use_megatron_fsdp')}")
+        if torch:
+            return {"zero": 2 if keys.flag("torch_fsdp2_no_reshard_after_forward") else 3, "replicas": replicas}
+        if fsdp:
+            stage = keys.choice("data_parallel_sharding_strategy", STRATEGIES)
+            return {"zero": 3 if stage is None else stage, "replicas": replicas if stage != 0 else 1}
+        stage = 1 if keys.flag("use_distributed_optimizer") else 0
+        return {"zero": stage, "replicas": replicas if stage else 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        stage, replicas = facts.get("zero") or 0, facts.get("replicas") or 1
+        values: dict[str, Any] = dict.fromkeys(owned)
+        if stage:
+            values["use_distributed_optimizer"] = True
+            values["num_distributed_optimizer_instances"] = replicas if replicas > 1 else None
+        if stage > 1:
+            word = {number: name for name, number in STRATEGIES.items()}[stage]
+            values |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": word}
+        return values
+
+    return Idea(keys=owned, facts=("zero", "replicas"), read=read, write=write)
+
+
+def overlap() -> Idea:
+    """The idea of overlapped communication; the ring of context parallelism and FSDP's prefetch have no switch."""
+    owned = names_in(
+        """
+        overlap_grad_reduce overlap_param_gather tp_comm_overlap overlap_moe_expert_parallel_comm overlap_p2p_comm
+        no_overlap_p2p_communication
+        """
+    )
+    grads, params, tensor, experts_too, stages, switched_off = owned
+
+    def read(keys: Keys) -> Facts:
+        if not keys.has(*owned):
+            return {}
+        hidden = {"cp", "prefetch"}
+        hidden |= {name for name, key in (("dp", grads), ("tp", tensor), ("ep", experts_too)) if keys.flag(key)}
+        hidden |= {"pp"} if keys.flag(stages) is not False and not keys.flag(switched_off) else set()
+        return {"overlap": ",".join(sorted(hidden))}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        hidden = {name.strip() for name in facts["overlap"].split(",")}
+        if not hidden >= {"cp", "prefetch"} or hidden & {"launch"}:
+            return {}
+        on = {grads: "dp" in hidden, params: "dp" in hidden and bool(facts.get("zero")), tensor: "tp" in hidden}
+        values: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
+        if keys.document.syntax == "argv":
+            return {key: value or None for key, value in values.items()} | {
+                switched_off: None if "pp" in hidden else True
+            }
+        return {key: value or None for key, value in values.items()} | {stages: None if "pp" in hidden else False}
+
+    return Idea(keys=owned, facts=("overlap",), read=read, write=write)
+
+
+def optimizer() -> Idea:
+    """The idea of the optimizer; `adam` is AdamW, as weight decay is decoupled."""
+    names = {
+        "adam": "adamw",
+        "adamw": "adamw",
+        "sgd": "sgd-momentum",
+        "muon": "muon",
+        "dist_muon": "muon",
+        "lion": "lion",
+    }
+    owned = ("optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "use_precision_aware_optimizer", "sgd_momentum")
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice("optimizer", names) or "adamw"
+        moments = {keys.word("exp_avg_dtype") or "fp32", keys.word("exp_avg_sq_dtype") or "fp32"}
+        if moments != {"fp32"}:
+            key = "exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype"
+            raise keys.wrong(key, "moments other than fp32 are not read")
+        if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
+            name = "sgd"
+        return {"optimizer": name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts["optimizer"]
+        theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
+        if theirs is None:
+            return {}
+        values: dict[str, Any] = {"optimizer": theirs}
+        if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
+            values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
+        return values
+
+    return Idea(keys=owned, facts=("optimizer",), read=read, write=write)
+
+
+def loss(prefix: str = "") -> Idea:
+    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's."""
+    switch, kind = f"{prefix}cross_entropy_loss_fusion", f"{prefix}cross_entropy_fusion_impl"
+    forms = {"native": "jit", "te": "fused"}
+
+    def read(keys: Keys) -> Facts:
+        chosen = keys.choice(kind, forms) if keys.flag(switch) else None
+        return {"loss": (chosen or "jit") if keys.flag(switch) else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = facts["loss"]
+        backward = {ours: theirs for theirs, ours in forms.items()}
+        if wanted in backward:
+            return {switch: True, kind: backward[wanted]}
+        return {switch: None, kind: None} if wanted in ("auto", "inplace") else {}
+
+    return Idea(keys=(switch, kind), facts=("loss",), read=read, write=write)
+
+
+def offload(prefix: str = "", share: float | None = None) -> Idea:
+    """The idea of the optimizer in host memory, all of it or nothing; `share`: what is written where it is offloaded."""
+    switch, part = f"{prefix}optimizer_cpu_offload", f"{prefix}optimizer_offload_fraction"
+
+    def read(keys: Keys) -> Facts:
+        given = keys.real(part)
+        if not keys.flag(switch) or given == 0:
+            return {"offload": "none"}
+        if given not in (None, 1.0):
+            raise keys.wrong(part, f"a part ({given}) is not read; 0 or 1 is")
+        return {"offload": "optimizer"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts["offload"] == "optimizer":
+            return {switch: True, part: share}
+        return {switch: None, part: None} if facts["offload"] == "none" else {}
+
+    return Idea(keys=(switch, part), facts=("offload",), read=read, write=write)
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+SIZES = {
+    "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads",
+    "ffn_hidden_size": "intermediate_size", "num_query_groups": "num_key_value_heads", "kv_channels": "head_dim",
+    "max_position_embeddings": "max_position_embeddings", "vocab_size": "vocab_size", "num_experts": "num_local_experts",
+    "moe_ffn_hidden_size": "moe_intermediate_size", "moe_router_topk": "num_experts_per_tok",
+}  # fmt: skip
+OTHER = names_in(
+    """
+    swiglu untie_embeddings_and_output_weights disable_bias_linear group_query_attention add_qkv_bias qk_layernorm
+    multi_latent_attention normalization position_embedding_type padded_vocab_size hidden_dropout attention_dropout
+    tokenizer_model no_position_embedding
+    """
+)
+BEYOND = names_in(
+    """
+    multi_latent_attention moe_shared_expert_intermediate_size moe_layer_freq hybrid_layer_pattern
+    hybrid_override_pattern mtp_num_layers window_size linear_attention_freq add_qkv_bias
+    experimental_attention_variant heterogeneous_layers_config_path moe_shared_expert_gate encoder_num_layers
+    decoder_num_layers squared_relu quick_geglu openai_gelu
+    """
+)
+"""Arguments of models that these few sizes do not describe."""
+GPT2_VOCABULARY = 50_257
+
+
+def _read(keys: Keys) -> Facts:
+    if not keys.has("num_layers", "hidden_size"):
+        name = keys.raw("tokenizer_model")
+        plain = isinstance(name, str) and "$" not in name and "/" in name and not name.endswith((".model", ".json"))
+        return {"model": name} if plain else {}
+    for key in BEYOND:
+        if keys.has(key) and keys.raw(key) is not False:
+            return {}
+    sizes = {theirs: value for ours, theirs in SIZES.items() if (value := keys.whole(ours)) is not None}
+    if "num_attention_heads" not in sizes or "hidden_size" not in sizes or "num_hidden_layers" not in sizes:
+        return {}
+    gated = keys.flag("swiglu")
+    if "vocab_size" not in sizes:
+        padded = keys.whole("padded_vocab_size")
+        if padded is None and not keys.has("vocab_file"):
+            return {}
+        sizes["vocab_size"] = padded or GPT2_VOCABULARY
+    if not keys.flag("group_query_attention") or "num_key_value_heads" not in sizes:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    routed = sizes.pop("num_local_experts", None)
+    width, topk = sizes.pop("moe_intermediate_size", None), sizes.pop("num_experts_per_tok", None)
+    hidden = sizes["hidden_size"]
+    config: dict[str, Any] = {"tie_word_embeddings": not keys.flag("untie_embeddings_and_output_weights"), **sizes}
+    if gated and keys.word("normalization") == "RMSNorm":
+        config.setdefault("intermediate_size", int(4 * hidden * 2 / 3) // 64 * 64)
+        if not keys.flag("disable_bias_linear"):
+            return {}
+        if routed:
+            config |= {"num_local_experts": routed, "num_experts_per_tok": topk or 2}
+            if width:
+                config["intermediate_size"] = width
+            return {"config": config | {"model_type": "mixtral"}}
+        return {"config": config | {"model_type": "qwen3" if keys.flag("qk_layernorm") else "llama"}}
+    if gated or routed or keys.flag("group_query_attention") or keys.flag("disable_bias_linear"):
+        return {}
+    if (keys.word("normalization") or "LayerNorm") != "LayerNorm":
+        return {}
+    if (keys.word("position_embedding_type") or "learned_absolute") != "learned_absolute":
+        return {}
+    return {
+        "config": {
+            "model_type": "gpt2", "n_layer": sizes["num_hidden_layers"], "n_head": sizes["num_attention_heads"],
+            "n_embd": hidden, "n_inner": sizes.get("intermediate_size"), "vocab_size": sizes["vocab_size"],
+            "n_positions": sizes.get("max_position_embeddings", 1024),
+            "tie_word_embeddings": config["tie_word_embeddings"],
+        }
+    }  # fmt: skip
+
+
+PLAIN = {
+    "attention_bias": (False, None), "mlp_bias": (False, None), "hidden_act": ("silu", None), "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+}  # fmt: skip
+"""What these few arguments mean without saying it."""
+
+
+def missing_sizes(config: dict[str, Any]) -> bool:
+    """Whether the arguments cannot express a model's config; those of Llama, Qwen 3 and Mixtral they can.
+
+    >>> missing_sizes({"model_type": "llama", "hidden_size": 8}), missing_sizes({"model_type": "llama", "attention_bias": True})
+    (False, True)
+    """
+    if config.get("model_type") not in ("llama", "qwen3", "mixtral"):
+        return True
+    return any(config.get(key) not in values for key, values in PLAIN.items())
+
+
+def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
+    config = facts.get("config")
+    if config is None or missing_sizes(config):
+        return {}
+    routed, heads = config["model_type"] == "mixtral", config["num_attention_heads"]
+    groups = config.get("num_key_value_heads") or heads
+    values: dict[str, Any] = {ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None}
+    if routed:
+        values |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
+    values |= {
+        "normalization": "RMSNorm", "position_embedding_type": "rope", "swiglu": True, "disable_bias_linear": True,
+        "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings") or None,
+        "group_query_attention": True if groups != heads else None, "num_query_groups": groups if groups != heads else None,
+        "qk_layernorm": True if config["model_type"] == "qwen3" else None,
+    }  # fmt: skip
+    return values
+
+
+MODEL = Idea(
+    keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND, "vocab_file"))),
+    facts=("model", "config"),
+    read=_read,
+    write=_write,
+)
+
+
+LAYOUT = (
+    tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
+    pipeline({
+        "pp": "pipeline_model_parallel_size", "chunks": "num_virtual_stages_per_pipeline_rank", "layers": "num_layers",
+        "size": "virtual_pipeline_model_parallel_size", "chunk_layers": "num_layers_per_virtual_pipeline_stage",
+        "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
+    }),
+    context("context_parallel_size", "cp_comm_type"),
+    experts("expert_model_parallel_size", "expert_tensor_parallel_size", "tensor_model_parallel_size"),
+)  # fmt: skip
+ATTENTION = row("attention", "attention_backend", default="flash", words=TRANSFORMER_ENGINE)
+"""The layout and the kernel of attention, by Megatron's arguments; slime passes them on."""
+
+SECTIONS = {
+    "model_parallel": """
+        tensor_model_parallel_size pipeline_model_parallel_size sequence_parallel virtual_pipeline_model_parallel_size
+        context_parallel_size expert_model_parallel_size expert_tensor_parallel_size bf16 fp16
+    """,
+    "language_model": """
+        recompute_granularity recompute_method recompute_num_layers recompute_modules fp8 num_layers hidden_size
+        num_attention_heads num_query_groups ffn_hidden_size
+    """,
+}
+"""Where keys belong in a YAML file."""
+OTHER_PROGRAMS = {
+    r"\bpretrain_(?:bert|t5|ict|vision\w*|vlm|retro|mimo|dino|realm)\w*\.py\b": "trains another model than a GPT",
+}
+"""Command lines of Megatron's that train something else."""
+MEGATRON = Dialect(
+    name="megatron",
+    title="Megatron-LM arguments",
+    versions="Megatron-LM of 2026-08 (core 0.16 - 0.18); older names of arguments are read too",
+    syntaxes=("argv", "yaml"),
+    framework="megatron",
+    style="switch",
+    marks=words(
+        """
+        tensor_model_parallel_size pipeline_model_parallel_size micro_batch_size global_batch_size num_layers
+        use_distributed_optimizer ffn_hidden_size num_attention_heads seq_length context_parallel_size
+        expert_model_parallel_size recompute_granularity
+        """),
+    sections={key: section for section, keys in SECTIONS.items() for key in keys.split()},
+    blank={"argv": "torchrun --nproc-per-node 1 --nnodes 1 pretrain_gpt.py\n", "yaml": "language_model:\nmodel_parallel:\n"},
+    ideas=(
+        launched(),
+        *LAYOUT,
+        zero(),
+        recompute(switch="recompute_activations"),
+        row("micro_batch", "micro_batch_size"),
+        row("global_batch", "global_batch_size"),
+        row("seq_len", "seq_length", "encoder_seq_length"),
+        precision(),
+        optimizer(),
+        overlap(),
+        offload(),
+        ATTENTION,
+        row("order", "use_tp_pp_dp_mapping", words={"true": "tp,cp,ep,pp,dp", "false": "tp,cp,ep,dp,pp"}),
+        loss(),
+        MODEL,
+    ),
+    programs=OTHER_PROGRAMS,
+)  # fmt: skip

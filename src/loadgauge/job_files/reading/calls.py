@@ -1,0 +1,247 @@
+"""Keyword arguments of the calls in a Python script or a notebook, as a document. It is parsed and never run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.job_files.ideas.table import MISSING
+
+MOST_NODES = 50_000
+DEEPEST = 60
+MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
+"""Lines of a notebook that are IPython's or the shell's."""
+
+
+class Calls:
+    """The keyword arguments of some calls; a key is the section of its call and the keyword, such as `peft.r`.
+
+    A value that is no literal, nor a name that one literal is assigned to, is its source text after a dollar sign: what it
+    will be is known only where the script runs.
+
+    sections: the section of a call by the last two names of what is called, such as `FastLanguageModel.from_pretrained`
+    first: of a section, the keyword that its first positional argument is
+
+    >>> script = "size = 2048  # tokens\\nm = F.load(name, max_seq_length=size, load_in_4bit=True)\\n"
+    >>> document = Calls(script, {"F.load": "model"}, {"model": "model_name"})
+    >>> [(key, document.get(key)) for key in document.names()]
+    [('model.model_name', '$name'), ('model.max_seq_length', 2048), ('model.load_in_4bit', True)]
+    >>> document.put("model.load_in_4bit", False)
+    >>> document.put("model.dtype", None)
+    >>> print(document.text(), end="")
+    size = 2048  # tokens
+    m = F.load(name, max_seq_length=size, load_in_4bit=False, dtype=None)
+    """
+
+    syntax = "python"
+
+    def __init__(self, text: str, sections: Mapping[str, str], first: Mapping[str, str]) -> None:
+        self.source, self.sections, self.first = text, sections, first
+        self.notebook = text.lstrip().startswith("{")
+        self._parse()
+
+    def _parse(self) -> None:
+        code = _cells(self.source) if self.notebook else self.source
+        tree = _tree(MAGIC.sub("", code) if self.notebook else code)
+        self.lines = _starts(code)
+        self.constants = _constants(tree)
+        self.values: dict[str, ast.expr] = {}
+        self.calls: dict[str, ast.Call] = {}
+        self.programs: list[str] = []
+        doubtful: set[str] = set()
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = _called(call.func)
+            self.programs.append(name)
+            section = self.sections.get(name)
+            if section is None:
+                continue
+            self.calls.setdefault(section, call)
+            for keyword, value in self._arguments(section, call):
+                key = f"{section}.{keyword}"
+                if key in self.values and ast.dump(self.values[key]) != ast.dump(value):
+                    doubtful.add(key)
+                self.values.setdefault(key, value)
+        self.doubtful = doubtful
+
+    def _arguments(self, section: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        if call.args and section in self.first:
+            yield self.first[section], call.args[0]
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                yield from self._spread(keyword.value)
+            else:
+                yield keyword.arg, keyword.value
+
+    def _spread(self, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+        """`**{...}` and `**dict(...)`; any other is left as one key that no list has."""
+        if isinstance(value, ast.Name):
+            value = self.constants.get(value.id, value)
+        if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
+            for key, inner in zip(value.keys, value.values, strict=True):
+                yield str(key.value) if isinstance(key, ast.Constant) else "", inner
+        else:
+            yield "**arguments", value
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The names of all that is called, in order."""
+        return tuple(self.programs)
+
+    def names(self) -> tuple[str, ...]:
+        """Every key that has a value, in order."""
+        return tuple(self.values)
+
+    def get(self, key: str) -> Any:
+        """The value of a key: a literal, `$source` where it is none, or `MISSING`.
+
+        Raises `ConfigError` where two calls differ.
+        """
+        if key not in self.values:
+            return MISSING
+        if key in self.doubtful:
+            raise ConfigError("has different values in several calls; a script is not run, so keep one", key=key)
+        return self._value(self.values[key])
+
+    def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            node = self.constants.get(node.id, node)
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return f"${ast.unparse(node)[:200]}"
+        return list(value) if isinstance(value, tuple | set) else value
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets the value of a keyword in place, or adds it to its call. Raises `ConfigError` for a notebook, or without a call."""
+        self._must_be_script()
+        section, _, keyword = key.partition(".")
+        node = self.values.get(key)
+        written = repr(value)
+        if node is not None:
+            self._splice(self._place(node), written)
+            return
+        call = self.calls.get(section)
+        if call is None:
+            raise ConfigError(f"has no call that takes {keyword}", key=key)
+        parts: list[Any] = [*call.args, *call.keywords]
+        last = max(parts, key=lambda part: (part.end_lineno, part.end_col_offset), default=None)
+        if last is None:
+            end = self._offset(call.end_lineno, call.end_col_offset) - 1
+            self._splice((end, end), f"{keyword}={written}")
+            return
+        end = self._offset(last.end_lineno, last.end_col_offset)
+        start = self._offset(last.lineno, last.col_offset)
+        line = self.source.rfind("\n", 0, start) + 1
+        alone = not self.source[line:start].strip()
+        spaced = " = " if re.search(r"\w = ", self.source[start:end]) else "="
+        joint = f",\n{self.source[line:start]}" if alone else ", "
+        self._splice((end, end), f"{joint}{keyword}{spaced}{written}")
+
+    def drop(self, key: str) -> None:
+        """Removes a keyword from its call if it is there. Raises `ConfigError` for a notebook."""
+        section, _, name = key.partition(".")
+        call = self.calls.get(section)
+        found = None if call is None else next((word for word in call.keywords if word.arg == name), None)
+        if found is None:
+            return
+        self._must_be_script()
+        start = self._offset(found.lineno, found.col_offset)
+        end = self._offset(found.end_lineno, found.end_col_offset)
+        after = re.match(r"\s*,[ \t]*(#[^\n]*)?(\n[ \t]*)?", self.source[end:])
+        if after is not None:
+            self._splice((start, end + after.end()), "")
+        else:
+            before = self.source[:start].rstrip().removesuffix(",")
+            self._splice((len(before), end), "")
+
+    def _must_be_script(self) -> None:
+        if self.notebook:
+            raise ConfigError("a notebook is read and not written; export it as a script first")
+
+    def _splice(self, place: tuple[int, int], text: str) -> None:
+        self.source = self.source[: place[0]] + text + self.source[place[1] :]
+        self._parse()
+
+    def _place(self, node: ast.expr) -> tuple[int, int]:
+        return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno, node.end_col_offset)
+
+    def _offset(self, line: int | None, column: int | None) -> int:
+        """The place of a line and a column, which Python counts in bytes of UTF-8."""
+        assert line is not None
+        assert column is not None
+        start = self.lines[line - 1]
+        return start + len(self.source[start:].encode()[:column].decode(errors="ignore"))
+
+    def shown(self, key: str) -> str:
+        """The keyword as the script spells it."""
+        return key.partition(".")[2] or key
+
+    def text(self) -> str:
+        """The script with all changes."""
+        return self.source
+
+
+def _cells(text: str) -> str:
+    """The code of a notebook, cell after cell."""
+    try:
+        cells = json.loads(text)["cells"]
+        parts = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+        return "\n".join("".join(part) if isinstance(part, list) else str(part) for part in parts) + "\n"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError("is no notebook (JSON with cells of code)") from None
+
+
+def _tree(code: str) -> ast.Module:
+    try:
+        tree = ast.parse(code)
+    except SyntaxError as error:
+        raise ConfigError(f"is not valid Python: {error.msg} (line {error.lineno})") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise ConfigError("is nested too deeply, or holds what is not text") from None
+    stack: list[tuple[ast.AST, int]] = [(tree, 0)]
+    count = 0
+    while stack:
+        node, depth = stack.pop()
+        count += 1
+        if count > MOST_NODES or depth > DEEPEST:
+            raise ConfigError(f"is nested too deeply, or has more than {MOST_NODES} parts")
+        stack += [(inner, depth + 1) for inner in ast.iter_child_nodes(node)]
+    return tree
+
+
+def _starts(code: str) -> list[int]:
+    """Where each line begins."""
+    return [0, *(place + 1 for place, letter in enumerate(code) if letter == "\n")]
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Names that one value alone is assigned to, anywhere in a script."""
+    found: dict[str, ast.expr] = {}
+    several: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            name, value = node.target.id, node.value
+        elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
+            several.add(node.target.id)
+            continue
+        else:
+            continue
+        if name in found and ast.dump(found[name]) != ast.dump(value):
+            several.add(name)
+        found[name] = value
+    return {name: value for name, value in found.items() if name not in several}
+
+
+def _called(function: ast.expr) -> str:
+    """The last two names of what is called: `FastLanguageModel.from_pretrained`, `SFTConfig`."""
+    if isinstance(function, ast.Attribute):
+        owner = function.value
+        name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+        return f"{name}.{function.attr}" if name else function.attr
+    return function.id if isinstance(function, ast.Name) else ""

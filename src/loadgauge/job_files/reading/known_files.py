@@ -1,0 +1,53 @@
+"""DeepSpeed configurations that come with a tool, known by name where the file itself is not at hand.
+
+They are in `data/deepspeed_files.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.package_data import read_data
+
+# All of them leave these to the trainer.
+_AUTO: dict[str, Any] = {
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
+    "gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"},
+}  # fmt: skip
+
+
+class KnownFile(msgspec.Struct, frozen=True):
+    """A configuration of a tool: its content as JSON, the tool, and where it is published."""
+
+    content: str
+    tool: str
+    source: str
+
+
+@cache
+def _tools() -> dict[str, Any]:
+    return tomllib.loads(read_data("deepspeed_files.toml"))
+
+
+def known_file(path: str) -> KnownFile | None:
+    """Return the configuration that a path names; None for one that no tool is known to come with.
+
+    A name such as zero2.json, which anybody may have given, counts only with its folder.
+
+    >>> known_file("examples/deepspeed/ds_z3_config.json").tool, known_file("zero2.json")
+    ('LLaMA-Factory', None)
+    """
+    words = path.replace("\\", "/")
+    for tool in _tools().values():
+        for name, content in tool["files"].items():
+            if f"/{words}".endswith(f"/{name}"):
+                auto = (
+                    _AUTO if "fp16" in content or content.get("bf16") is None else {**_AUTO, "fp16": {"enabled": False}}
+                )
+                return KnownFile(json.dumps({**auto, **content}), tool["tool"], tool["source"])
+    return None

@@ -1,0 +1,176 @@
+"""A YAML file over the files that it names as `defaults:`, with `${a.b}` in the place of other values.
+
+The first of them is beneath, the file itself on top; a file that is not there is one of the tool's own, or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.job_files.ideas.table import MISSING
+from loadgauge.job_files.reading.nested import Nested
+
+DEEPEST = 10
+"""Files over each other."""
+REFERENCE = re.compile(r"\$\{\s*(\.*[A-Za-z_][\w.]*)\s*\}")
+PRODUCT = re.compile(r"\$\{\s*(mul|div)\s*:\s*([^{},]{1,80}?)\s*,\s*([^{},]{1,80}?)\s*\}")
+REPLACES = "_override_"
+"""A key of a section that takes the place of those beneath."""
+Reader = Callable[[str], Nested]
+
+
+class Layered:
+    """A file's own keys over those beneath it. Changes are made in the file itself.
+
+    layers: flat keys and values, the lowest first
+    """
+
+    syntax = "yaml"
+
+    def __init__(self, own: Nested, layers: list[Mapping[str, Any]], key: str = "defaults") -> None:
+        self.own, self.layers, self.key = own, layers, key
+        self.known: dict[str, Any] | None = None
+
+    def _flat(self) -> dict[str, Any]:
+        if self.known is None:
+            found: dict[str, Any] = {}
+            for layer in [*self.layers, _flat(self.own)]:
+                found = _over(found, layer)
+            self.known = {name: value for name, value in found.items() if name.split(".")[0] != self.key}
+        return self.known
+
+    def names(self) -> tuple[str, ...]:
+        """Every key of any layer."""
+        return tuple(self._flat())
+
+    def get(self, key: str) -> Any:
+        """The value of a key in the uppermost layer that has it, with what it refers to; a mapping for a section."""
+        flat = self._flat()
+        if key in flat:
+            return _resolved(key, flat[key], flat, 0)
+        inside = {name[len(key) + 1 :]: value for name, value in flat.items() if name.startswith(f"{key}.")}
+        return inside or MISSING
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets the value of a key in the file itself."""
+        self.own.put(key, value)
+        self.known = None
+
+    def drop(self, key: str) -> None:
+        """Removes a key; one of a layer beneath is set to nothing."""
+        self.own.drop(key)
+        self.known = None
+        if self._flat().get(key) not in (None, ""):
+            self.put(key, None)
+
+    def shown(self, key: str) -> str:
+        """The path of a key."""
+        return self.own.shown(key)
+
+    def text(self) -> str:
+        """The file itself with all changes."""
+        return self.own.text()
+
+
+def _over(beneath: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """One layer over others: a value hides the section beneath it, and a section the value."""
+    whole = {name.rpartition(".")[0] for name in layer if name.rpartition(".")[2] == REPLACES}
+    above = {part for name in layer for part in _sections(name)}
+    kept = {
+        name: value for name, value in beneath.items()
+        if name not in above and not any(part in whole or part in layer for part in _sections(name))
+    }  # fmt: skip
+    return kept | {name: value for name, value in layer.items() if name.rpartition(".")[2] != REPLACES}
+
+
+def _sections(name: str) -> list[str]:
+    """The sections that a key is in.
+
+    >>> _sections("a.b.c")
+    ['a', 'a.b']
+    """
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _resolved(key: str, value: Any, flat: Mapping[str, Any], depth: int) -> Any:
+    """A value with what it refers to in its place; what cannot be resolved keeps its dollar sign."""
+    if not isinstance(value, str) or "${" not in value or depth > DEEPEST or len(value) > 500:
+        return value
+    whole = REFERENCE.fullmatch(value.strip())
+    if whole is not None:
+        name = _absolute(key, whole[1])
+        return _resolved(name, flat[name], flat, depth + 1) if name in flat else value
+
+    def of_name(match: re.Match[str]) -> str:
+        name = _absolute(key, match[1])
+        found = _resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
+        return str(found)
+
+    text = REFERENCE.sub(of_name, value)
+    for _ in range(DEEPEST):
+        product = PRODUCT.search(text)
+        if product is None:
+            break
+        text = text.replace(product[0], _multiplied(*product.groups()), 1)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else text
+
+
+def _multiplied(how: str, first: str, second: str) -> str:
+    words = [first.strip(), second.strip()]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+        return "$(unknown)"
+    one, other = map(int, words)
+    if how == "div":
+        return str(one // other) if other else "$(unknown)"
+    return str(one * other)
+
+
+def _absolute(key: str, name: str) -> str:
+    """The key that a reference names: `.a` beside the key that has it, `..a` beside its section."""
+    dots = len(name) - len(name.lstrip("."))
+    if not dots:
+        return name
+    return ".".join([*key.split(".")[:-dots], name.lstrip(".")])
+
+
+def layered(
+    own: Nested, file: str, read: Reader, bundled: Mapping[str, Mapping[str, Any]], key: str = "defaults"
+) -> Layered:
+    """The document over the files that it names. Raises `ConfigError` where one is neither there nor known.
+
+    read: parses the file of a path; bundled: the tool's own files by name, as flat keys
+    """
+    return Layered(own, _beneath(_flat(own), file, read, bundled, key, 0), key)
+
+
+def _flat(document: Nested) -> dict[str, Any]:
+    return {name: document.get(name) for name in document.names()}
+
+
+def _beneath(
+    flat: Mapping[str, Any], file: str, read: Reader, bundled: Mapping[str, Mapping[str, Any]], key: str, depth: int
+) -> list[Mapping[str, Any]]:
+    """The layers beneath a file, the lowest first."""
+    named = flat.get(key)
+    names = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError("must name one file, or be a list of files", key=key, file=file)
+    if depth > DEEPEST:
+        raise ConfigError(f"more than {DEEPEST} files are over each other", key=key, file=file)
+    layers: list[Mapping[str, Any]] = []
+    for name in names:
+        place = Path(file).parent / name
+        if file and place.is_file():
+            where = str(place)
+            inner: Mapping[str, Any] = _flat(read(where))
+        elif Path(name).name in bundled:
+            inner, where = bundled[Path(name).name], ""
+        else:
+            raise ConfigError(f"names {name}, which is not there", key=key, file=file)
+        layers += [*_beneath(inner, where, read, bundled, key, depth + 1), inner]
+    return layers

@@ -1,0 +1,316 @@
+"""JSON, YAML and TOML as documents whose keys are paths with dots. They are read as data and written back as they were."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.families.hf import decode
+from loadgauge.job_files.ideas.table import MISSING
+
+DEEPEST = 40
+MOST_KEYS = 20_000
+MOST_VALUES = 100_000
+"""Values of a YAML file with every alias written out; a file of the largest size has fewer without aliases."""
+INDENT = 2
+
+
+class Nested:
+    """Mappings within mappings. `sections`: the section of a key without dots, in a file that has sections.
+
+    >>> document = json_document('{"zero_optimization": {"stage": 2}, "lr": 1e-5}')
+    >>> document.names()
+    ('zero_optimization.stage', 'lr')
+    >>> document.put("zero_optimization.stage", 3)
+    >>> print(document.text())
+    {"zero_optimization": {"stage": 3}, "lr": 1e-5}
+    """
+
+    def __init__(
+        self,
+        syntax: str,
+        root: Any,
+        dump: Callable[[Any], str],
+        table: Callable[[], Any] = dict,
+        sections: dict[str, str] | None = None,
+    ) -> None:
+        self.syntax, self.root, self.dump, self.table = syntax, root, dump, table
+        self.sections = sections or {}
+        self._find()
+
+    def _find(self) -> None:
+        """Finds the keys as a table names them, and their places."""
+        self.paths = {self._named(path): path for path in _leaves(self.root)}
+
+    def _named(self, path: tuple[str, ...]) -> str:
+        if self.sections and (len(path) == 1 or path[0] in self.sections.values()):
+            return path[-1].replace("-", "_")
+        return ".".join(path)
+
+    def _place(self, key: str) -> tuple[str, ...]:
+        if key in self.paths:
+            return self.paths[key]
+        if self.sections:
+            section = self.sections.get(key)
+            return (section, key) if section is not None and section in self.root else (key,)
+        return tuple(key.split("."))
+
+    def names(self) -> tuple[str, ...]:
+        """The paths of all values, in order."""
+        return tuple(self.paths)
+
+    def get(self, key: str) -> Any:
+        """The value of a key; a mapping where the key is that of a section; `MISSING` where there is none."""
+        node = self.root
+        for name in self._place(key):
+            if not isinstance(node, dict) or name not in node:
+                return MISSING
+            node = node[name]
+        return node
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets the value of a key in place, or adds the key and the sections around it."""
+        place = self._place(key)
+        node = self.root
+        for name in place[:-1]:
+            if not isinstance(node.get(name), dict):
+                node[name] = self.table()
+            node = node[name]
+        node[place[-1]] = value
+        self._find()
+
+    def drop(self, key: str) -> None:
+        """Removes a key if it is there, and keeps the comments after it."""
+        place = self._place(key)
+        if self.get(key) is MISSING:
+            return
+        node = self.root
+        for name in place[:-1]:
+            node = node[name]
+        _keep_comments(node, place[-1])
+        del node[place[-1]]
+        self._find()
+
+    def shown(self, key: str) -> str:
+        """The path of a key as the file spells it, or would."""
+        return ".".join(self._place(key))
+
+    def text(self) -> str:
+        """The file with all changes."""
+        return self.dump(self.root)
+
+
+def _leaves(root: Any) -> Iterator[tuple[str, ...]]:
+    """The path of every value that is not a mapping. An explicit stack: a hostile file may nest without end."""
+    stack: list[tuple[tuple[str, ...], Any]] = [((), root)]
+    count = 0
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, dict) and (value or not path):
+            if len(path) >= DEEPEST:
+                raise ConfigError("is nested too deeply")
+            stack += [((*path, str(key)), inner) for key, inner in reversed(list(value.items()))]
+            count += len(value)
+        elif path:
+            yield path
+        if count > MOST_KEYS:
+            raise ConfigError(f"has more than {MOST_KEYS} keys")
+
+
+def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
+    """Parses JSON; order, indentation and the spelling of numbers are kept. Raises `ConfigError`."""
+    decode(text.encode())  # refuses what is not strict JSON, or names a key twice
+    numbers: dict[str, str] = {}
+
+    def kept(spelling: str) -> float:
+        value = float(spelling)
+        numbers[repr(value)] = spelling
+        return value
+
+    try:
+        root = json.loads(text.removeprefix("\ufeff"), parse_float=kept)
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"is not valid JSON: {error}") from None
+    if not isinstance(root, dict):
+        raise ConfigError("must be a JSON object")
+    indent = re.search(r"\n([ \t]+)\S", text)
+    space = " " * INDENT if indent is None else indent[1]
+    if indent is None and root and "\n" not in text.strip():
+        space = None
+    end = "\n" if text.endswith("\n") else ""
+
+    def dump(value: Any) -> str:
+        written = json.dumps(value, indent=space, ensure_ascii=False)
+        # A float is spelled as it was read; a text cannot look like one of them outside its quotes.
+        pattern = r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?'
+        return re.sub(pattern, lambda match: numbers.get(match[0], match[0]), written) + end
+
+    return Nested("json", root, dump, dict, sections)
+
+
+def toml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
+    """Parses TOML; comments and layout are kept. Raises `ConfigError`."""
+    import tomlkit
+    from tomlkit.exceptions import KeyAlreadyPresent
+
+    def repeats(lines: int) -> bool:
+        try:
+            tomlkit.parse("".join(text.splitlines(keepends=True)[:lines]))
+        except KeyAlreadyPresent:
+            return True
+        except ValueError:  # the end of a value is missing
+            pass
+        return False
+
+    try:
+        tomllib.loads(text)  # stricter, and safe from deep nesting
+        root = tomlkit.parse(text)
+    except RecursionError:
+        raise ConfigError("is nested too deeply") from None
+    except KeyAlreadyPresent as error:  # valid TOML, which tomlkit does not read
+        line = bisect.bisect_left(range(len(text.splitlines())), True, key=repeats)
+        said = str(error).rstrip(".")
+        raise ConfigError(f"line {line}: {said}; put the tables of one name together, no others between") from None
+    except ValueError as error:
+        raise ConfigError(f"is not valid TOML: {error}") from None
+    return Nested("toml", root, lambda value: str(tomlkit.dumps(value)), tomlkit.table, sections)
+
+
+def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
+    """Parses YAML 1.2; comments and layout are kept. Raises `ConfigError`, also for tags, which could name code."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.comments import CommentedMap
+
+    _refuse_tags(text)
+    loader = YAML(typ="rt")
+    loader.preserve_quotes = True
+    loader.width = 100_000
+    sequence = re.search(r"^(\s*)[\w.-]+:[ \t]*(?:#.*)?\n(?:[ \t]*#.*\n)*(\s*)- ", text, re.MULTILINE)
+    if sequence is not None and len(sequence[2]) > len(sequence[1]):
+        offset = len(sequence[2].replace("\n", "")) - len(sequence[1].replace("\n", ""))
+        loader.indent(mapping=INDENT, sequence=offset + 2, offset=offset)
+    with _yaml_errors():
+        documents = list(loader.load_all(text)) if text.strip() else [CommentedMap()]
+    if len(documents) != 1:
+        raise ConfigError(f"holds {len(documents)} YAML documents; one job is one document")
+    root = CommentedMap() if documents[0] is None else documents[0]
+    if not isinstance(root, dict):
+        raise ConfigError("must be a YAML mapping of named values")
+    _refuse_bombs(root)
+
+    def dump(value: Any) -> str:
+        from io import StringIO
+
+        target = StringIO()
+        loader.dump(value, target)
+        return target.getvalue()
+
+    return Nested("yaml", root, dump, CommentedMap, sections)
+
+
+def _refuse_tags(text: str) -> None:
+    """Looks through the tokens before anything is built of them: for tags, anchors without number, endless nesting."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.tokens import AnchorToken, TagToken
+
+    anchors = depth = 0
+    with _yaml_errors():
+        for token in YAML(typ="safe", pure=True).scan(text):
+            kind = type(token).__name__
+            if isinstance(token, TagToken):
+                raise ConfigError(f"has the YAML tag {_tag(token)!r}; a job file is plain data")
+            anchors += isinstance(token, AnchorToken)
+            depth += kind.endswith(("MappingStartToken", "SequenceStartToken"))
+            depth -= kind in ("BlockEndToken", "FlowMappingEndToken", "FlowSequenceEndToken")
+            if depth > DEEPEST:
+                raise ConfigError("is nested too deeply")
+    if anchors > 100:
+        raise ConfigError(f"has {anchors} YAML anchors; a job file has a few")
+
+
+def _refuse_bombs(root: Any) -> None:
+    """Refuses values that hold themselves, and those that are huge once their aliases are written out.
+
+    An alias is one object however often it is used, so each is counted once, by a stack of its own.
+    """
+    sizes: dict[int, int] = {}
+    open_values: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(root, False)]
+    while stack:
+        value, counted = stack.pop()
+        inner = list(value.values()) if isinstance(value, dict) else list(value)
+        inner = [part for part in inner if isinstance(part, dict | list)]
+        if counted:
+            open_values.discard(id(value))
+            sizes[id(value)] = 1 + len(value) + sum(sizes[id(part)] for part in inner)
+            if sizes[id(value)] > MOST_VALUES:
+                raise ConfigError(f"has more than {MOST_VALUES:,} values once its YAML aliases are written out")
+            continue
+        if id(value) in sizes:
+            continue
+        if id(value) in open_values:
+            raise ConfigError("is not valid YAML: a value holds itself")
+        open_values.add(id(value))
+        stack.append((value, True))
+        stack += [(part, False) for part in inner if id(part) not in sizes]
+
+
+def _tag(token: Any) -> str:
+    value = token.value
+    return "".join(part or "" for part in value) if isinstance(value, tuple) else str(value)
+
+
+@contextmanager
+def _yaml_errors() -> Iterator[None]:
+    """Raises what ruamel.yaml raises for a text as `ConfigError`, in one line."""
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        yield
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError("is nested too deeply") from None
+    except MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
+        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
+    except AttributeError:  # a merge key that names the mapping it is in
+        raise ConfigError("is not valid YAML: a value holds itself") from None
+    except (YAMLError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ConfigError(f"is not valid YAML: {line}") from None
+
+
+def _keep_comments(mapping: Any, key: str) -> None:
+    """Hands the comment lines after a key to the key before it; ruamel.yaml would take them out with the key."""
+    comments: Any = getattr(mapping, "ca", None)
+    tokens = None if comments is None else comments.items.get(key)
+    if not tokens or tokens[2] is None:
+        return
+    _, newline, rest = tokens[2].value.partition("\n")
+    if not rest.strip():
+        return
+    names = list(mapping)
+    index = names.index(key)
+    from ruamel.yaml.error import CommentMark
+    from ruamel.yaml.tokens import CommentToken
+
+    if index == 0:
+        after = names[1] if len(names) > 1 else None
+        if after is not None:
+            lines = [line.strip().removeprefix("#").removeprefix(" ") for line in rest.splitlines() if line.strip()]
+            mapping.yaml_set_comment_before_after_key(
+                after, before="\n".join(lines), indent=tokens[2].start_mark.column * 0
+            )
+        return
+    before = comments.items.setdefault(names[index - 1], [None, None, None, None])
+    if before[2] is None:
+        before[2] = CommentToken(newline + rest, CommentMark(0), None)
+    else:
+        before[2].value = before[2].value.rstrip("\n") + newline + rest

@@ -1,0 +1,1 @@
+"""Dialects of trainers that generate their answers."""

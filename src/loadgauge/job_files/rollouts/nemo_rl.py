@@ -1,0 +1,546 @@
+"""NeMo-RL's recipes (YAML): GRPO, DPO, SFT, reward models and distillation, on FSDP2 (`dtensor_cfg`) or Megatron (`megatron_cfg`).
+
+A recipe names those that it is built on as `defaults:`; of NeMo-RL's own, `data/nemo_rl_recipes.toml` has what is read here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.pre_training.megatron import machines
+
+P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
+V = f"{G}vllm_cfg."
+ALGORITHMS = ("grpo", "dpo", "sft", "rm", "distillation", "ppo")
+"""Sections, of which a recipe has one."""
+BEGUN = {"grpo": "grpo_math_1B", "gspo": "grpo_math_1B", "dapo": "grpo_math_1B", "dpo": "dpo", "sft": "sft", "rm": "rm",
+         "opd": "distillation_math"}  # fmt: skip
+"""The recipe that an export of a task is built on."""
+PROMPT_SHARE = 8
+"""One of so many tokens of the longest sequence is the prompt's, where the file says only how long both are together."""
+DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+
+
+def _algorithm(keys: Keys) -> str:
+    present = {name.split(".")[0] for name in keys.document.names()}
+    found = [name for name in ALGORITHMS if name in present]
+    return found[0] if found else "sft"
+
+
+def _generates(keys: Keys) -> bool:
+    return _algorithm(keys) in ("grpo", "distillation")
+
+
+def _megatron(keys: Keys) -> bool:
+    """Whether Megatron trains; both sections may be there, one of them on."""
+    on = keys.flag(f"{M}enabled")
+    if on and keys.flag(f"{D}enabled"):
+        raise keys.wrong(f"{M}enabled", f"contradicts {D}enabled")
+    return bool(on)
+
+
+SIZES = dict(
+    zip(MODEL_PARALLEL, names_in("tensor_model pipeline_model context expert_model expert_tensor"), strict=True)
+)
+"""What Megatron-Core calls the axes."""
+
+
+def _layout() -> Idea:
+    of_megatron = {axis: f"{M}{name}_parallel_size" for axis, name in SIZES.items()}
+    of_dtensor = {"tp": f"{D}tensor_parallel_size", "cp": f"{D}context_parallel_size", "ep": f"{D}expert_parallel_size"}
+    shared, other = f"{M}sequence_parallel", f"{D}sequence_parallel"
+    switches = (f"{M}enabled", f"{D}enabled")
+    moved, again = f"{D}cpu_offload", (f"{M}activation_checkpointing", f"{D}activation_checkpointing")
+    what, modules = f"{M}recompute_granularity", f"{M}recompute_modules"
+    distributed, host, part = (
+        f"{M}optimizer.{name}"
+        for name in ("use_distributed_optimizer", "optimizer_cpu_offload", "optimizer_offload_fraction")
+    )
+
+    def recomputed(keys: Keys, megatron: bool) -> str:
+        if not keys.flag(again[0 if megatron else 1]):
+            return "none"
+        kind = (keys.choice(what, {"full": "full", "selective": "selective"}) if megatron else None) or "full"
+        if kind == "full":
+            return "full"
+        chosen = keys.words(modules) or ["core_attn"]
+        return "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"
+
+    def read(keys: Keys) -> Facts:
+        megatron = _megatron(keys)
+        sizes = of_megatron if megatron else of_dtensor
+        facts: Facts = {axis: keys.whole(key) or 1 for axis, key in sizes.items()}
+        facts["recompute"] = recomputed(keys, megatron)
+        if not megatron:
+            facts |= {
+                "framework": "torchtitan", "zero": 3, "pp": 1, "offload": "all" if keys.flag(moved) else "none",
+                "sequence_parallel": bool(keys.flag(other)) and facts["tp"] > 1,
+                "cp_comm": "ring" if facts["cp"] > 1 else None,
+            }  # fmt: skip
+            return facts
+        given = keys.real(part)
+        if keys.flag(host) and given not in (None, 0.0, 1.0):
+            raise keys.wrong(part, f"a part ({given}) is not read; 0 or 1 is")
+        return facts | {
+            "framework": "megatron", "zero": 0 if keys.flag(distributed) is False else 1,
+            "sequence_parallel": bool(keys.flag(shared)) and facts["tp"] > 1,
+            "schedule": "1f1b" if facts["pp"] > 1 else None,
+            "offload": "optimizer" if keys.flag(host) and given != 0 else "none",
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        stage, word, out = facts.get("zero") or 0, facts.get("recompute") or "none", facts.get("offload") or "none"
+        kind, _, option = word.partition(":")
+        wide = (facts.get("pp") or 1, facts.get("vpp") or 1) != (1, 1)
+        megatron = facts.get("framework") == "megatron" or wide or (_megatron(keys) and stage < 2)
+        values: dict[str, Any] = {switches[0]: megatron, switches[1]: not megatron}
+        values |= {key: facts.get(axis) or 1 for axis, key in (of_megatron if megatron else of_dtensor).items()}
+        if not megatron:
+            values[f"{D}expert_parallel_size"] = facts["ep"] if (facts.get("ep") or 1) > 1 else None
+        values[shared if megatron else other] = bool(facts.get("sequence_parallel"))
+        if word in ("none", "full") or (megatron and kind in ("selective", "modules")):
+            values[again[0 if megatron else 1]] = kind != "none"
+        if not megatron:
+            return values | ({moved: out == "all"} if out in ("none", "all") else {})
+        values |= {
+            what: "full" if kind in ("none", "full") else "selective",
+            modules: option.split(",") if kind == "modules" else None,
+        }
+        values |= {distributed: stage > 0, host: out == "optimizer", part: 1.0 if out == "optimizer" else 0.0}
+        return values
+
+    facts = names_in("tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp")
+    owned = (
+        *of_megatron.values(), *of_dtensor.values(), shared, other, *switches, moved, *again, what, modules, distributed, host,
+        part,
+    )  # fmt: skip
+    return Idea(keys=owned, facts=facts, read=read, write=write)
+
+
+def _precision() -> Idea:
+    """FSDP2 shards float32 weights and gathers them in 16 bits; Megatron keeps 16-bit weights, and gradients in 16 bits unless
+    they are reduced in float32."""
+    dtype, wide = f"{P}precision", f"{M}distributed_data_parallel_config.grad_reduce_in_fp32"
+    eight, recipe, primary = (f"{M}fp8_cfg.{name}" for name in ("enabled", "fp8_recipe", "fp8_param"))
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice(dtype, DTYPES) or "bf16"
+        if not _megatron(keys):
+            return {"precision": name}
+        if keys.flag(eight):
+            kinds = {
+                "tensorwise": "fp8-tensorwise",
+                "blockwise": "fp8-blockwise",
+                "delayed": "fp8-delayed",
+                "mxfp8": "mxfp8",
+            }
+            chosen = keys.choice(recipe, kinds) or "fp8-delayed"
+            return {"precision": f"{chosen}-primary" if keys.flag(primary) else chosen}
+        if name == "fp32":
+            return {"precision": "fp32"}
+        return {"precision": name if keys.flag(wide) else f"{name}-mixed-16"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        asked = facts.get("precision") or "bf16"
+        spelled = {ours: theirs for theirs, ours in DTYPES.items()}
+        plain = asked.removesuffix("-primary")
+        if plain in ("fp8-tensorwise", "fp8-blockwise", "fp8-delayed", "mxfp8"):
+            return {
+                dtype: "bfloat16", eight: True, recipe: plain.removeprefix("fp8-"), primary: asked.endswith("-primary"),
+            }  # fmt: skip
+        name, _, kind = asked.partition("-")
+        if name not in spelled or kind not in ("", "mixed-16", "mixed-18"):
+            return {}
+        values: dict[str, Any] = {dtype: spelled[name]} | ({eight: False} if keys.has(eight) else {})
+        megatron = facts.get("framework") == "megatron" or (_megatron(keys) and "framework" not in facts)
+        return values | ({wide: kind != "mixed-16"} if megatron else {})
+
+    return Idea(keys=(dtype, wide, eight, recipe, primary), facts=("precision",), read=read, write=write)
+
+
+def _gpus() -> Idea:
+    """GPUs of the cluster, and those of them that generate where they are not the trainer's."""
+    each, nodes, together = "cluster.gpus_per_node", "cluster.num_nodes", f"{G}colocated.enabled"
+    own_each, own_nodes = (f"{G}colocated.resources.{name}" for name in ("gpus_per_node", "num_nodes"))
+    late, age = "grpo.async_grpo.enabled", "grpo.async_grpo.max_trajectory_age_steps"
+
+    def read(keys: Keys) -> Facts:
+        per_node, count = keys.whole(each) or 1, keys.whole(nodes) or 1
+        facts: Facts = {"gpus_per_node": per_node, "nodes": count}
+        if not _generates(keys):
+            return facts
+        waits = not keys.flag(late)
+        if keys.flag(together) is not False:
+            if not waits:
+                raise keys.wrong(late, f"needs GPUs for generation of its own ({together}: false)")
+            return facts | {"placement": "colocated"}
+        total = per_node * count
+        rollout = (
+            keys.whole(own_each) if count == 1 else (keys.whole(own_nodes) or 1) * (keys.whole(own_each) or per_node)
+        )
+        if rollout is None or rollout >= total:
+            where = own_each if count == 1 else own_nodes
+            raise keys.wrong(
+                where, f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
+            )
+        return facts | {
+            "placement": f"split:{total - rollout}+{rollout}", "staleness": None if waits else keys.whole(age) or 1,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if "gpus" not in facts:
+            return {}
+        sizes = machines(facts, keys.whole(each) if keys.has(each) and keys.whole(each) != 1 else None)
+        values: dict[str, Any] = dict(zip((each, nodes), sizes, strict=True))
+        if not _generates(keys):
+            return values
+        split, behind = split_of(facts.get("placement")), facts.get("staleness")
+        values[together] = split is None
+        if _algorithm(keys) == "grpo":
+            values |= {late: bool(behind), age: behind or 1}
+        if split is None:
+            return values | {own_each: None, own_nodes: None}
+        if sizes[1] == 1:
+            return values | {own_each: split[1], own_nodes: None}
+        return values | ({own_each: sizes[0], own_nodes: split[1] // sizes[0]} if split[1] % sizes[0] == 0 else {})
+
+    owned = (each, nodes, together, own_each, own_nodes, late, age)
+    facts = names_in("gpus gpus_per_node nodes placement staleness")
+    return Idea(keys=owned, facts=facts, read=read, write=write)
+
+
+def _task() -> Idea:
+    """The task by its section, the reference by its weight: it is on the host, and changes places with the policy."""
+    weight, of_dpo = "loss_fn.reference_policy_kl_penalty", "dpo.reference_policy_kl_penalty"
+    kind, whole, preference = (
+        "grpo.adv_estimator.name",
+        "loss_fn.sequence_level_importance_ratios",
+        "dpo.preference_loss",
+    )
+    teacher, skipped = "teacher.model_name", "grpo.skip_reference_policy_logprobs_calculation"
+
+    def read(keys: Keys) -> Facts:
+        algorithm = _algorithm(keys)
+        if algorithm == "ppo":
+            raise keys.wrong("ppo", "is not read (read: grpo, dpo, sft, rm, distillation)")
+        if algorithm in ("sft", "rm"):
+            return {"task": None if algorithm == "sft" else "rm"}
+        if algorithm == "dpo":
+            loss = keys.word(preference) or "dpo"
+            return {"task": "ipo" if loss == "ipo" else "dpo", "reference": "model", "frozen_offload": True}
+        if algorithm == "distillation":
+            return {"task": "opd", "teacher": keys.word(teacher), "frozen_offload": True}
+        names = {"grpo": 1, "reinforce_plus_plus": 1, "gdpo": 1, "rloo": 1}
+        keys.choice(kind, names)
+        refers = (0.01 if keys.real(weight) is None else keys.real(weight)) and not keys.flag(skipped)
+        return {
+            "task": "gspo" if keys.flag(whole) else "grpo", "reference": "model" if refers else "none",
+            "frozen_offload": True if refers else None,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task, algorithm = facts.get("task"), _algorithm(keys)
+        if algorithm == "dpo":
+            return (
+                {preference: "ipo"}
+                if task == "ipo"
+                else {preference: None if keys.word(preference) == "ipo" else keys.raw(preference)}
+            )
+        if algorithm == "distillation":
+            return {teacher: facts.get("teacher")}
+        if algorithm != "grpo" or task not in ("grpo", "gspo", "dapo"):
+            return {}
+        refers, said = facts.get("reference") not in (None, "none", "precomputed"), keys.real(weight)
+        switch = {whole: task == "gspo"} if task == "gspo" or keys.has(whole) else {}
+        return switch | {weight: (said or 0.01) if refers else 0}
+
+    owned = (weight, of_dpo, kind, whole, preference, teacher, skipped)
+    return Idea(keys=owned, facts=names_in("task reference teacher frozen_offload"), read=read, write=write)
+
+
+def _batch() -> Idea:
+    """Sequences (of DPO pairs) of an update; packed or dynamic, a micro-batch has so many tokens."""
+    whole, micro, scored = f"{P}train_global_batch_size", f"{P}train_micro_batch_size", f"{P}logprob_batch_size"
+    prompts = {name: f"{name}.num_prompts_per_step" for name in ("grpo", "distillation")}
+    samples = {name: f"{name}.num_generations_per_prompt" for name in ("grpo", "distillation")}
+    longest = f"{P}max_total_sequence_length"
+    joined = {
+        name: tuple(f"{P}{name}.{key}" for key in ("enabled", "train_mb_tokens", "logprob_mb_tokens"))
+        for name in ("sequence_packing", "dynamic_batching")
+    }
+
+    def read(keys: Keys) -> Facts:
+        facts: Facts = {"global_batch": keys.whole(whole) or 512, "micro_batch": keys.whole(micro) or 1}
+        length = keys.whole(longest) or 512
+        on = next((names for names in joined.values() if keys.flag(names[0])), None)
+        if on is not None and keys.raw(on[1]) is not None:
+            tokens = keys.whole(on[1]) or 1
+            if tokens < length:
+                raise keys.wrong(on[1], f"{tokens} tokens are fewer than a sequence has ({length})")
+            rows, left = divmod(tokens, length)
+            if left:
+                raise keys.wrong(on[1], f"{tokens} tokens are no whole number of sequences of {length}")
+            facts["micro_batch"] = rows
+        if not _generates(keys):
+            return facts
+        name = _algorithm(keys)
+        facts |= {"prompts": keys.whole(prompts[name]) or 32, "samples": keys.whole(samples[name]) or 1}
+        if on is not None and keys.raw(on[2]) is not None:
+            return facts | {"logprob_tokens": max(keys.whole(on[2]) or 1, length)}
+        return facts | {"logprob_batch": keys.whole(scored)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values: dict[str, Any] = {micro: facts.get("micro_batch") or 1}
+        if facts.get("global_batch"):
+            values[whole] = facts["global_batch"]
+        length = (
+            (facts.get("prompt_len") or 0) + int(facts["answers"])
+            if str(facts.get("answers") or "").isdecimal()
+            else None
+        )
+        length = length or facts.get("seq_len") or keys.whole(longest) or 512
+        rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
+        for names in joined.values():
+            if keys.flag(names[0]):
+                values[names[1]] = (facts.get("micro_batch") or 1) * length
+                if _generates(keys):
+                    values[names[2]] = tokens or (rows or facts.get("micro_batch") or 1) * length
+        if not _generates(keys):
+            return values
+        name = _algorithm(keys)
+        if tokens is not None and not any(keys.flag(names[0]) for names in joined.values()):
+            names = joined["sequence_packing"]
+            values |= {names[0]: True, names[1]: (facts.get("micro_batch") or 1) * length, names[2]: tokens}
+        elif rows is not None:
+            for names in joined.values():
+                values |= {names[0]: False} if keys.flag(names[0]) else {}
+        if not facts.get("global_batch") and facts.get("prompts"):
+            values[whole] = facts["prompts"] * (facts.get("samples") or 1)
+        return (
+            values
+            | {prompts[name]: facts.get("prompts"), samples[name]: facts.get("samples")}
+            | ({scored: rows} if rows else {})
+        )
+
+    owned = (
+        whole,
+        micro,
+        scored,
+        *prompts.values(),
+        *samples.values(),
+        *(key for names in joined.values() for key in names),
+    )
+    facts = names_in("global_batch micro_batch prompts samples logprob_batch logprob_tokens")
+    return Idea(keys=owned, facts=facts, read=read, write=write)
+
+
+def _lengths() -> Idea:
+    """`max_total_sequence_length` is that of prompt and answer; `max_new_tokens` and `max_input_seq_length` are often the same."""
+    whole, answer, prompt = f"{P}max_total_sequence_length", f"{G}max_new_tokens", "data.max_input_seq_length"
+
+    def read(keys: Keys) -> Facts:
+        length = keys.whole(whole) or 512
+        if not _generates(keys):
+            return {"seq_len": length}
+        first, rest = keys.whole(prompt), keys.whole(answer)
+        if rest is not None and rest > length:
+            raise keys.wrong(answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
+        if rest is None or rest == length:
+            rest = length - (first if first is not None and first < length else max(1, length // PROMPT_SHARE))
+        return {"prompt_len": length - rest, "answers": str(rest)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if not _generates(keys):
+            return {whole: facts["seq_len"]} if facts.get("seq_len") else {}
+        longest, first = str(facts.get("answers") or ""), facts.get("prompt_len")
+        if not longest.isdecimal() or first is None:
+            return {}
+        return {whole: first + int(longest), answer: int(longest)}
+
+    return Idea(keys=(whole, answer, prompt), facts=names_in("seq_len prompt_len answers"), read=read, write=write)
+
+
+def _rollout() -> Idea:
+    """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
+    (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
+    sizes = {"tp": f"{V}tensor_parallel_size", "pp": f"{V}pipeline_parallel_size", "ep": f"{V}expert_parallel_size"}
+    share, eager, longest, prefixes = (
+        f"{V}{name}" for name in ("gpu_memory_utilization", "enforce_eager", "max_model_len", "enable_prefix_caching")
+    )
+    most = {
+        "max_num_seqs": f"{G}vllm_kwargs.max_num_seqs",
+        "max_batched_tokens": f"{G}vllm_kwargs.max_num_batched_tokens",
+    }
+    backend, dtype, cache, together = f"{G}backend", f"{V}precision", f"{V}kv_cache_dtype", f"{G}colocated.enabled"
+    formats = {"bfloat16": "bf16", "fp8": "fp8", "float32": None, "float16": "bf16"}
+    caches = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
+
+    def read(keys: Keys) -> Facts:
+        if not _generates(keys):
+            return {}
+        keys.choice(backend, {"vllm": "vllm"})
+        options: dict[str, Any] = {name: keys.whole(key) or 1 for name, key in sizes.items()}
+        used, context = keys.real(share), keys.whole(longest)
+        asleep = keys.flag(together) is not False
+        weights = keys.choice(dtype, formats)
+        if keys.has(dtype) and weights is None:
+            raise keys.wrong(dtype, "weights of float32 are not read")
+        options |= {
+            "utilization": 0.6 if used is None else used, "graphs": "false" if keys.flag(eager) else "true",
+            "prefix": "false" if keys.flag(prefixes) is False else "true", "sleep": int(asleep),
+            "weights": weights or "bf16", "kv": keys.choice(cache, caches) or "bf16",
+        } | ({"context": context} if context else {})  # fmt: skip
+        options |= {name: value for name, key in most.items() if (value := keys.whole(key)) is not None}
+        if options["ep"] > 1 and options["ep"] % options["tp"]:
+            raise keys.wrong(sizes["ep"], f"{options['ep']} is no multiple of tensor_parallel_size = {options['tp']}")
+        text = "vllm:" + ",".join(f"{name}={value}" for name, value in options.items())
+        return {"rollout": Engine.parse(text).text(), "rollout_offload": "all" if asleep else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        engine = Engine.parse(facts.get("rollout") or "vllm")
+        if not _generates(keys) or engine.kind != "vllm" or engine.weights not in ("bf16", "fp8"):
+            return {}
+        plain, values = Engine.parse("vllm"), {key: getattr(engine, name) for name, key in sizes.items()}
+        for name, key in most.items():
+            usual = getattr(engine, name) == getattr(plain, name)
+            values[key] = None if usual and not keys.has(key) else getattr(engine, name)
+        return values | {
+            backend: "vllm", share: engine.utilization, eager: not engine.graphs, longest: engine.context,
+            prefixes: None if engine.prefix else False, dtype: "fp8" if engine.weights == "fp8" else "bfloat16",
+            cache: "fp8" if engine.kv == "fp8" else "auto",
+        }  # fmt: skip
+
+    owned = (*sizes.values(), *most.values(), share, eager, longest, prefixes, backend, dtype, cache)
+    return Idea(keys=owned, facts=("rollout", "rollout_offload"), read=read, write=write)
+
+
+def _adapter() -> Idea:
+    """LoRA, of every linear layer unless modules are named."""
+    names = ("enabled", "dim", "target_modules", "dropout")
+    both = {False: [f"{D}lora_cfg.{name}" for name in names], True: [f"{M}peft.{name}" for name in names]}
+    every = f"{D}lora_cfg.match_all_linear"
+
+    def read(keys: Keys) -> Facts:
+        switch, rank, modules, dropped = both[_megatron(keys)]
+        if not keys.flag(switch):
+            return {"lora_rank": 0}
+        chosen = keys.words(modules) or []
+        everything = not chosen or (not _megatron(keys) and keys.flag(every) is not False)
+        return {
+            "lora_rank": keys.whole(rank) or 8, "lora_targets": "all" if everything else ",".join(chosen),
+            "lora_dropout": keys.real(dropped) or None,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        megatron = facts.get("framework") == "megatron" or (_megatron(keys) and "framework" not in facts)
+        switch, rank, modules, dropped = both[megatron]
+        if (facts.get("adapter") or "lora") != "lora" or facts.get("qlora"):
+            return {}
+        if not facts.get("lora_rank"):
+            return {switch: False if keys.has(switch) else None}
+        words_of = facts.get("lora_targets") or "all"
+        if words_of == "attention":
+            words_of = "q_proj,k_proj,v_proj,o_proj"
+        values: dict[str, Any] = {} if megatron else {every: words_of == "all"}
+        return values | {
+            switch: True, rank: facts["lora_rank"], modules: [] if words_of == "all" else words_of.split(","),
+            dropped: facts.get("lora_dropout") or 0.0,
+        }  # fmt: skip
+
+    facts = names_in("adapter qlora lora_rank lora_targets lora_dropout")
+    return Idea(keys=(*both[False], *both[True], every), facts=facts, read=read, write=write)
+
+
+def _optimizer() -> Idea:
+    name, fused, many, of_megatron = (
+        f"{P}optimizer.name", f"{P}optimizer.kwargs.fused", f"{P}optimizer.kwargs.foreach", f"{M}optimizer.optimizer",
+    )  # fmt: skip
+    named = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd"}
+    theirs = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
+
+    def read(keys: Keys) -> Facts:
+        if _megatron(keys):
+            return {"optimizer": keys.choice(of_megatron, theirs) or "adamw"}
+        chosen = keys.choice(name, named) or "adamw"
+        if chosen != "adamw":
+            return {"optimizer": chosen}
+        kind = "-fused" if keys.flag(fused) else "-loop" if keys.flag(many) is False else "-foreach"
+        return {"optimizer": f"adamw{kind}"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = facts["optimizer"]
+        if facts.get("framework") == "megatron" or (_megatron(keys) and "framework" not in facts):
+            word = next(
+                (word for word, ours in theirs.items() if ours == wanted.partition("-")[0] or ours == wanted), None
+            )
+            return {of_megatron: word} if word else {}
+        plain, _, kind = wanted.partition("-")
+        word = next((word for word, ours in named.items() if ours == plain), None)
+        if word is None or kind not in ("", "loop", "fused", "foreach"):
+            return {}
+        values: dict[str, Any] = {name: word}
+        if not kind:
+            return values | {key: None for key in (fused, many) if keys.has(key)}
+        return values | {fused: kind == "fused", many: kind == "foreach"}
+
+    return Idea(keys=(name, fused, many, of_megatron), facts=("optimizer",), read=read, write=write)
+
+
+def _loss() -> Idea:
+    """Log-probabilities of float32 logits; with Megatron's fused ones of a chunk of hidden states at a time."""
+    fused, chunk = f"{M}use_fused_linear_logprobs", f"{P}logprob_chunk_size"
+
+    def read(keys: Keys) -> Facts:
+        if _algorithm(keys) == "rm":
+            return {}
+        return {
+            "loss": "chunked" if _megatron(keys) and keys.flag(fused) else "float32" if not _megatron(keys) else None
+        }
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return (
+            {fused: facts.get("loss") == "chunked"} if _megatron(keys) or facts.get("framework") == "megatron" else {}
+        )
+
+    return Idea(keys=(fused, chunk), facts=("loss",), read=read, write=write)
+
+
+NEMO_RL = Dialect(
+    name="nemo-rl",
+    title="NeMo-RL",
+    versions="NeMo-RL 0.4 - 0.6",
+    syntaxes=("yaml",),
+    framework="torchtitan",
+    layers="nemo_rl_recipes.toml",
+    marks=words(
+        """
+        policy.model_name policy.train_global_batch_size policy.train_micro_batch_size policy.max_total_sequence_length
+        policy.dtensor_cfg.enabled policy.megatron_cfg.enabled cluster.gpus_per_node cluster.num_nodes
+        grpo.num_prompts_per_step grpo.num_generations_per_prompt policy.generation.vllm_cfg.tensor_parallel_size
+        policy.generation.vllm_cfg.gpu_memory_utilization policy.dtensor_cfg.tensor_parallel_size
+        policy.megatron_cfg.tensor_model_parallel_size policy.sequence_packing.enabled checkpointing.checkpoint_dir
+        """
+    ),
+    blank={"yaml": "defaults: sft.yaml\npolicy:\n  sequence_packing:\n    enabled: false\n"},
+    blanks={task: f"defaults: {name}.yaml\npolicy:\n  sequence_packing:\n    enabled: false\n"
+            "  dynamic_batching:\n    enabled: false\n"
+            for task, name in BEGUN.items()},
+    ideas=(
+        row("model", f"{P}model_name", kind="word"),
+        _gpus(),
+        _layout(),
+        _precision(),
+        _task(),
+        _batch(),
+        _lengths(),
+        _rollout(),
+        _adapter(),
+        _optimizer(),
+        _loss(),
+    ),
+)  # fmt: skip

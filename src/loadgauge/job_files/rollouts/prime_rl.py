@@ -1,0 +1,393 @@
+"""prime-rl's TOML: of `rl` (trainer, orchestrator and inference in one file) and of `sft`.
+
+Defaults are those of 0.8 (`prime_rl/configs/*.py`); keys of 0.2 and later that were renamed are read too. The trainer compares
+with the engine's log-probs, so it makes none of its own, and there is no reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in
+
+V = "inference.vllm."
+ALGORITHMS = dict.fromkeys(("grpo", "max_rl", "rae", "hierarchical_grpo", "echo", "opd"), "grpo")
+"""`orchestrator.algo.type` by passes; a teacher is on a server of its own, so that only its log-probs arrive."""
+PROMPT_SHARE = 8
+"""One of so many tokens of the longest sequence is the prompt's, where the file does not say how long an answer is."""
+ATTENTION = {
+    "auto": "flash", "sdpa": "flash", "eager": "eager", "flash_attention_2": "fa2", "flash_attention_3": "fa3",
+    "flash_attention_4": "fa4", "fa4": "fa4",
+}  # fmt: skip
+
+
+def _rl(keys: Keys) -> bool:
+    """Whether a file is of `rl`, and not of `sft`."""
+    return any(key.split(".")[0] in ("orchestrator", "inference", "trainer") for key in keys.document.names())
+
+
+def _of(keys: Keys, name: str) -> str:
+    """A key of the trainer, which `sft` has without its section."""
+    return f"trainer.{name}" if _rl(keys) else name
+
+
+def _both(*names: str) -> tuple[str, ...]:
+    return tuple(key for name in names for key in (f"trainer.{name}", name))
+
+
+def _section(keys: Keys, name: str, *, usual: bool) -> bool:
+    """Whether a part is on that is a section, `true`, `false` or `"None"`; `usual`: where nothing is said."""
+    value = keys.document.get(name)
+    if value is MISSING:
+        return usual
+    if isinstance(value, str | bool):
+        return str(value).lower() not in ("none", "false", "null", "")
+    return True
+
+
+def _model() -> Idea:
+    shared, own = "model.name", "trainer.model.name"
+    others = ("orchestrator.model.name", f"{V}model", "inference.model.name")
+
+    def read(keys: Keys) -> Facts:
+        return {"model": keys.agreed((shared, own), keys.word)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        key = own if keys.has(own) and not keys.has(shared) else shared
+        return {key: facts.get("model")} | {name: facts.get("model") for name in others if keys.has(name)}
+
+    return Idea(keys=(shared, own, *others), facts=("model",), read=read, write=write)
+
+
+def _gpus() -> Idea:
+    """GPUs of the trainer, and those of the engines, which are always others; answers may be some updates old."""
+    kind, each = "deployment.type", "deployment.gpus_per_node"
+    train, infer, nodes, hosts, copies = (
+        f"deployment.{name}"
+        for name in ("num_train_gpus", "num_infer_gpus", "num_train_nodes", "num_infer_nodes", "num_infer_replicas")
+    )
+    late, older = "orchestrator.max_off_policy_steps", ("orchestrator.max_async_level", "max_async_level")
+    listed = ("trainer_gpu_ids", "inference_gpu_ids")
+
+    def read(keys: Keys) -> Facts:
+        per_node = keys.whole(each) or 8
+        many = keys.choice(kind, {"single_node": False, "multi_node": True})
+        if many:
+            trainer = (keys.whole(nodes) or 1) * per_node
+            rollout = (keys.whole(hosts, minimum=0) or 0) * per_node * (keys.whole(copies) or 1)
+        else:
+            named = [keys.raw(name) for name in listed]
+            counts = [len(one) if isinstance(one, list) else None for one in named]
+            trainer = counts[0] or keys.whole(train) or 1
+            rollout = counts[1] or keys.whole(infer) or 1
+        if not _rl(keys):
+            return {"gpus": trainer, "gpus_per_node": per_node if many else None}
+        if not rollout:
+            raise keys.wrong(hosts, "says how many nodes generate, and is none")
+        age = keys.agreed((late, *older), lambda name: keys.whole(name, minimum=0))
+        total = trainer + rollout
+        return {
+            "gpus": total, "gpus_per_node": per_node if total % per_node == 0 else None,
+            "placement": f"split:{trainer}+{rollout}", "staleness": (8 if age is None else age) or None,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if "gpus" not in facts:
+            return {}
+        split = split_of(facts.get("placement"))
+        if _rl(keys) and split is None:
+            return {}
+        trainer, rollout = split or (facts["gpus"], 0)
+        size = keys.whole(each) or facts.get("gpus_per_node") or 8
+        wide = trainer + rollout > size and trainer % size == 0 and rollout % size == 0
+        values: dict[str, Any] = {kind: "multi_node" if wide else "single_node", **dict.fromkeys((*listed, copies))}
+        if wide:
+            values |= {each: size, nodes: trainer // size, hosts: rollout // size or None, train: None, infer: None}
+        else:
+            values |= {train: trainer, infer: rollout or None, nodes: None, hosts: None}
+        if _rl(keys):
+            values |= dict.fromkeys(older) | {late: facts.get("staleness") or 0}
+        return values
+
+    owned = (kind, each, train, infer, nodes, hosts, copies, late, *older, *listed)
+    return Idea(keys=owned, facts=names_in("gpus gpus_per_node placement staleness"), read=read, write=write)
+
+
+def _task() -> Idea:
+    kind = "orchestrator.algo.type"
+
+    def read(keys: Keys) -> Facts:
+        if not _rl(keys):
+            return {"task": None}
+        return {"task": keys.choice(kind, ALGORITHMS) or "grpo", "reference": "none", "old_logprobs": "none"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task, named = facts.get("task"), keys.word(kind)
+        if not _rl(keys) or task not in ("grpo", "dapo"):
+            return {}
+        return {kind: named if named in ALGORITHMS else "grpo"}
+
+    return Idea(keys=(kind,), facts=names_in("task reference old_logprobs"), read=read, write=write)
+
+
+def _batch() -> Idea:
+    """Sequences of a step, all of one update; micro-batches are packed to `seq_len`."""
+    whole, group, older = "orchestrator.batch_size", "orchestrator.group_size", "orchestrator.rollouts_per_example"
+    sft, micro, length = "data.batch_size", "data.micro_batch_size", "data.seq_len"
+    shared, own, shown = "seq_len", "orchestrator.seq_len", "trainer.model.seq_len"
+    answer = ("orchestrator.train.sampling.max_completion_tokens", "orchestrator.sampling.max_tokens")
+
+    def read(keys: Keys) -> Facts:
+        if not _rl(keys):
+            return {
+                "global_batch": keys.whole(sft) or 128, "micro_batch": keys.whole(micro) or 1, "seq_len": keys.whole(length) or 128,
+            }  # fmt: skip
+        number, each = keys.whole(whole), keys.agreed((group, older), keys.whole) or 1
+        if number is None:
+            raise keys.wrong(whole, "says how many answers a step trains on, and is read (token_batch_size is not)")
+        prompts, left = divmod(number, each)
+        if left:
+            raise keys.wrong(whole, f"{number} answers are no whole groups of {each}")
+        longest = keys.agreed((shared, own), keys.whole) or 2048
+        rest = keys.agreed(answer, keys.whole)
+        first = longest - rest if rest is not None and rest < longest else max(1, longest // PROMPT_SHARE)
+        return {
+            "global_batch": number, "prompts": prompts, "samples": each, "micro_batch": 1, "prompt_len": first,
+            "answers": str(longest - first), "epochs": 1,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if not _rl(keys):
+            return {
+                sft: facts.get("global_batch") or 1, micro: facts.get("micro_batch") or 1, length: facts.get("seq_len") or 2048,
+            }  # fmt: skip
+        values: dict[str, Any] = {}
+        if facts.get("prompts"):
+            name = older if keys.has(older) else group
+            values |= {whole: facts["prompts"] * (facts.get("samples") or 1), name: facts.get("samples") or 1}
+        most = str(facts.get("answers") or "")
+        if most.isdecimal() and facts.get("prompt_len"):
+            total = facts["prompt_len"] + int(most)
+            said = next((name for name in answer if keys.has(name)), answer[0])
+            values |= {said: int(most), **{name: total for name in (own, shown) if keys.has(name)}, shared: total}
+        return values
+
+    owned = (whole, group, older, sft, micro, length, shared, own, shown, *answer)
+    facts = names_in("global_batch micro_batch seq_len prompts samples prompt_len answers epochs")
+    return Idea(keys=owned, facts=facts, read=read, write=write)
+
+
+def _engine() -> Idea:
+    """vLLM on GPUs of its own, which never sleeps; data-parallel ranks of attention are replicas but for experts."""
+    tp, dp = (f"{V}tensor_parallel_size", "inference.parallel.tp"), (f"{V}data_parallel_size", "inference.parallel.dp")
+    share = (f"{V}gpu_memory_utilization", "inference.gpu_memory_utilization")
+    longest = (f"{V}max_model_len", "inference.model.max_model_len")
+    eager, quantised = (f"{V}enforce_eager", "inference.model.enforce_eager"), f"{V}quantization"
+    spread, prefixes, dtype = f"{V}enable_expert_parallel", f"{V}enable_prefix_caching", f"{V}dtype"
+
+    def read(keys: Keys) -> Facts:
+        if not _rl(keys):
+            return {}
+        ranks, copies = keys.agreed(tp, keys.whole) or 1, keys.agreed(dp, keys.whole) or 1
+        used, context = keys.agreed(share, keys.real), keys.agreed(longest, keys.whole)
+        options: dict[str, Any] = {
+            "tp": ranks, "utilization": 0.9 if used is None else used,
+            "graphs": "false" if keys.agreed(eager, keys.flag) else "true",
+            "prefix": "false" if keys.flag(prefixes) is False else "true",
+            "weights": keys.choice(quantised, {"fp8": "fp8"}) or "bf16",
+        }  # fmt: skip
+        if keys.flag(spread) and copies * ranks > 1:
+            options["ep"] = copies * ranks
+        if context:
+            options["context"] = context
+        text = "vllm:" + ",".join(f"{name}={value}" for name, value in options.items())
+        return {"rollout": Engine.parse(text).text()}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        engine = Engine.parse(facts.get("rollout") or "vllm")
+        if not _rl(keys) or engine.kind != "vllm" or engine.pp > 1 or engine.weights not in ("bf16", "fp8"):
+            return {}
+
+        def at(names: tuple[str, ...]) -> str:
+            return next((name for name in names if keys.has(name)), names[0])
+
+        copies = engine.ep // engine.tp if engine.ep > engine.tp else None
+        split = split_of(facts.get("placement"))
+        if copies is None and split is not None and not keys.has(*dp):
+            copies = max(1, split[1] // engine.replica)
+        return {
+            at(tp): engine.tp, at(dp): copies, at(share): engine.utilization, at(eager): not engine.graphs,
+            at(longest): engine.context, spread: True if engine.ep > 1 else None, prefixes: None if engine.prefix else False,
+            quantised: "fp8" if engine.weights == "fp8" else None,
+        }  # fmt: skip
+
+    owned = (*tp, *dp, *share, *longest, *eager, quantised, spread, prefixes, dtype)
+    return Idea(keys=owned, facts=("rollout",), read=read, write=write)
+
+
+def _trainer() -> Idea:
+    """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed is on the host unless that is switched off."""
+    names = (
+        "model.cp", "model.cp_style", "model.ep", "model.dp_replicate", "model.reshard_after_forward", "model.fsdp_cpu_offload",
+        "model.ac.mode", "model.ac.freq", "model.ac.targets", "model.ac", "model.ac_offloading",
+        "model.ac_offloading.max_inflight_activations", "model.ac_offloading.pin_memory", "model.optimization_dtype",
+        "model.compile", "model.compile.fullgraph", "model.attn",
+    )  # fmt: skip
+    cp, style, ep, copies, reshard, moved, mode, every, _, ac, offloaded, _, _, dtype, compiled, _, attn = names
+
+    def read(keys: Keys) -> Facts:
+        ranks = keys.whole(_of(keys, cp)) or 1
+        again = _section(keys, _of(keys, ac), usual=True)
+        word = "full"
+        if again and keys.choice(_of(keys, mode), {"full": "full", "selective": "selective"}) == "selective":
+            raise keys.wrong(_of(keys, mode), "'selective' keeps parts of layers by name, which is not read; full is")
+        step = keys.whole(_of(keys, every)) or 1
+        if again and step > 1:
+            word = f"full:every={step}"
+        experts = keys.raw(_of(keys, ep))
+        width = 1 if experts in (None, "auto") else keys.whole(_of(keys, ep)) or 1
+        return {
+            "framework": "torchtitan", "zero": 2 if keys.flag(_of(keys, reshard)) is False else 3, "cp": ranks,
+            "cp_comm": (keys.choice(_of(keys, style), {"ring": "ring", "ulysses": "all_to_all"}) or "ring") if ranks > 1 else None,
+            "ep": width, "replicas": keys.whole(_of(keys, copies)),
+            "offload": "all" if keys.flag(_of(keys, moved)) else "none", "recompute": word if again else "none",
+            "activation_offload": "checkpoints" if again and _section(keys, _of(keys, offloaded), usual=True) else None,
+            "precision": keys.choice(_of(keys, dtype), {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
+            "compile": _section(keys, _of(keys, compiled), usual=True), "attention": keys.choice(_of(keys, attn), ATTENTION),
+            "tp": 1, "pp": 1,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        kind, _, step = (facts.get("recompute") or "none").partition(":every=")
+        name, out = facts.get("precision") or "bf16", facts.get("offload") or "none"
+        size, width, wider = facts.get("cp") or 1, facts.get("ep") or 1, facts.get("replicas") or 1
+        if (facts.get("tp") or 1, facts.get("pp") or 1) != (1, 1) or kind not in ("none", "full"):
+            return {}
+        spelled = next((word for word, ours in ATTENTION.items() if ours == facts.get("attention")), None)
+        values: dict[str, Any] = {
+            cp: size if size > 1 else None, style: {"all_to_all": "ulysses"}.get(facts.get("cp_comm") or "") if size > 1 else None,
+            ep: width if width > 1 else None, copies: wider if wider > 1 else None,
+            reshard: False if facts.get("zero") == 2 else None, moved: True if out == "all" else None,
+            dtype: "bfloat16" if name == "bf16-pure" else None, attn: None if spelled == "auto" else spelled,
+        }  # fmt: skip
+        if kind == "none":
+            values |= {mode: None, every: None, ac: "None", offloaded: "None"}
+        else:
+            values |= {every: int(step or 1)}
+            values[offloaded] = None if facts.get("activation_offload") == "checkpoints" else "None"
+        values[compiled] = None if facts.get("compile") else "None"
+        return {_of(keys, key): value for key, value in values.items()}
+
+    facts = names_in(
+        "framework zero cp cp_comm ep replicas offload recompute activation_offload precision compile attention tp pp"
+    )
+    return Idea(keys=_both(*names), facts=facts, read=read, write=write)
+
+
+def _adapter() -> Idea:
+    rank, modules, dropped, saved = (
+        f"model.lora.{name}" for name in ("rank", "target_modules", "dropout", "modules_to_save")
+    )
+    section, others = "model.lora", ("orchestrator.model.lora.rank", f"{V}max_lora_rank")
+    every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+    def read(keys: Keys) -> Facts:
+        if not _section(keys, _of(keys, section), usual=False):
+            return {"lora_rank": 0}
+        chosen = keys.words(_of(keys, modules))
+        everything = chosen is None or set(chosen) >= every
+        return {
+            "lora_rank": keys.whole(_of(keys, rank)) or 16, "lora_targets": "all" if everything else ",".join(chosen or ()),
+            "lora_dropout": keys.real(_of(keys, dropped)) or None,
+            "modules_to_save": ",".join(keys.words(_of(keys, saved)) or ()) or None,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if (facts.get("adapter") or "lora") != "lora" or facts.get("qlora"):
+            return {}
+        if not facts.get("lora_rank"):
+            there = keys.document.get(_of(keys, section)) is not MISSING
+            return {_of(keys, name): None for name in (rank, modules, dropped, saved, section)} if there else {}
+        wanted = facts.get("lora_targets") or "all"
+        listed = ["q_proj", "k_proj", "v_proj", "o_proj"] if wanted == "attention" else wanted.split(",")
+        kept = facts.get("modules_to_save")
+        return {
+            _of(keys, rank): facts["lora_rank"], _of(keys, modules): None if wanted == "all" else listed,
+            _of(keys, dropped): facts.get("lora_dropout"), _of(keys, saved): kept.split(",") if kept else None,
+        } | {name: facts["lora_rank"] for name in others if keys.has(name)}  # fmt: skip
+
+    facts = names_in("adapter qlora lora_rank lora_targets lora_dropout modules_to_save")
+    return Idea(keys=(*_both(rank, modules, dropped, saved, section), *others), facts=facts, read=read, write=write)
+
+
+def _optimizer() -> Idea:
+    kind = "optim.type"
+    kinds = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum"}
+
+    def read(keys: Keys) -> Facts:
+        return {"optimizer": keys.choice(_of(keys, kind), kinds) or "adamw"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        plain = facts["optimizer"] if facts["optimizer"] in kinds.values() else facts["optimizer"].partition("-")[0]
+        word = next((word for word, ours in kinds.items() if ours == plain), None)
+        return {_of(keys, kind): word} if word else {}
+
+    return Idea(keys=_both(kind), facts=("optimizer",), read=read, write=write)
+
+
+def _loss() -> Idea:
+    """The head and its loss, so many tokens at a time."""
+    key, off = "model.fused_lm_head_token_chunk_size", "disabled"
+
+    def length(keys: Keys) -> int:
+        if not _rl(keys):
+            return (keys.whole("data.seq_len") or 128) * (keys.whole("data.micro_batch_size") or 1)
+        return keys.agreed(("seq_len", "orchestrator.seq_len"), keys.whole) or 2048
+
+    def read(keys: Keys) -> Facts:
+        if keys.raw(_of(keys, key)) == off:
+            return {"loss": "float32"}
+        size = keys.whole(_of(keys, key)) or 8192
+        return {"loss": f"chunked:{max(1, -(-length(keys) // (size * (keys.whole(_of(keys, 'model.cp')) or 1))))}"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted, _, pieces = (facts.get("loss") or "").partition(":")
+        if wanted == "chunked":
+            return {_of(keys, key): -(-length(keys) // int(pieces or 1))}
+        return {_of(keys, key): off} if wanted in ("float32", "plain") and not pieces else {}
+
+    return Idea(keys=_both(key), facts=("loss",), read=read, write=write)
+
+
+PRIME_RL = Dialect(
+    name="prime-rl",
+    title="prime-rl",
+    versions="prime-rl 0.2 - 0.8",
+    syntaxes=("toml",),
+    framework="torchtitan",
+    marks=words(
+        """
+        orchestrator.batch_size orchestrator.group_size orchestrator.rollouts_per_example deployment.num_train_gpus
+        deployment.num_infer_gpus deployment.num_train_nodes inference.vllm.tensor_parallel_size trainer.model.name
+        orchestrator.model.name trainer.optim.lr orchestrator.train.sampling.max_completion_tokens trainer.model.ac.freq
+        inference.parallel.tp orchestrator.seq_len orchestrator.max_off_policy_steps orchestrator.train.source
+        data.micro_batch_size monitors.wandb.project deployment.type trainer_gpu_ids orchestrator.sampling.max_tokens
+        """
+    ),
+    blank={"toml": "[data]\n"},
+    blanks=dict.fromkeys(("grpo", "dapo"), "[orchestrator]\n"),
+    ideas=(
+        _model(),
+        _gpus(),
+        _task(),
+        _batch(),
+        _engine(),
+        _trainer(),
+        _adapter(),
+        _optimizer(),
+        _loss(),
+    ),
+)

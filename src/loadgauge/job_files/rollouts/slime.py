@@ -1,0 +1,424 @@
+"""slime: a command line of Megatron's arguments, of its own for the rollout, and of SGLang's with `sglang_` before them.
+
+Defaults are those of 0.3 (`slime/utils/arguments.py`). Weights of a reference, and of the trainer while answers are generated, are
+in host memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in
+from loadgauge.job_files.pre_training.megatron import (
+    ATTENTION,
+    FP8,
+    LAYOUT,
+    machines,
+    offload,
+    optimizer,
+    overlap,
+    recompute,
+)
+
+ESTIMATORS = {
+    "grpo": "grpo", "gspo": "gspo", "ppo": "ppo",
+    **dict.fromkeys(("reinforce_plus_plus", "reinforce_plus_plus_baseline", "cispo", "dapo"), "grpo"),
+}  # fmt: skip
+PROMPT = 1024
+"""Tokens of a prompt, where nothing says how many."""
+
+
+def _supervised(keys: Keys) -> bool:
+    return keys.word("loss_type") == "sft_loss"
+
+
+def _model() -> Idea:
+    """The model by the last part of its checkpoint's path; its sizes are in a script of slime's that names it too."""
+    key = "hf_checkpoint"
+
+    def read(keys: Keys) -> Facts:
+        value = keys.raw(key)
+        name = str(value[0] if isinstance(value, list) and value else value or "").rstrip("/")
+        last = name.rpartition("/")[2]
+        if name and "$" in last:
+            raise Unknown(f"{last[:40]!r} comes from outside the file", key=keys.document.shown(key), file=keys.file)
+        if not name.startswith(("/", ".", "~", "$")):
+            return {"model": name or None}  # on the hub
+        for ending in ("-FP8", "-INT4", "-NVFP4", "-bf16", "_bf16"):
+            last = last.removesuffix(ending)
+        return {"model": last or None}
+
+    return Idea(keys=(key,), facts=("model",), read=read, write=lambda facts, keys: {key: facts.get("model")})
+
+
+def _gpus() -> Idea:
+    each, nodes, together = "actor_num_gpus_per_node", "actor_num_nodes", "colocate"
+
+    def read(keys: Keys) -> Facts:
+        rollout = 0 if keys.flag(together) or _supervised(keys) else _of_rollout(keys)
+        per_node, count = keys.whole(each) or 8, keys.whole(nodes) or 1
+        if not rollout:
+            return {"gpus_per_node": per_node, "nodes": count}
+        total = per_node * count + rollout
+        return {"gpus": total, "gpus_per_node": next(size for size in (8, 4, 2, 1) if total % size == 0)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if "gpus" not in facts:
+            return {}
+        split = split_of(facts.get("placement"))
+        trainer = facts["gpus"] if split is None else split[0]
+        whole = "nodes" in facts and split is None
+        sizes = machines(facts if whole else {"gpus": trainer}, facts.get("gpus_per_node"))
+        return {each: sizes[0], nodes: sizes[1]}
+
+    return Idea(keys=(each, nodes), facts=names_in("gpus gpus_per_node nodes"), read=read, write=write)
+
+
+def _of_rollout(keys: Keys) -> int:
+    """GPUs that generate on their own."""
+    count = keys.whole("rollout_num_gpus", minimum=0)
+    if not count:
+        raise keys.wrong("rollout_num_gpus", "says how many GPUs generate, without --colocate")
+    return count
+
+
+def _placement() -> Idea:
+    together, count, all_off = "colocate", "rollout_num_gpus", "offload"
+    train, rollout, per_node = "offload_train", "offload_rollout", "num_gpus_per_node"
+
+    def read(keys: Keys) -> Facts:
+        if _supervised(keys):
+            return {}
+        late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
+        if keys.flag(together):
+            if late:
+                raise keys.wrong(together, "train_async.py generates beside the update, on GPUs of its own")
+            moved = keys.flag(train) is not False
+            return {"placement": "colocated", "rollout_offload": "all" if moved else "none"}
+        own = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
+        return {"placement": f"split:{own}+{_of_rollout(keys)}", "staleness": 1 if late else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if "task" not in facts:
+            return {}
+        split, program = split_of(facts.get("placement")), " ".join(getattr(keys.document, "program", ()))
+        if bool(facts.get("staleness")) != ("train_async.py" in program):
+            return {}
+        if facts.get("rollout_offload") in ("weights", "optimizer"):
+            return {together: split is None, count: None if split is None else split[1]}
+        stays = split is None and facts.get("rollout_offload") in (None, "none")
+        off = {f"no_{train}": True} if stays else {train: None, f"no_{train}": None}
+        return {together: split is None, count: None if split is None else split[1]} | off
+
+    owned = (together, count, all_off, train, rollout, per_node)
+    return Idea(keys=owned, facts=names_in("placement staleness rollout_offload task"), read=read, write=write)
+
+
+def _task() -> Idea:
+    """The task by its estimator of advantages; a reference is loaded where its weight or its switch is there, on the host."""
+    kind, switch, weight, loss = "advantage_estimator", "use_kl_loss", "kl_coef", "loss_type"
+    engine_s = "use_rollout_logprobs"
+
+    def read(keys: Keys) -> Facts:
+        if _supervised(keys):
+            return {"task": None}
+        keys.choice(loss, {"policy_loss": 1, "sft_loss": 1})
+        refers = bool(keys.flag(switch) or keys.real(weight))
+        return {
+            "task": keys.choice(kind, ESTIMATORS) or "grpo", "reference": "model" if refers else "none",
+            "frozen_offload": True if refers else None, "old_logprobs": "none" if keys.flag(engine_s) else None,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task = facts.get("task")
+        if task not in ("grpo", "gspo", "ppo", "dapo"):
+            return {}
+        name = keys.word(kind)
+        same = name is not None and ESTIMATORS.get(name) == task
+        refers = facts.get("reference") not in (None, "none", "precomputed")
+        already = bool(keys.flag(switch) or keys.real(weight))
+        kept = {} if refers == already else {switch: refers, weight: None}
+        said = {engine_s: facts.get("old_logprobs") == "none"}
+        return {kind: name if same else {"dapo": "grpo"}.get(task, task)} | kept | said
+
+    facts = names_in("task reference frozen_offload old_logprobs")
+    return Idea(keys=(kind, switch, weight, loss, engine_s), facts=facts, read=read, write=write)
+
+
+def _lengths() -> Idea:
+    """Tokens of prompt and answer; of supervised training, those that a GPU's micro-batch is packed to."""
+    prompt, answer, both, packed = (
+        "rollout_max_prompt_len", "rollout_max_response_len", "rollout_max_context_len", "max_tokens_per_gpu",
+    )  # fmt: skip
+
+    def read(keys: Keys) -> Facts:
+        if _supervised(keys):
+            tokens = keys.whole(packed) or keys.whole("seq_length")
+            return {"seq_len": None if tokens is None else tokens * (keys.whole("context_parallel_size") or 1)}
+        most, whole, first = keys.whole(answer), keys.whole(both), keys.whole(prompt)
+        if most is None and whole is None:
+            raise keys.wrong(answer, "says how many tokens an answer has at most")
+        if most is None:
+            most = (whole or 2) - (first or min(PROMPT, (whole or 2) // 2))
+        if whole is not None and most >= whole:
+            raise keys.wrong(answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
+        first = first or (PROMPT if whole is None else max(1, whole - most))
+        return {"prompt_len": first, "answers": str(most)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if "prompt_len" not in facts:
+            return {packed: facts["seq_len"] // (facts.get("cp") or 1)} if facts.get("seq_len") else {}
+        longest = str(facts.get("answers") or "")
+        if not longest.isdecimal():
+            return {prompt: facts["prompt_len"]}
+        total = facts["prompt_len"] + int(longest)
+        return {prompt: facts["prompt_len"], answer: int(longest), both: total if keys.has(both) else None}
+
+    return Idea(keys=(prompt, answer, both), facts=names_in("seq_len prompt_len answers cp"), read=read, write=write)
+
+
+def _batch() -> Idea:
+    """Sequences of an update and of a micro-batch; with a dynamic one as many as fill a number of tokens of each GPU."""
+    prompts, samples, steps, whole = (
+        "rollout_batch_size",
+        "n_samples_per_prompt",
+        "num_steps_per_rollout",
+        "global_batch_size",
+    )
+    micro, dynamic, most, scored = (
+        "micro_batch_size",
+        "use_dynamic_batch_size",
+        "max_tokens_per_gpu",
+        "log_probs_max_tokens_per_gpu",
+    )
+
+    def read(keys: Keys) -> Facts:
+        first, each = keys.whole(prompts), keys.whole(samples) or 1
+        if first is None and _supervised(keys):
+            first, each = keys.whole(whole) or 1, 1
+        if first is None:
+            raise keys.wrong(prompts, "says how many prompts a step has")
+        count, batch = keys.whole(steps), keys.whole(whole)
+        if count is not None:
+            found, left = divmod(first * each, count)
+            if left or (batch is not None and batch != found):
+                raise keys.wrong(
+                    steps, f"{count} updates of {first} x {each} sequences are not of {batch or found} each"
+                )
+            batch = found
+        facts: Facts = {"global_batch": batch, "micro_batch": keys.whole(micro) or 1}
+        if _supervised(keys):
+            return facts | ({"micro_batch": 1} if keys.flag(dynamic) else {})
+        facts |= {"prompts": first, "samples": each}
+        if not keys.flag(dynamic):
+            return facts
+        tokens = keys.whole(most)
+        if tokens is None:
+            raise keys.wrong(most, "says how many tokens a dynamic micro-batch has")
+        ranks = keys.whole("context_parallel_size") or 1
+        lengths = _lengths().read(keys)
+        longest = lengths["prompt_len"] + int(lengths["answers"])
+        # A sequence that is longer makes a micro-batch of its own.
+        facts["logprob_tokens"] = max((keys.whole(scored) or tokens) * ranks, longest)
+        own = _own_batch(keys, batch or first * each)
+        fits = max(1.0, tokens * ranks / longest)
+        facts["micro_batch"] = min(
+            (rows for rows in range(1, own + 1) if own % rows == 0), key=lambda rows: abs(rows - fits)
+        )
+        return facts
+
+    def _own_batch(keys: Keys, batch: int) -> int:
+        """Sequences of an update on one data-parallel rank."""
+        try:
+            gpus = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
+        except Unknown:
+            split = split_of(keys.given.get("placement"))
+            gpus = split[0] if split else keys.given.get("gpus") or 8
+        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        for name in sizes:
+            gpus = max(1, gpus // (keys.whole(name) or 1))
+        return min(1024, max(1, batch // gpus))
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        number = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
+        batch = facts.get("global_batch") or number or None
+        values: dict[str, Any] = {whole: batch, steps: None}
+        if "prompts" in facts:
+            values |= {prompts: facts["prompts"], samples: facts.get("samples")}
+        elif batch:
+            values |= {prompts: batch, samples: None}
+        tokens, longest = facts.get("logprob_tokens"), str(facts.get("answers") or "")
+        if tokens is not None and longest.isdecimal() and facts.get("prompt_len"):
+            ranks, length = facts.get("cp") or 1, facts["prompt_len"] + int(longest)
+            both = (facts.get("micro_batch") or 1) * length, tokens
+            if all(one % ranks == 0 for one in both):
+                return values | {dynamic: True, most: both[0] // ranks, scored: both[1] // ranks, micro: None}
+        if "prompts" not in facts and (facts.get("micro_batch") or 1) == 1:
+            return values | {dynamic: True}
+        return values | {dynamic: False, most: None, scored: None, micro: facts.get("micro_batch") or 1}
+
+    owned = (prompts, samples, steps, whole, micro, dynamic, most, scored)
+    facts = names_in("global_batch micro_batch prompts samples logprob_tokens cp")
+    return Idea(keys=owned, facts=facts, read=read, write=write)
+
+
+def _rollout() -> Idea:
+    """SGLang's engines; on the trainer's GPUs they keep nothing meanwhile. Attention may be data-parallel within an engine."""
+    width, pp, ep, dp, joined = (
+        "rollout_num_gpus_per_engine", "sglang_pp_size", "sglang_ep_size", "sglang_dp_size", "sglang_enable_dp_attention",
+    )  # fmt: skip
+    share, most, chunk, longest = (
+        f"sglang_{name}"
+        for name in ("mem_fraction_static", "max_running_requests", "chunked_prefill_size", "context_length")
+    )
+    cache, eager, prefixes = (
+        f"sglang_{name}" for name in ("kv_cache_dtype", "disable_cuda_graph", "disable_radix_cache")
+    )
+    older = {pp: "sglang_pipeline_parallel_size", ep: "sglang_expert_parallel_size", dp: "sglang_data_parallel_size"}
+    caches = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
+
+    def read(keys: Keys) -> Facts:
+        if _supervised(keys):
+            return {}
+        gpus = keys.whole(width) or 1
+        stages, ranks, groups = (keys.agreed((key, older[key]), keys.whole) or 1 for key in (pp, ep, dp))
+        if gpus % stages:
+            raise keys.wrong(pp, f"{stages} stages do not divide {gpus} GPUs of an engine")
+        tp = gpus // stages
+        if groups > 1:
+            if not keys.flag(joined):
+                raise keys.wrong(dp, f"is read with {keys.document.shown(joined)}")
+            if tp % groups:
+                raise keys.wrong(dp, f"{groups} does not divide {tp} ranks of an engine")
+            if ranks != tp:
+                raise keys.wrong(dp, f"is read where experts are on all {tp} ranks ({keys.document.shown(ep)})")
+            tp //= groups
+        used, together = keys.real(share), keys.flag("colocate")
+        options: dict[str, Any] = {
+            "tp": tp, "pp": stages, "ep": ranks, "static_fraction": 0.85 if used is None else used,
+            "sleep": 2 if together and keys.flag("offload_rollout") is not False else 0,
+            "graphs": "false" if keys.flag(eager) else "true", "prefix": "false" if keys.flag(prefixes) else "true",
+            "kv": keys.choice(cache, caches) or "bf16",
+        }  # fmt: skip
+        named = {"max_num_seqs": most, "max_batched_tokens": chunk, "context": longest}
+        options |= {name: value for name, key in named.items() if (value := keys.whole(key)) is not None}
+        text = "sglang:" + ",".join(f"{name}={value}" for name, value in options.items())
+        return {"rollout": Engine.parse(text).text()}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        engine = Engine.parse(facts.get("rollout") or "sglang")
+        if engine.kind != "sglang" or engine.weights != "bf16" or engine.accepted or engine.turns > 1:
+            return {}
+        groups = engine.ep // engine.tp if engine.ep > engine.tp else 1
+        plain = Engine.parse("sglang")
+        values: dict[str, Any] = {
+            width: engine.replica, pp: engine.pp if engine.pp > 1 else None, ep: engine.ep if engine.ep > 1 else None,
+            dp: groups if groups > 1 else None, joined: groups > 1, share: engine.static_fraction, longest: engine.context,
+            cache: "fp8_e4m3" if engine.kv == "fp8" else None, eager: not engine.graphs, prefixes: not engine.prefix,
+        }  # fmt: skip
+        for key, name in ((most, "max_num_seqs"), (chunk, "max_batched_tokens")):
+            values[key] = None if getattr(engine, name) == getattr(plain, name) else getattr(engine, name)
+        stays = split_of(facts.get("placement")) is None and not engine.sleep
+        return values | ({"no_offload_rollout": True} if stays else {"no_offload_rollout": None})
+
+    owned = (width, pp, ep, dp, joined, share, most, chunk, longest, cache, eager, prefixes, *older.values())
+    return Idea(keys=owned, facts=("rollout",), read=read, write=write)
+
+
+def _precision() -> Idea:
+    """16-bit weights, whose gradients are summed in float32 where that is asked for."""
+    wide, half, plain = "accumulate_allreduce_grads_in_fp32", "fp16", "bf16"
+    eight = ("fp8_format", "fp8_recipe", "fp8_param_gather")
+
+    def read(keys: Keys) -> Facts:
+        if keys.has(eight[0]):
+            name = keys.choice(eight[1], FP8) or "fp8-delayed"
+            return {"precision": f"{name}-primary" if keys.flag(eight[2]) else name}
+        name = "fp16" if keys.flag(half) else "bf16"
+        return {"precision": name if keys.flag(wide) is not False else f"{name}-mixed-16"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        asked = facts.get("precision") or "bf16"
+        name, _, kind = asked.partition("-")
+        if name in ("bf16", "fp16") and kind in ("", "mixed-18"):
+            return {half: name == "fp16", wide: True, **dict.fromkeys(eight)}
+        return {}
+
+    return Idea(keys=(wide, half, plain, *eight), facts=("precision",), read=read, write=write)
+
+
+def _zero() -> Idea:
+    """slime always distributes the optimizer (`set_default_megatron_args`)."""
+    key = "use_distributed_optimizer"
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {}
+
+    return Idea(
+        keys=(key,), facts=("framework", "zero"), read=lambda keys: {"framework": "megatron", "zero": 1}, write=write
+    )
+
+
+def _loss() -> Idea:
+    """Log-probabilities of float32 logits, all at once or some rows at a time."""
+    chunk = "log_probs_chunk_size"
+
+    def read(keys: Keys) -> Facts:
+        size = keys.whole(chunk, minimum=-1)
+        return {"loss": "chunked" if size is not None and size > 0 else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return (
+            {chunk: 1024}
+            if facts["loss"] == "chunked"
+            else {chunk: None}
+            if facts["loss"] in ("auto", "inplace")
+            else {}
+        )
+
+    return Idea(keys=(chunk,), facts=("loss",), read=read, write=write)
+
+
+SLIME = Dialect(
+    name="slime",
+    title="slime",
+    versions="slime 0.2 - 0.3",
+    syntaxes=("argv",),
+    framework="megatron",
+    zero_stages=(1,),
+    style="switch",
+    marks=words(
+        """
+        hf_checkpoint rollout_batch_size n_samples_per_prompt rollout_max_response_len rollout_num_gpus_per_engine
+        actor_num_gpus_per_node sglang_mem_fraction_static rollout_num_gpus num_rollout rollout_function_path
+        num_steps_per_rollout
+        """
+    ),
+    blank={
+        "argv": "python3 train.py \\\n   --loss-type sft_loss \\\n"
+                "   --rollout-function-path slime.rollout.sft_rollout.generate_rollout \\\n"
+                "   --disable-compute-advantages-and-returns \\\n   --debug-train-only\n",
+    },
+    blanks=dict.fromkeys(("grpo", "gspo", "ppo", "dapo"), "python3 train.py \\\n   --attention-dropout 0.0 --hidden-dropout 0.0\n"),
+    ideas=(
+        _model(),
+        *LAYOUT,
+        _gpus(),
+        _placement(),
+        _task(),
+        _lengths(),
+        _batch(),
+        _rollout(),
+        _zero(),
+        recompute(switch="recompute_activations"),
+        _precision(),
+        optimizer(),
+        overlap(),
+        offload(),
+        ATTENTION,
+        _loss(),
+    ),
+)  # fmt: skip

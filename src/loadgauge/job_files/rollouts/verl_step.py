@@ -1,0 +1,257 @@
+"""verl's step around the actor's update: the task, its other models, the rollout's engine, log-probs and what is moved meanwhile.
+
+Defaults are those of 0.9 (`trainer/config/ppo_trainer.yaml`, `rollout/rollout.yaml`, `ref/ref.yaml`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
+
+A = "actor_rollout_ref.actor."
+R, REF, C = "actor_rollout_ref.rollout.", "actor_rollout_ref.ref.", "critic."
+COUNT = f"{R}n"
+ADVANTAGES = {
+    "gae": "ppo", "rloo": "rloo", "rloo_vectorized": "rloo",
+    **dict.fromkeys(
+        ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "opo", "gpg", "reinforce_plus_plus",
+         "reinforce_plus_plus_baseline", "optimal_token_baseline", "tir_optimal_token_baseline"), "grpo"),
+}  # fmt: skip
+"""`algorithm.adv_estimator` by its roles and passes: with gae a critic is trained beside the actor; grpo's are those of all that
+compare the answers to a prompt. `remax` generates one more answer a prompt and is not among them."""
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "hf"}
+
+
+def trains_answers(keys: Keys) -> bool:
+    """Whether a file says what is around the actor's update: an estimator of advantages, a rollout's engine or a critic."""
+    return any(
+        key == "algorithm.adv_estimator" or key.startswith(C) or (key.startswith(R) and key != COUNT)
+        for key in keys.document.names()
+    )
+
+
+def task() -> Idea:
+    """The task by its estimator of advantages, and the models beside the actor."""
+    estimator, kl, in_reward = "algorithm.adv_estimator", f"{A}use_kl_loss", "algorithm.use_kl_in_reward"
+    bypassed = "algorithm.rollout_correction.bypass_mode"
+    critic, scored = f"{C}model.path", ("reward.reward_model.model_path", "reward_model.model.path")
+    rank, path, switch = (
+        "actor_rollout_ref.model.lora_rank",
+        "actor_rollout_ref.model.path",
+        ("reward.reward_model.enable", "reward_model.enable"),
+    )
+
+    def read(keys: Keys) -> Facts:
+        if not trains_answers(keys):
+            return {}
+        chosen = keys.choice(estimator, ADVANTAGES) or "ppo"
+        refers = keys.flag(kl) or keys.flag(in_reward)
+        for name, on in zip(scored, switch, strict=True):
+            if keys.flag(on) and keys.word(name) is None:
+                raise keys.wrong(on, f"is on, and {name} does not say which model scores")
+        adapts = keys.whole(rank, minimum=0)
+        of_critic = keys.word(critic) if chosen == "ppo" else None
+        return {
+            "task": chosen, "reference": ("adapter-off" if adapts else "model") if refers else "none",
+            "critic": None if of_critic == keys.word(path) else of_critic,
+            "old_logprobs": "none" if keys.flag(bypassed) else None,
+            "reward_model": next((keys.word(name) for name, on in zip(scored, switch, strict=True) if keys.flag(on)), None),
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo", "dapo": "grpo", "gspo": "grpo"}.get(
+            facts.get("task") or ""
+        )
+        if wanted is None:
+            return {}
+        same = keys.has(estimator) and ADVANTAGES.get(keys.word(estimator) or "") == ADVANTAGES[wanted]
+        refers = facts.get("reference") not in (None, "none", "precomputed")
+        already = bool(keys.flag(kl) or keys.flag(in_reward))
+        kept = (
+            {}
+            if refers == already
+            else {kl: refers, in_reward: None if refers else False if keys.has(in_reward) else None}
+        )
+        scores = facts.get("reward_model")
+        return {
+            estimator: keys.word(estimator) if same else wanted, critic: facts.get("critic") or keys.word(critic),
+            bypassed: True if facts.get("old_logprobs") == "none" else False if keys.has(bypassed) else None,
+            **dict(zip(scored, (scores, None), strict=True)), **dict(zip(switch, (True if scores else None, None), strict=True)),
+        } | kept  # fmt: skip
+
+    owned = (estimator, kl, in_reward, critic, bypassed, *scored, *switch)
+    return Idea(keys=owned, facts=names_in("task reference critic reward_model old_logprobs"), read=read, write=write)
+
+
+def engine() -> Idea:
+    """The rollout's engine: its ranks, its share of the card, and whether it sleeps meanwhile.
+
+    vLLM sleeps at level 2, with adapters at 1 (`_resolve_sleep_level` of workers/rollout/vllm_rollout); for SGLang the same share
+    is `mem_fraction_static`.
+    """
+    sizes = {
+        "tp": (f"{R}tensor_model_parallel_size", 2), "pp": (f"{R}pipeline_model_parallel_size", 1),
+        "ep": (f"{R}expert_parallel_size", 1), "max_num_seqs": (f"{R}max_num_seqs", 256),
+        "max_batched_tokens": (f"{R}max_num_batched_tokens", 8192),
+    }  # fmt: skip
+    name, share, freed, eager = f"{R}name", f"{R}gpu_memory_utilization", f"{R}free_cache_engine", f"{R}enforce_eager"
+    longest, quantised, prefixes = f"{R}max_model_len", f"{R}quantization", f"{R}enable_prefix_caching"
+    data, micro = f"{R}data_parallel_size", f"{R}micro_batch_size"
+
+    def read(keys: Keys) -> Facts:
+        if not trains_answers(keys):
+            return {}
+        kind = keys.choice(name, ENGINES) or "vllm"
+        if kind == "hf":
+            batch = keys.whole(micro)
+            return {"rollout": "hf" if batch is None else f"hf:batch={batch}"}
+        older = not keys.since(0, 6)  # which had 1024
+        options: dict[str, Any] = {
+            option: keys.whole(key) or (1024 if option == "max_num_seqs" and older else default)
+            for option, (key, default) in sizes.items()
+        }
+        used = keys.real(share)
+        options["utilization" if kind == "vllm" else "static_fraction"] = 0.5 if used is None else used
+        adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
+        options["sleep"] = 0 if keys.flag(freed) is False else 1 if adapts and kind == "vllm" else 2
+        options["graphs"] = "false" if keys.flag(eager) else "true"
+        options["prefix"] = "false" if keys.flag(prefixes) is False else "true"
+        if length := keys.whole(longest):
+            options["context"] = length
+        if keys.choice(quantised, {"fp8": "fp8", "null": None, "none": None}) == "fp8":
+            options["weights"] = "fp8"
+        replica = max(options["tp"], options["ep"])
+        ranks = keys.whole(data) or 1
+        if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
+            raise keys.wrong(sizes["ep"][0], f"{options['ep']} is not tensor x data parallel ranks of the engine")
+        if ranks > 1 and replica == options["tp"]:
+            raise keys.wrong(data, f"{ranks} is read beside expert_parallel_size = {options['tp'] * ranks}")
+        return {"rollout": Engine.parse(f"{kind}:" + ",".join(f"{key}={one}" for key, one in options.items())).text()}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = Engine.parse(facts["rollout"])
+        if wanted.kv != "bf16" or wanted.accepted or wanted.turns > 1 or wanted.weights not in ("bf16", "fp8"):
+            return {}
+        if wanted.kind == "hf":
+            return {name: "hf", micro: wanted.batch}
+        used = wanted.utilization if wanted.kind == "vllm" else wanted.static_fraction
+        values: dict[str, Any] = {key: getattr(wanted, option) for option, (key, _) in sizes.items()}
+        return values | {
+            name: wanted.kind, share: used, freed: wanted.sleep > 0, eager: not wanted.graphs, longest: wanted.context,
+            quantised: "fp8" if wanted.weights == "fp8" else None, prefixes: None if wanted.prefix else False,
+            data: wanted.ep // wanted.tp if wanted.ep > wanted.tp else None,
+        }  # fmt: skip
+
+    own = (*(key for key, _ in sizes.values()), name, share, freed, eager, longest, quantised, prefixes, data, micro)
+    return Idea(keys=own, facts=("rollout",), read=read, write=write)
+
+
+def log_probs() -> Idea:
+    """Sequences, or tokens, of a forward pass that scores; of the old log-probs' and the reference's the larger."""
+    names = ("log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu")
+    both = [tuple(f"{section}{name}" for name in names) for section in (R, REF)]
+
+    def read(keys: Keys) -> Facts:
+        if not trains_answers(keys):
+            return {}
+        refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
+        rows: list[int] = []
+        tokens: list[int] = []
+        for each, dynamic, most in both if refers else both[:1]:
+            asked = keys.flag(dynamic)
+            if asked is None:
+                asked = keys.flag(f"{A}use_dynamic_bsz")
+            if asked:
+                number = keys.whole(most) or keys.whole(f"{A}ppo_max_token_len_per_gpu") or 16_384
+                tokens.append(number * (keys.whole(f"{A}ulysses_sequence_parallel_size") or 1))
+            elif (said := keys.whole(each)) is not None:
+                rows.append(said)
+        if tokens and rows:
+            raise keys.wrong(both[1][1], "is read where both scoring passes count tokens, or both sequences")
+        return {"logprob_tokens": max(tokens, default=None), "logprob_batch": max(rows, default=None)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
+        ranks = keys.whole(f"{A}ulysses_sequence_parallel_size") or 1
+        if tokens is not None and tokens % ranks:
+            return {}
+        values: dict[str, Any] = {}
+        for each, dynamic, most in both:
+            values |= {
+                each: rows, dynamic: tokens is not None, most: None if tokens is None else tokens // ranks,
+            }  # fmt: skip
+        return values
+
+    own = tuple(key for section in both for key in section)
+    return Idea(keys=own, facts=("logprob_tokens", "logprob_batch"), read=read, write=write)
+
+
+def moved() -> Idea:
+    """What is on the host between its phases: the actor's states, and a reference, which FSDP always offloads
+    (`_build_fsdp_module` of workers/engine/fsdp/transformer_impl.py)."""
+    inner = {word: (f"{A}fsdp_config.{word}_offload", f"{A}megatron.{word}_offload") for word in ("param", "optimizer")}
+    frozen = (f"{REF}fsdp_config.param_offload", f"{REF}megatron.param_offload")
+    gradients, dtype = f"{A}megatron.grad_offload", f"{REF}fsdp_config.model_dtype"
+    strategy = f"{A}strategy"
+
+    def megatron(keys: Keys) -> bool:
+        return keys.word(strategy) == "megatron" or (
+            not keys.has(strategy) and any(key.startswith(f"{A}megatron.") for key in keys.document.names())
+        )
+
+    def read(keys: Keys) -> Facts:
+        if not trains_answers(keys):
+            return {}
+        which = int(megatron(keys))
+        weights, states = (bool(keys.flag(inner[word][which])) for word in ("param", "optimizer"))
+        if keys.flag(gradients) and not weights:
+            raise keys.wrong(gradients, "moves the gradients alone, which is not read; param_offload moves both")
+        held = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+        # The engines of 0.9 load a reference as the actor is loaded; before, in bfloat16 (workers/fsdp_workers.py).
+        usual = "float32" if keys.since(0, 9) else "bfloat16"
+        refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
+        offloaded = True if not which else bool(keys.flag(frozen[1]) or (not keys.has(frozen[1]) and weights))
+        return {
+            "rollout_offload": "all" if weights and states else "weights" if weights else "optimizer" if states else "none",
+            "frozen_offload": offloaded if refers else None,
+            "frozen_weights": None if which or not refers else keys.choice(dtype, held) or usual,
+        }  # fmt: skip
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        which, out = int(megatron(keys)), facts.get("rollout_offload") or "none"
+        loaded = {"float32": "fp32", "bfloat16": "bf16"}.get(facts.get("frozen_weights") or "")
+        return {
+            inner["param"][which]: out in ("weights", "all"), inner["optimizer"][which]: out in ("optimizer", "all"),
+            frozen[which]: bool(facts["frozen_offload"]) if facts.get("frozen_offload") is not None else None,
+            dtype: loaded if not which else None,
+        }  # fmt: skip
+
+    own = (*inner["param"], *inner["optimizer"], *frozen, gradients, dtype)
+    return Idea(keys=own, facts=names_in("rollout_offload frozen_offload frozen_weights"), read=read, write=write)
+
+
+def critic_batch() -> Idea:
+    """Sequences of the critic's micro-batch."""
+    each, dynamic, most = f"{C}ppo_micro_batch_size_per_gpu", f"{C}use_dynamic_bsz", f"{C}ppo_max_token_len_per_gpu"
+    forward = f"{C}forward_micro_batch_size_per_gpu"
+
+    def read(keys: Keys) -> Facts:
+        if not trains_answers(keys) or (keys.word("algorithm.adv_estimator") or "gae") != "gae":
+            return {}
+        asked = keys.flag(dynamic)
+        if asked is None:
+            asked = keys.flag(f"{A}use_dynamic_bsz")
+        if not asked:
+            return {"critic_batch": keys.whole(each)}
+        length = (keys.whole("data.max_prompt_length") or 512) + (keys.whole("data.max_response_length") or 512)
+        tokens = (keys.whole(most) or 32_768) * (keys.whole(f"{C}ulysses_sequence_parallel_size") or 1)
+        if tokens < length:
+            raise keys.wrong(most, f"{tokens} tokens are fewer than a sequence has ({length}), which verl refuses")
+        return {"critic_batch": tokens // length}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {each: facts.get("critic_batch"), dynamic: False if keys.has(dynamic) else None}
+
+    return Idea(keys=(each, dynamic, most, forward), facts=("critic_batch",), read=read, write=write)

@@ -1,6 +1,0 @@
-"""Lengths of sequences: a distribution of them, from numbers or from files, and what to expect of a batch."""
-
-from loadgauge.lengths.distribution import Lengths
-from loadgauge.lengths.files import LONGEST
-
-__all__ = ["LONGEST", "Lengths"]

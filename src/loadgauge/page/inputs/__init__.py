@@ -1,0 +1,1 @@
+"""What a visitor gives: controls, dropped files, uploads."""

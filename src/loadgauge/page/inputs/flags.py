@@ -1,0 +1,129 @@
+"""The state of the page: the flags of `loadgauge estimate` as texts, read as a `Job`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import is_script
+from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.families.catalogue import Found, find, names_file
+from loadgauge.core.families.catalogue import keys as keys_of
+from loadgauge.core.families.catalogue import model as catalogued
+from loadgauge.core.resolve.reproduce import completer
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.job_files.job_file import WITH_GPU
+from loadgauge.page.inputs.uploads import PREFIX, Uploads
+from loadgauge.page.panels.captured import by_road
+
+LONGEST = 2000
+"""Characters of a flag's value."""
+UNIFORM = re.compile(r"uniform:[0-9]{1,8}")
+"""Lengths that need no file."""
+CHOSEN = ("road",)
+"""Fields about files that name none."""
+State = dict[str, Any]
+
+
+def written(name: str, value: Any) -> str:
+    """A value of the state as text, empty if not given. Raises `ConfigError` for what no control of the page can give."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if not isinstance(value, str):
+        raise ConfigError("must be a text or a number", key=name)
+    if len(value) > LONGEST:
+        raise ConfigError(f"is longer than {LONGEST} characters", key=name)
+    if "\0" in value:
+        raise ConfigError("has a zero byte in it", key=name)
+    return value.strip()
+
+
+def model_of(job: Job, uploads: Uploads) -> Found:
+    """The model of a job: from the catalogue or handed in, never from a path or a script, by the road that the job asks for.
+
+    Raises `ConfigError`, `NotModelled`, or `NotYet` where it is to be captured.
+    """
+    name = job.model
+    if is_script(name):
+        raise ConfigError("the page runs no script; `loadgauge estimate` takes one", key="model")
+    if not name.startswith(PREFIX):
+        if names_file(name):
+            catalogued(name)  # which says that there is none of that name
+        return by_road(job, lambda: find(name), lambda: (name, keys_of(name)))
+    return by_road(job, lambda: Found(uploads.model(name)), lambda: uploads.keys(name))
+
+
+def files_of(state: State, uploads: Uploads) -> State:
+    """The state with ids of uploads replaced by the paths where they are kept. Raises `ConfigError` for any other file."""
+    for name, field in fields().items():
+        if field.group == "file" and name not in CHOSEN and written(name, state.get(name, "")):
+            raise ConfigError("a file cannot be named here; drop it onto the page", key=name)
+    measured, lengths = (written(name, state.get(name, "")) for name in ("measured", "lengths"))
+    if written("gpu", state.get("gpu", "")).endswith(".toml"):
+        raise ConfigError("a file cannot be named here; a size can, as memory", key="gpu")
+    if written("topology", state.get("topology", "")).endswith(".toml"):
+        raise ConfigError("a file cannot be named here; a size can, as memory", key="topology")
+    if "lengths" in measured:
+        raise ConfigError("a file of lengths cannot be named here", key="measured")
+    if not lengths or UNIFORM.fullmatch(lengths):
+        return state
+    return {**state, "lengths": uploads.path(lengths, "lengths")}
+
+
+def request_of(state: State, uploads: Uploads) -> Job:
+    """The job that a state asks for. Files are those that were handed in, and no others.
+
+    A switch that is off is not given, as the page has no third position; nor is what goes with a GPU (the file that was
+    dropped says it) before one is chosen. Raises `ConfigError`.
+    """
+    texts = {name: written(name, value) for name, value in files_of(state, uploads).items()}
+    if not texts.get("gpu"):
+        texts = {name: text for name, text in texts.items() if name.replace("-", "_") not in WITH_GPU}
+    model = texts.pop("model", "")
+    if not model:
+        raise ConfigError("none is chosen", key="model")
+    off = {name for name, text in texts.items() if text == "false" and _is_switch(name)}
+    return Job.of(model, {name: text or None for name, text in texts.items() if name not in off})
+
+
+def _is_switch(name: str) -> bool:
+    field = fields().get(name.replace("-", "_"))
+    return field is not None and field.kind == "switch"
+
+
+def job_of(state: State, uploads: Uploads) -> Setup:
+    """Resolve the run that a state asks for, as `loadgauge estimate` does. Raises an `Error` where it cannot be run."""
+    job = request_of(state, uploads)
+    found = model_of(job, uploads)
+    return noted(resolve_job(job, found.spec), found)
+
+
+def noted(setup: Setup, found: Found) -> Setup:
+    """The run with how its model was read among its assumptions, where that is not by its own name."""
+    if found.spec.listed is None:
+        return setup
+    return msgspec.structs.replace(setup, assumed={"model": f"{found.spec.name} ({found.how})", **setup.assumed})
+
+
+def command_line(given: Setup, result: Estimate, uploads: Uploads) -> str:
+    """The command line that prints the same numbers, with the original names of uploaded files."""
+    return named(completer(given.job)(result), uploads).command()
+
+
+def named(job: Job, uploads: Uploads) -> Job:
+    """The job with the original names of uploaded files instead of where they are kept."""
+    changes: dict[str, Any] = {}
+    if job.model.startswith(PREFIX):
+        changes["model"] = uploads.name(job.model)
+    if job.lengths is not None and not UNIFORM.fullmatch(job.lengths):
+        changes["lengths"] = uploads.name_of_path(job.lengths)
+    return msgspec.structs.replace(job, **changes) if changes else job

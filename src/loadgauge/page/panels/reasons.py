@@ -1,0 +1,244 @@
+"""Why a figure of the page is what it is: formula with the user's numbers, the summands, the source.
+
+The formulas are those of `loadgauge.core.answers.why`, which `estimate --explain` prints; here they are put to the page's figures, with the
+unit of each letter. Memory by parts is explained in `page/panels/explain.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from loadgauge.core.answers.figures.lanes import KINDS, kind_of, lanes
+from loadgauge.core.answers.figures.network import network
+from loadgauge.core.answers.why.of_estimate import OF_LANES
+from loadgauge.core.answers.why.of_estimate import reason as reason_of
+from loadgauge.core.answers.why.of_needs import need_reason
+from loadgauge.core.answers.why.reason import Line, Reason
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.sources import cite
+from loadgauge.core.estimate.memory.phases import PARTS
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.time.bandwidth_needs import NetworkCase
+from loadgauge.core.estimate.time.cost import Budget
+from loadgauge.core.estimate.workings import TimedOperation
+from loadgauge.core.resolve.setup import Setup
+
+MOST = 12
+"""Summands that are shown one by one; the others together."""
+UNITS = {
+    "byte": "B",
+    "byte/s": "B/s",
+    "GPU-hours": "hours",
+    "steps": "count",
+    "GPUs": "count",
+    "interruptions": "count",
+}
+"""The page's names of units, where they differ from a line's."""
+ENDS = ("t*r_l", "t*r_h")
+"""The formulas of both ends of the range of a step."""
+TOPIC_OF = {lane: topic for topic, lane in OF_LANES.items()}
+
+
+class Step(NamedTuple):
+    """A summand. id: of the figure that explains it; note: beside it, such as how often it comes"""
+
+    what: str
+    value: float
+    unit: str = "s"
+    id: str = ""
+    note: str = ""
+
+
+def reason(given: Setup, result: Estimate, id: str) -> dict[str, Any]:
+    """Explain a figure by its id: fit, step, rate, mfu, days, cost, lane/<lane> or network/<axis>/<what>.
+
+    Returns the value and its unit, formulas, summands (`steps`), the rule, notes and sources, as plain values. Raises
+    `ConfigError` for a figure that this run does not have.
+    """
+    name, _, rest = id.partition("/")
+    if name == "fit":
+        return _fit(result)
+    if result.time is None or name not in FIGURES:
+        raise _none(id)
+    if name in ("days", "cost"):
+        budget = given.budget(result)
+        if budget is None or (name == "cost" and budget.price is None):
+            raise _none(id)
+        return _whole(result, budget, name)
+    return OF_STEP[name](result, rest)
+
+
+def _none(id: str) -> ConfigError:
+    return ConfigError(f"no figure {id[:60]!r} in this run", key="id")
+
+
+def shown(value: float, unit: str, found: Reason, lines: Iterable[Line], steps: Iterable[Step] = ()) -> dict[str, Any]:
+    """The page's form of a reason. lines: those of its formulas that are about the figure"""
+    return {
+        "value": value,
+        "unit": unit,
+        "rule": found.rule,
+        "basis": found.basis,
+        "formulas": [_formula(line) for line in lines if line.letters],
+        "steps": [step._asdict() for step in steps],
+        "notes": list(found.notes),
+        "sources": [{"text": text, "url": _address(text)} for source in found.sources for text in _works(source)],
+    }
+
+
+def _works(source: str) -> list[str]:
+    """The works behind a source: those of measured kernels are named by their keys."""
+    head, measured, keys = source.partition("measured kernels: ")
+    return [str(cite(key)) for key in keys.split(", ")] if measured and not head else [source]
+
+
+def _address(text: str) -> str | None:
+    head, found, end = text.rpartition("(arXiv:")
+    return f"https://arxiv.org/abs/{end.rstrip(')')}" if found and head else None
+
+
+def _formula(line: Line) -> dict[str, Any]:
+    return {
+        "what": line.what,
+        "letters": line.letters,
+        "value": line.value,
+        "unit": UNITS.get(line.unit, line.unit),
+        "numbers": {name: number for name, (_, number) in line.legend.items()},
+        "units": {name: unit_of(meaning) for name, (meaning, _) in line.legend.items()},
+        "meaning": {name: meaning for name, (meaning, _) in line.legend.items()},
+    }
+
+
+def unit_of(meaning: str) -> str:
+    """Return the unit of a letter from what it means, in the words of `loadgauge.core.answers.why`.
+
+    >>> unit_of("seconds of a step"), unit_of("16-bit peak of a GPU [FLOP/s]"), unit_of("GPUs")
+    ('s', 'FLOP/s', 'count')
+    """
+    if meaning.endswith("]"):
+        return {"byte/s": "B/s"}.get(unit := meaning.rpartition("[")[2][:-1], unit)
+    for start, unit in STARTS:
+        if meaning.startswith(start):
+            return unit
+    return "count"
+
+
+STARTS = (
+    ("seconds of a day", "count"), ("seconds", "s"), ("its seconds", "s"), ("launch", "s"), ("bytes read and written", "count"),
+    ("bytes", "B"), ("memory of the card", "B"), ("lower end", "B"), ("upper end", "B"), ("its FLOPs", "FLOP"),
+    ("model FLOPs", "FLOP"), ("hardware FLOPs", "FLOP"), ("FLOPs", "FLOP"), ("tokens", "tokens"), ("days", "days"),
+    ("GPU-hours", "hours"), ("price", "money"), ("share", "share"), ("bandwidth", "B/s"),
+)  # fmt: skip
+"""Units of letters by how their meanings begin; all others are counts and factors."""
+
+
+def _fit(result: Estimate) -> dict[str, Any]:
+    """The peak as the sum of its parts, against what a program may use of the card."""
+    memory = result.memory
+    parts = sorted(((memory.parts[part], part) for part in PARTS if memory.parts[part]), reverse=True)
+    found = reason_of(result, "verdict")
+    return shown(memory.total, "B", found, found.lines[1:], (Step(part, size, "B", part) for size, part in parts))
+
+
+# -- a step ---------------------------------------------------------------------------------------------------------------
+
+
+def _step(result: Estimate, _: str) -> dict[str, Any]:
+    assert result.time is not None
+    found = reason_of(result, "time")
+    steps = [
+        Step(f"lane.{lane['lane']}", lane["seconds"], "s", f"lane/{lane['lane']}")
+        for lane in lanes(result) or ()
+        if lane["seconds"]
+    ]
+    ends = [line for line in found.lines if line.letters in ENDS]
+    return shown(result.time.step, "s", found, ends, steps)
+
+
+def _rate(result: Estimate, _: str) -> dict[str, Any]:
+    assert result.time is not None
+    found = reason_of(result, "time")
+    lines = [line for line in found.lines if line.unit == "tokens/s"]
+    return shown(result.time.tokens_per_second_per_gpu, "tokens/s", found, lines)
+
+
+def _mfu(result: Estimate, _: str) -> dict[str, Any]:
+    assert result.time is not None
+    found = reason_of(result, "mfu")
+    return shown(result.time.mfu, "share", found, found.lines)
+
+
+def _lane(result: Estimate, lane: str) -> dict[str, Any]:
+    drawn = next((one for one in lanes(result) or () if one["lane"] == lane), None)
+    if drawn is None:
+        raise _none(f"lane/{lane}")
+    assert result.time is not None
+    seconds, scale = drawn["seconds"], result.time.scale
+    if lane in KINDS:
+        found = reason_of(result, lane)
+        timed = sorted((one for one in result.workings.operations if kind_of(one) == lane), key=lambda one: -one.each)
+        share = seconds / sum(one.each for one in timed)
+        steps = [Step(f"{one.layer}: {one.operation.name}", one.each * share, note=_often(one)) for one in timed]
+        return shown(seconds, "s", found, found.lines, _shortened(steps))
+    rows = sorted((row for row in result.network if row.lane == lane), key=lambda row: -row.seconds)
+    if not seconds:
+        # All of it is hidden: there is nothing on the critical path to explain.
+        rule = "all of it overlaps with compute: it adds nothing to the step"
+        hidden = Reason(topic=lane, what=lane, value=0.0, unit="s", basis=result.basis["network"], rule=rule)
+        return shown(seconds, "s", hidden, ())
+    found = reason_of(result, TOPIC_OF[lane])
+    steps = [
+        Step(
+            row.what, scale * row.exposed_seconds,
+            note=f"{row.calls_per_step:g} x {row.collective}, {row.ranks} ranks",
+        ) for row in rows
+    ]  # fmt: skip
+    name = f"({rows[0].axis}, {rows[0].what}:" if rows else ""
+    return shown(seconds, "s", found, [line for line in found.lines if name in line.what], _shortened(steps))
+
+
+def _often(one: TimedOperation) -> str:
+    return f"{one.times:g} x"
+
+
+def _shortened(steps: list[Step]) -> list[Step]:
+    """The first summands, and the others as one."""
+    rest = steps[MOST:]
+    more = [Step("all others", sum(step.value for step in rest), rest[0].unit, note=f"{len(rest)} x")] if rest else []
+    return steps[:MOST] + more
+
+
+def _network(result: Estimate, rest: str) -> dict[str, Any]:
+    """The bandwidth that an axis needs, from the bytes and the seconds it has for them."""
+    axis, _, what = rest.partition("/")
+    row = next((one for one in network(result) or () if (one["axis"], one["what"]) == (axis, what)), None)
+    if row is None:
+        raise _none(f"network/{rest}")
+    assert result.cluster is not None
+    case = NetworkCase.of_step(result.workings.step)
+    found = need_reason(case, case.answer(), axis, result.cluster.gpus_per_node)
+    place = f"({what}, {'between' if row['link'] == 'outer' else 'inside'} nodes)"
+    return shown(row["need"], "B/s", found, [line for line in found.lines if place in line.what])
+
+
+OF_STEP: dict[str, Callable[[Estimate, str], dict[str, Any]]] = {
+    "step": _step, "rate": _rate, "mfu": _mfu, "lane": _lane, "network": _network,
+}  # fmt: skip
+
+
+# -- the whole run ----------------------------------------------------------------------------------------------------------
+
+
+def _whole(result: Estimate, budget: Budget, name: str) -> dict[str, Any]:
+    """The days or the cost of the run, and what they are worked out from."""
+    found = reason_of(result, "money", budget)
+    wanted = ("steps", "days", "GPU-hours") if name == "days" else ("GPU-hours", "cost")
+    value = budget.days if budget.cost is None or name == "days" else budget.cost
+    return shown(
+        value, "days" if name == "days" else "money", found, [line for line in found.lines if line.what in wanted]
+    )
+
+
+FIGURES = frozenset({"fit", *OF_STEP, "days", "cost"})
+"""What can be asked for, by the first word of its id."""

@@ -1,0 +1,164 @@
+"""Answers to the page's questions as plain values; each raises an `Error` of one line where there is no answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from loadgauge.core.answers.figures import PANELS
+from loadgauge.core.answers.figures.network import what_if as adapter
+from loadgauge.core.answers.figures.trace_points import Found, dots
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.document import estimate_document
+from loadgauge.job_files.dialects import FILES, dialect
+from loadgauge.job_files.export import FLAGS
+from loadgauge.job_files.export import export as as_job_file
+from loadgauge.page.inputs.changes import changes as changed
+from loadgauge.page.inputs.flags import State, command_line, job_of, named
+from loadgauge.page.inputs.uploads import Uploads, plain_name
+from loadgauge.page.panels.captured import facts
+from loadgauge.page.panels.explain import explained
+from loadgauge.page.panels.reasons import FIGURES, reason
+from loadgauge.pytorch.text.why import describe_change
+from loadgauge.pytorch.why.answer import answer
+from loadgauge.pytorch.why.answer import changes as fitting_changes
+
+RANGED = (
+    "step", "mfu", "hfu", "tokens_per_second_per_gpu", "model_tflops_per_gpu", "days", "gpu_hours", "cost", "energy_kwh",
+    "gpus_needed",
+)  # fmt: skip
+"""Figures that depend on the step time, and have a range because it has one."""
+ENDINGS = {"json": "json", "yaml": "yaml", "toml": "toml", "argv": "sh", "python": "py"}
+NAMES = {"deepspeed": "ds_config"}
+"""File names from the documentation of a tool, where they differ from its name."""
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question about the flags. want: the figures to draw (None: all); dots: traces and measurements that were dropped."""
+
+    flags: State
+    want: list[str] | None = None
+    dots: Annotated[list[Found], msgspec.Meta(max_length=2)] = []
+
+
+class OfBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question about one block of the treemap, or about a figure of the page (`reasons.reason`)."""
+
+    flags: State
+    id: str
+
+
+class OfError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An error of memory that ran out, and the run that it may be of."""
+
+    flags: State
+    text: str
+
+
+class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job file of another tool: the name of its dialect, or `flags`."""
+
+    flags: State
+    dialect: str
+
+
+class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The same run with another network adapter. nic: bandwidth [byte/s]."""
+
+    flags: State
+    nic: float
+
+
+def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
+    """Estimate the run: the document of `loadgauge estimate --json`, the command line that prints it, and the figures."""
+    given = job_of(question.flags, uploads)
+    result = given.estimate()
+    wanted = list(PANELS) if question.want is None else question.want
+    unknown = [name for name in wanted if name not in PANELS]
+    if unknown:
+        raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(PANELS)})", key="want")
+    panels = {name: PANELS[name](result) for name in wanted}
+    if "moments" in panels:
+        model = plain_name(uploads.name(str(question.flags["model"])))
+        panels["moments"]["dots"] = [dots(result, points, model) for points in question.dots]
+    return {
+        "estimate": estimate_document(given, result),
+        "command": command_line(given, result, uploads),
+        "verdict": result.memory.verdict,
+        "captured": facts(given.model, given.assumed.get("model", "")),
+        "ranges": ranges(given, result),
+        "panels": panels,
+    }
+
+
+def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
+    """The lowest and highest value of each figure in `RANGED`, computed from the fastest and the slowest step."""
+    if result.time is None:
+        return {}
+    ends: list[dict[str, Any]] = []
+    for step in (result.time.low, result.time.high):
+        other = msgspec.structs.replace(result, time=msgspec.structs.replace(result.time, step=step))
+        assert other.time is not None
+        budget = given.budget(other)
+        ends.append({**other.time.to_dict(), **({} if budget is None else budget.to_dict())})
+    return {
+        name: sorted(end[name] for end in ends) for name in RANGED if all(end.get(name) is not None for end in ends)
+    }  # fmt: skip
+
+
+def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
+    """Explain a block of the treemap or a figure: rule, formulas, summands and sources. Raises `ConfigError` for another id."""
+    given = job_of(question.flags, uploads)
+    if question.id.partition("/")[0] in FIGURES:
+        return reason(given, given.estimate(), question.id)
+    return explained(given.estimate(), question.id)
+
+
+def changes(question: Question, uploads: Uploads) -> dict[str, Any]:
+    """List single changes of the flags, each estimated, the most helpful first."""
+    return {"rows": changed(job_of(question.flags, uploads))}
+
+
+def fitting(question: OfError, uploads: Uploads) -> dict[str, Any]:
+    """Estimate the run of an error, and the changes with which it fits, those for the tensor of its traceback first [bytes].
+
+    size: the tensors of the run that have the size which was asked for. Raises `ConfigError` for a text without such an error.
+    """
+    given, found = job_of(question.flags, uploads), answer(question.text)
+    memory = given.estimate().memory
+    return {
+        "total": memory.total, "moment": memory.moment, "verdict": memory.verdict, "micro_batch": given.layout.micro_batch,
+        "seq_len": given.layout.seq_len, "size": found.same_size(given),
+        "changes": [describe_change(change) for change in fitting_changes(given, found.place)],
+    }  # fmt: skip
+
+
+def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:
+    """Estimate the network rows and the step time with another adapter. Raises `ConfigError` without a network."""
+    if not 0 < question.nic < float("inf"):
+        raise ConfigError("must be a bandwidth above 0 [byte/s]", key="nic")
+    answer = adapter(job_of(question.flags, uploads), question.nic)
+    if answer is None:
+        raise ConfigError("there is no network to change: a --gpu is needed, and no --measured", key="nic")
+    return answer
+
+
+def export(question: Export, uploads: Uploads) -> dict[str, Any]:
+    """Write the run as a job file of another tool: file name, text, and what the tool's keys cannot express."""
+    given = job_of(question.flags, uploads)
+    if question.dialect == FLAGS:
+        return {
+            "filename": "loadgauge.sh",
+            "text": f"{command_line(given, given.estimate(), uploads)}\n",
+            "not_expressed": [],
+        }
+    if question.dialect not in FILES:
+        raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(FILES)})", key="dialect")
+    given = msgspec.structs.replace(given, job=named(given.job, uploads))
+    written = as_job_file(given, question.dialect)
+    ending = ENDINGS[dialect(question.dialect).syntaxes[0]]
+    name = NAMES.get(question.dialect, question.dialect)
+    return {"filename": f"{name}.{ending}", "text": written.text, "not_expressed": list(written.left_out)}

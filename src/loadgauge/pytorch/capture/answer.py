@@ -1,0 +1,140 @@
+"""What a capture says at some sizes: formulas, where they hold, and numbers, with the verdict of a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.verdict import Verdict, judge, needs
+from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.training.training import training
+from loadgauge.core.estimate.memory.counters import Margins
+from loadgauge.core.estimate.states.overhead import context, workspaces
+from loadgauge.pytorch.capture.captured import Captured
+from loadgauge.pytorch.capture.inputs.target import SOUND
+from loadgauge.pytorch.capture.symbols.sizes import SAMPLES
+from loadgauge.pytorch.device.untraced import NOT_COUNTED
+
+
+class Formula(msgspec.Struct, frozen=True):
+    """A quantity as a formula of the sizes, and at the sizes asked for."""
+
+    formula: str
+    value: int
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """What a card must have [bytes], with the 80 % range of measured runs, and what it has."""
+
+    gpu: str
+    low: float
+    value: float
+    high: float
+    capacity: float
+    verdict: Verdict
+
+    @property
+    def total(self) -> float:
+        """The same as `value`, under the name that other answers have."""
+        return self.value
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A captured training step at some sizes [bytes, FLOP, elements].
+
+    `peak` is in the tensors' own bytes, `allocated` with each storage rounded as CUDA's allocator does. `numbers_only`: why
+    there are no formulas, empty where there are; `holds`: where they hold; `values`: lines of the program that asked for a value
+    of a tensor; `branches`: those that decide by it, and where they went on; `cached`: whether the code was not run again.
+    """
+
+    target: str
+    sizes: dict[str, int]
+    parameters: int
+    kept: Formula
+    flops: Formula
+    holds: tuple[str, ...]
+    numbers_only: str
+    peak: int
+    allocated: int
+    phases: dict[str, int]
+    at_peak: dict[str, int]
+    values: tuple[str, ...]
+    assumed: tuple[str, ...]
+    not_counted: tuple[str, ...]
+    operations: int
+    torch: str
+    seconds: float
+    cached: bool
+    needed: Needed | None = None
+    pictures: tuple[tuple[str, int], ...] = ()
+    """Width and height of each picture of a sequence, and how many tokens stand for it."""
+    sound: tuple[float, int] | None = None
+    """Length of the sound of a sequence [s], and how many of its tokens stand for it."""
+    branches: tuple[str, ...] = ()
+    subject: str = ""
+    """What a model with towers ran on, such as "text alone"."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `loadgauge capture --json`, as plain values. Without a GPU the memory is that of the tensors alone."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        alone = {
+            "total": self.allocated,
+            "low": None,
+            "high": None,
+            "capacity": None,
+            "fits": None,
+            "verdict": "unknown",
+        }
+        assumed = dict(line.partition(": ")[::2] for line in self.assumed)
+        return document | {"assumed": assumed, "memory": alone if self.needed is None else needs(self.needed)}
+
+
+def answer(
+    found: Captured, sizes: dict[str, int], seconds: float, *, cached: bool, gpu: Gpu | None = None,
+    assumed: tuple[str, ...] = (),
+) -> Answer:  # fmt: skip
+    """What a capture says at some sizes. Raises NotModelled outside its guards. seconds: that it took"""
+    allocated = found.allocated(**sizes)
+    lines = [f"FLOPs of {name}: no formula is known" for name in found.uncounted]
+    if any(one.name.startswith("aten::_cudnn_rnn") for one in found.operations):
+        lines.append(NOT_COUNTED)
+    if gpu is None:
+        lines.append("memory beside tensors: CUDA's context, idle blocks of the allocator (--gpu adds them)")
+    return Answer(
+        target=found.target,
+        sizes=sizes,
+        parameters=sum(found.parameters.values()),
+        kept=Formula(str(found.kept_formula), found.kept_bytes(**sizes)),
+        flops=Formula(str(found.flops_formula), found.flops(**sizes)),
+        holds=found.where,
+        numbers_only=found.plain,
+        peak=found.peak(**sizes),
+        allocated=allocated,
+        phases=found.by_phase(**sizes),
+        at_peak=found.at_peak(**sizes),
+        values=found.values,
+        branches=found.branches,
+        assumed=(*assumed, *found.assumed),
+        not_counted=tuple(lines),
+        operations=len(found.operations) - found.second,
+        torch=found.torch,
+        seconds=seconds,
+        cached=cached,
+        needed=None if gpu is None else _needed(allocated, gpu),
+        pictures=found.pictures,
+        subject=found.subject.replace("one picture", f"{len(found.pictures)} pictures")
+        if found.pictures[1:]
+        else found.subject,
+        sound=(sizes[SOUND] / SAMPLES, found.of_sound) if found.of_sound else None,
+    )
+
+
+def _needed(allocated: int, gpu: Gpu) -> Needed:
+    """What the step needs on a GPU, as an estimate of plain PyTorch would say of the same tensors."""
+    kind = training("huggingface", "bf16-pure", "adamw", "flash")
+    own = Margins.of(context(gpu), kind.framework, ragged=False).needed(
+        allocated + workspaces(gpu, kind, grouped=False)
+    )
+    capacity = gpu.capacity
+    return Needed(gpu.id, own.low, own.value, own.high, capacity, judge(own.low, own.high, capacity))

@@ -1,0 +1,173 @@
+"""`loadgauge.capture(...)`: the formulas of a training step of a model of transformers, or of a module of one's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.definitions.job.job import Job
+
+if TYPE_CHECKING:
+    import torch
+
+    from loadgauge.pytorch.capture.capture import Captures
+    from loadgauge.pytorch.capture.record import Sized
+    from loadgauge.pytorch.trace.torch_run import TorchRun
+
+
+class Fields(TypedDict, total=False):
+    """Fields of a `Job` that a captured training can have."""
+
+    precision: str
+    optimizer: str
+    attention: str
+    recompute: str
+    global_batch: int
+
+
+def capture(
+    target: Any, inputs: Callable[..., Any] | None = None, *, loss: Callable[[Any], torch.Tensor] | None = None,
+    step: Callable[..., Any] | None = None, layers: int | None = None, pictures: Sequence[tuple[int, int]] = (),
+    freeze: Sequence[str] = (), head: str = "", rows: Mapping[str, int | Sequence[int] | str] | str = {},
+    **fields: Unpack[Fields],
+) -> Captures:  # fmt: skip
+    """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
+
+    target: a name in the catalogue, a path to a config.json, diffusers:CLASS, timm:NAME, torchvision:NAME, a config object of
+        transformers, or a function that makes a module
+    inputs: for a function: what the module is called with, made of sizes; its parameters name them, such as `lambda b, s: ...`
+    loss: makes a scalar of what the module returns; default: its `.loss`, or the mean of its first tensor
+    step: with a function of one's own: trains once what it made, `step(made, *inputs)`, with losses, backward calls and optimizers
+        as it likes; `made` may then be several modules and their optimizers, in a tuple or a dict
+    layers: number of layers, instead of the model's own
+    pictures: width and height of each picture of a sequence [pixels], as the model's image processor takes them; none: one picture,
+        as large as the model sees at once
+    head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture,
+        detection or sound (`data/capture/heads.toml`)
+    freeze: parameters whose names contain one of these are not trained, such as "vision_tower"
+    rows: how many rows the program's data chooses, by the line that asks, such as {"boxes.py:41": 2000}; a list: each time it is
+        reached in a step; "most": as many as there are, at a line or, in place of a dict, at every line
+    fields: as the flags of `loadgauge trace`; a `global_batch` of more than 1: gradients of so many micro-batches accumulate
+    Returns `Captures`: `.at(b=2, s=4096)` runs the code once and gives a `Captured`, whose formulas hold wherever its guards do.
+    Raises ConfigError without PyTorch, and ConfigError, LayoutError or NotModelled for what cannot be run.
+
+    >>> import loadgauge, torch
+    >>> step = loadgauge.capture(lambda: torch.nn.Linear(64, 64), lambda b: torch.empty(b, 64), optimizer="sgd").at(b=8)
+    >>> print(step.kept_formula), step.flops(b=100)
+    0
+    (None, 1638400)
+    """
+    needs_torch("capture")
+
+    from loadgauge.pytorch.capture.capture import Captures
+    from loadgauge.pytorch.capture.inputs.kinds import of_config
+    from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, usual_precision
+    from loadgauge.pytorch.capture.inputs.pictures import processed
+    from loadgauge.pytorch.capture.inputs.target import config_keys, processor_keys
+    from loadgauge.pytorch.capture.inputs.tokens import vectors_of
+    from loadgauge.pytorch.trace.programs.target import config_object, with_layers
+    from loadgauge.pytorch.trace.torch_run import TorchRun
+
+    keys = config_keys(target) if isinstance(target, str) and inputs is None else {}
+    usual = usual_precision(keys, target) if is_library(keys) else None
+    run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else usual or "bf16-pure", **fields}))  # type: ignore[arg-type]
+    if step is not None and (inputs is None or loss is not None or fields):
+        raise ConfigError(f"a step has its own {', '.join(fields) or 'loss'}, and needs inputs", key="step")
+    if inputs is None:
+        if is_library(keys):
+            if layers is not None or pictures or head:
+                raise ConfigError("--layers, --picture and --head are for models of transformers", key="target")
+            return Captures(with_rows(frozen(of_keys(keys, target, run), freeze), rows), target)
+        config = with_layers(config_object(keys, target) if isinstance(target, str) else target, layers)
+        name = target if isinstance(target, str) else type(config).__name__
+        if pictures and head:
+            raise ConfigError("with another head, a model has pictures of its own size", key="head")
+        if not pictures:
+            return Captures(with_rows(frozen(of_config(config, run, head=head), freeze), rows), name)
+        own = processor_keys(target) if isinstance(target, str) else None
+        job = of_config(config, run, processed(config, pictures, own))
+        counts = vectors_of(job, [processed(config, [size], own) for size in pictures])
+        return Captures(
+            with_rows(frozen(job, freeze), rows),
+            name,
+            tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)),
+        )
+    if not callable(target) or layers is not None or pictures or head:
+        raise ConfigError(
+            "with inputs, it is a function that makes a module, which has the layers it has", key="target"
+        )
+    if step is not None and freeze:
+        raise ConfigError("a step trains what its optimizers have", key="freeze")
+    job = with_rows(frozen(module_of(target, inputs, run, loss, step), freeze), rows)
+    return Captures(job, getattr(target, "__name__", "module"))
+
+
+def module_of(
+    target: Callable[[], Any], inputs: Callable[..., Any], run: TorchRun, loss: Any = None, step: Any = None
+) -> Sized:
+    """The training of a module of one's own. target, inputs, loss, step: as for `capture`"""
+    import torch
+
+    from loadgauge.pytorch.capture.record import Sized
+    from loadgauge.pytorch.trace.programs.jobs import mean_loss
+
+    names = tuple(inspect.signature(inputs).parameters)
+
+    def build(device: str) -> Any:
+        with torch.device(device):
+            made = target()
+        if step is not None:
+            return made
+        if not isinstance(made, torch.nn.Module):
+            raise ConfigError(f"must make a torch.nn.Module, made {type(made).__name__}", key="target")
+        return made.train()
+
+    def given(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        with torch.device(device):
+            found = inputs(**sizes)
+        if isinstance(found, dict):
+            return (), found
+        return (found if isinstance(found, tuple) else (found,)), {}
+
+    return Sized(build, given, loss or mean_loss, run, names, step)
+
+
+def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -> Sized:
+    """A training with rows stated as for `capture`. Raises ConfigError for what is neither numbers of them nor "most"."""
+    from loadgauge.pytorch.device.facts.stated_rows import MOST
+
+    found: dict[str, tuple[int, ...] | str] = {}
+    for line, given in ({"": rows} if isinstance(rows, str) else rows).items():
+        numbers = (given,) if isinstance(given, int) else given if isinstance(given, str) else tuple(given)
+        whole = not isinstance(numbers, str) and all(type(one) is int and one >= 0 for one in numbers)
+        if not numbers or not (numbers == MOST or whole):
+            raise ConfigError(f"must be numbers of rows or {MOST}, got {given!r}", key="rows")
+        found[line] = numbers
+    return msgspec.structs.replace(job, rows={**job.rows, **found}) if found else job
+
+
+def frozen(job: Sized, words: Sequence[str]) -> Sized:
+    """A training in which the parameters whose names contain one of some words are not trained.
+
+    Building it raises ConfigError for a word that no parameter has, and where none is left.
+    """
+
+    def build(device: str) -> Any:
+        module = job.build(device)
+        names = [name for name, _ in module.named_parameters()]
+        for word in words:
+            if not any(word in name for name in names):
+                raise ConfigError(f"no parameter's name contains {word!r}", key="freeze")
+        for name, parameter in module.named_parameters():
+            if any(word in name for word in words):
+                parameter.requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ConfigError("no parameter is left to train", key="freeze")
+        return module
+
+    return msgspec.structs.replace(job, build=build) if words else job

@@ -1,0 +1,1 @@
+"""What a captured model is run on: tokens, pictures, sounds, heads."""

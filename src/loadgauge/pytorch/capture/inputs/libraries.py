@@ -1,0 +1,246 @@
+"""Models of diffusers, timm and torchvision as targets: `LIBRARY:NAME`, or a diffusers `config.json`, built without weights."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
+from loadgauge.core.base.package_data import read_data
+
+if TYPE_CHECKING:
+    from loadgauge.pytorch.capture.record import Sized
+    from loadgauge.pytorch.trace.torch_run import TorchRun
+
+LIBRARIES = ("diffusers", "timm", "torchvision")
+_CLASS = "_class_name"
+"""The key of a diffusers config that names its class."""
+
+
+def of_library(target: str) -> bool:
+    """Whether a target is a library and a name in it.
+
+    >>> of_library("timm:resnet50"), of_library("gpt2"), of_library("train.py:model")
+    (True, False, False)
+    """
+    library, colon, name = target.partition(":")
+    return bool(colon) and library in LIBRARIES and bool(name)
+
+
+def library_keys(target: str) -> dict[str, Any]:
+    """What stands for the config of `LIBRARY:NAME`. Raises ConfigError where the library is not installed, or its class not known.
+
+    >>> library_keys("diffusers:Unknown")
+    Traceback (most recent call last):
+    loadgauge.core.base.errors.ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
+    """
+    library, _, name = target.partition(":")
+    keys = {"library": library, _CLASS: name}
+    _row(keys, target)
+    _needs(library)
+    return keys
+
+
+def is_library(keys: Mapping[str, Any]) -> bool:
+    """Whether keys are of a model of one of these libraries."""
+    return "library" in keys or (isinstance(keys.get(_CLASS), str) and "model_type" not in keys)
+
+
+def usual_sizes(keys: Mapping[str, Any], target: str) -> dict[str, int]:
+    """The sizes of a model's inputs unless they are said, beside b. Raises ConfigError for a class that is not known.
+
+    A name that ends with the side of its pictures says so, as timm's do.
+
+    >>> usual_sizes({"library": "timm", "_class_name": "vit_base_patch16_384"}, "timm:vit_base_patch16_384")
+    {'h': 384, 'w': 384}
+    """
+    found = dict(_row(keys, target)["sizes"])
+    side = re.search(r"_(\d{3})(\.|$)", keys[_CLASS]) if keys.get("library") == "timm" else None
+    return dict.fromkeys(found, int(side[1])) if side else found
+
+
+def usual_precision(keys: Mapping[str, Any], target: str) -> str | None:
+    """The precision of a model's training unless it is said; None: as for all others. Raises ConfigError as `usual_sizes`.
+
+    >>> usual_precision({"library": "torchvision", "_class_name": "fcos_resnet50_fpn"}, "")
+    'fp32'
+    """
+    found: str | None = _row(keys, target).get("precision")
+    return found
+
+
+def library_version(keys: Mapping[str, Any]) -> str:
+    """The version of the library that a model is of."""
+    from importlib.metadata import version
+
+    return version(str(keys.get("library", "diffusers")))
+
+
+def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
+    """The training of a model of a library, from its config or its name. Raises ConfigError and NotModelled."""
+    import torch
+
+    from loadgauge.pytorch.capture.inputs.inputs import tree
+    from loadgauge.pytorch.capture.record import Sized
+    from loadgauge.pytorch.trace.programs.jobs import mean_loss
+    from loadgauge.pytorch.trace.torch_run import ATTENTIONS
+
+    library, row = str(keys.get("library", "diffusers")), _row(keys, target)
+    _needs(library)
+    if "precision" in row and run.dtype is not torch.float32:
+        raise NotModelled(f"{target}: --precision: its operations on boxes take no 16-bit weights; fp32 or an autocast")
+    if ATTENTIONS[run.training.kernels.attention] != "sdpa":
+        raise NotModelled(f"{target}: --attention: a model of {library} has the kernel that it calls")
+    recompute = run.layout.recompute.mode != "none"
+    if recompute and library == "torchvision":
+        raise NotModelled(f"{target}: --recompute: torchvision's models have none")
+    loss = mean_loss if row["loss"] == "own" else functools.partial(_loss, row["loss"])
+    config: dict[str, Any] = {}
+
+    def build(device: str) -> Any:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(run.dtype)
+        try:
+            with torch.device(device), _no_initial_values():
+                module, read = _made(library, keys, target)
+        finally:
+            torch.set_default_dtype(default)
+        config.clear()
+        config.update(read)
+        if recompute:
+            if library == "diffusers":
+                module.enable_gradient_checkpointing()
+            else:
+                module.set_grad_checkpointing(True)
+        return module.train()
+
+    def inputs(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        dtype = next(module.parameters()).dtype
+        given = tree(row["inputs"], config, device, dtype, sizes, keys[_CLASS]) or {}
+        return (tuple(given.values()), {}) if library != "diffusers" else ((), given)
+
+    rows = {"": row["rows"]} if "rows" in row else {}
+    notes = (row["note"],) if "note" in row else ()
+    return Sized(build, inputs, loss, run, ("b", *row["sizes"]), rows=rows, notes=notes)
+
+
+def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict[str, Any]]:
+    """A model and the keys of its config."""
+    name = keys[_CLASS]
+    try:
+        if library != "diffusers":
+            from loadgauge.pytorch.device.kernels.vision_ops import torchvision
+
+            torchvision()  # timm is made with it
+        module = import_module(library)
+        if library == "timm":
+            return module.create_model(name, pretrained=False), {}
+        if library == "torchvision":
+            builder = module.models.get_model_builder(name)
+            taken = inspect.signature(builder).parameters
+            if builder.__module__.startswith("torchvision.models.detection"):  # with and without weights they differ
+                with _no_weights():
+                    return module.models.get_model(name, weights="DEFAULT"), {}
+            none = dict.fromkeys({"weights", "weights_backbone"} & set(taken))  # a backbone's would be downloaded
+            return module.models.get_model(name, **none), {}
+        kind = getattr(module, name)
+        given = {key: value for key, value in keys.items() if key != "library" and not key.startswith("_")}
+        made = kind.from_config(given)
+        return made, dict(made.config)
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise ConfigError(f"{target}: {first_line(error)[:200]}") from None
+
+
+@contextlib.contextmanager
+def _no_weights() -> Iterator[None]:
+    """Weights that torchvision would download are neither fetched nor put into a model: it is built as it is for them."""
+    import torch
+
+    kind: Any = import_module("torchvision.models._api").WeightsEnum
+
+    def none(*_: Any, **__: Any) -> dict[str, Any]:
+        return {}
+
+    module: Any = torch.nn.Module
+    fetch, put = kind.get_state_dict, module.load_state_dict
+    try:
+        kind.get_state_dict, module.load_state_dict = none, none
+        yield
+    finally:
+        kind.get_state_dict, module.load_state_dict = fetch, put
+
+
+def _loss(kind: str, result: Any) -> Any:
+    """A scalar of what a model returns: against noise, or of classes; of every result where it returns a dictionary of them."""
+    import torch
+    from torch.nn import functional
+    from torch.utils._pytree import tree_leaves
+
+    found = next(one for one in tree_leaves(getattr(result, "sample", result)) if isinstance(one, torch.Tensor))
+    if kind == "mse":
+        return functional.mse_loss(found.float(), torch.empty_like(found, dtype=torch.float32))
+    if isinstance(result, dict) and found.dim() == 4:  # classes of each pixel, torchvision's
+        shape = (found.shape[0], *found.shape[2:])
+        labels = torch.empty(shape, dtype=torch.long, device=found.device)
+        return sum(functional.cross_entropy(one, labels) for one in result.values())
+    rows = found.flatten(0, -2) if found.dim() > 1 else found[None]
+    return functional.cross_entropy(rows, torch.empty(rows.shape[:1], dtype=torch.long, device=rows.device))
+
+
+@contextlib.contextmanager
+def _no_initial_values() -> Iterator[None]:
+    """Random numbers of weights are not drawn, and what truncates them does not loop."""
+    import torch
+
+    names = (
+        "trunc_normal_",
+        "normal_",
+        "uniform_",
+        "xavier_uniform_",
+        "kaiming_normal_",
+        "kaiming_uniform_",
+        "xavier_normal_",
+    )
+    before = {name: getattr(torch.nn.init, name) for name in names}
+    try:
+        for name in names:
+            setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(torch.nn.init, name, own)
+
+
+def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
+    table = _table()
+    library = str(keys.get("library", "diffusers"))
+    found = table[library] if library != "diffusers" else table[library].get(keys[_CLASS])
+    for part in (found or {}).values() if library != "diffusers" else ():
+        if isinstance(part, dict) and "names" in part and re.search(part["names"], keys[_CLASS]):
+            found = part
+    if found is None:
+        near = closest(str(keys[_CLASS]), list(table[library]))
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"{target}: what it is trained on is not known{hint}; capture script.py:function with --inputs"
+            if not hint else f"{target}: what it is trained on is not known{hint}"
+        )  # fmt: skip
+    row: dict[str, Any] = found
+    return row
+
+
+def _needs(library: str) -> None:
+    if find_spec(library) is None:
+        raise ConfigError(f"needs {library}: pip install {library}")
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(read_data("capture/libraries.toml"))

@@ -1,0 +1,103 @@
+"""What is captured, found without running anything: the keys of a configuration, or a function of a script; and its sizes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.files import is_script, read_start
+from loadgauge.core.base.package_data import read_data
+from loadgauge.core.families.catalogue import keys, names_file
+from loadgauge.core.families.hf import LARGEST_FILE, decode
+from loadgauge.pytorch.capture.inputs.libraries import library_keys, of_library
+
+ONE, LENGTH = "b", "s"
+"""The names of the number of sequences, and of the tokens of each."""
+SECOND, SOUND = "t", "n"
+"""The names of the tokens of a second text, such as a decoder's, and of the samples of a sound."""
+AS = {SECOND: LENGTH}
+"""A size that is another one unless it is said."""
+
+
+def config_keys(target: str) -> dict[str, Any]:
+    """The keys of a model's configuration. Raises ConfigError where there is none, and NotModelled for a quantized one.
+
+    >>> config_keys("gpt2")["n_embd"]
+    768
+    """
+    if of_library(target):
+        return library_keys(target)
+    found = keys(target)
+    check_keys(target, found)
+    return found
+
+
+def check_keys(target: str, found: Mapping[str, Any]) -> None:
+    """Raise NotModelled for the keys of a configuration that is not captured: a quantized one."""
+    if found.get("quantization_config"):
+        raise NotModelled(
+            f"{target}: quantization_config: a capture trains weights as the class makes them, not quantized"
+        )
+
+
+def check_script(target: str, inputs: str) -> None:
+    """Raise ConfigError where what a script is captured with is missing, before PyTorch is imported.
+
+    target: script.py:function; inputs: that of what it is called with
+    """
+    if not is_script(inputs):
+        called = f", such as {target.rpartition(':')[0]}:inputs" if not inputs else f", got {inputs!r}"
+        raise ConfigError(
+            f"{target} needs --inputs script.py:function, which makes what the module is called with{called}"
+        )
+    for name in (target, inputs):
+        file = name.rpartition(":")[0]
+        if not Path(file).is_file():
+            raise ConfigError("no such file", file=file)
+
+
+def processor_keys(target: str) -> dict[str, Any] | None:
+    """The keys of the `preprocessor_config.json` beside a model's config.json; None where there is none. Raises ConfigError."""
+    place = Path(target)
+    file = (place if place.is_dir() else place.parent) / "preprocessor_config.json"
+    if not names_file(target) or not file.is_file():
+        return None
+    found: dict[str, Any] = decode(read_start(file, LARGEST_FILE), str(file))
+    return {
+        key: value for key, value in found.items() if key not in ("auto_map", "image_processor_type", "processor_class")
+    }
+
+
+def usual_of_heads() -> dict[str, int]:
+    """Sizes that heads have unless they are said.
+
+    >>> usual_of_heads()["k"]
+    8
+    """
+    return {
+        name: value
+        for row in tomllib.loads(read_data("capture/heads.toml")).values()
+        for name, value in row.get("usual", {}).items()
+    }
+
+
+def sized(names: Sequence[str], given: Mapping[str, int], defaults: Mapping[str, int]) -> dict[str, int]:
+    """The sizes by name. given: as asked for; defaults: of those that were not. Raises ConfigError for one too many or too few.
+
+    >>> sized(("b", "s", "t"), {"s": 128}, {"b": 1, "s": 4096})
+    {'b': 1, 's': 128, 't': 128}
+    """
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"it has no size {name}; its sizes are {', '.join(names) or 'none'}", key="size")
+    found: dict[str, int] = {}
+    for name in names:
+        source = name if name in given or name in defaults else AS.get(name, name)
+        value = given.get(source, defaults.get(source))
+        if value is None:
+            raise ConfigError(f"needs --size {name}=NUMBER", key="size")
+        found[name] = value
+    return found

@@ -1,0 +1,1 @@
+"""Recorded operations as lists with formulas, and where they are stored."""

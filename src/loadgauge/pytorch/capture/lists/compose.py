@@ -1,0 +1,241 @@
+"""Formulas at full depth from a run of few layers: a symbolic run of some blocks of each kind, and a plain one of all of them.
+
+What comes and goes, and in which order, is that of the plain run. Each size in it takes the formula that the symbolic run has in
+the same place (module up to the number of its block, operation, phase) and that gives the same number; where there is none, or two,
+nothing is composed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from loadgauge.core.base.errors import NotModelled
+from loadgauge.pytorch.capture.inputs.small import DEPTHS
+from loadgauge.pytorch.capture.lists.blocks import Blocks, Stack, blocks
+from loadgauge.pytorch.capture.record import Recorded
+from loadgauge.pytorch.record.allocations import op_name
+
+COPIES = 2
+"""Blocks of each kind that the run of few layers has: a first one and one that follows another."""
+Value = Callable[[Any], int]
+"""The number that an expression of symbols is at the sizes of the plain run."""
+
+
+class Uncomposed(NotModelled):
+    """A run of few layers that does not say what all of them do."""
+
+
+class Few:
+    """A module with only `COPIES` blocks of each kind, for the time of a run. `all`, `few`: its blocks before and meanwhile.
+
+    A module that has hardly more stays as it is, and `few` is None.
+    """
+
+    def __init__(self) -> None:
+        self.all = Blocks(())
+        self.few: Blocks | None = None
+
+    @contextlib.contextmanager
+    def within(self, module: nn.Module) -> Iterator[None]:
+        """Leave blocks out in the body, in the module and in the lists and numbers of its configuration."""
+        self.all = blocks(module, getattr(module, "config", None))
+        keeps = [_chosen(stack.pattern) for stack in self.all.stacks]
+        layers = sum(len(stack.pattern) for stack in self.all.stacks)
+        plain = all(path.rpartition(".")[2].isdigit() for stack in self.all.stacks for path in stack.paths)
+        if not plain or 2 * sum(map(len, keeps)) > layers:
+            yield
+            return
+        self.few = Blocks(tuple(map(left, self.all.stacks, keeps)))
+        with contextlib.ExitStack() as back:
+            for stack, keep in zip(self.all.stacks, keeps, strict=True):
+                leave(module, stack, keep, back)
+            yield
+
+
+def _chosen(pattern: tuple[int, ...]) -> tuple[int, ...]:
+    """The first `COPIES` of each kind.
+
+    >>> _chosen((0, 0, 0, 1, 1, 1, 1))
+    (0, 1, 3, 4)
+    """
+    return tuple(place for place, kind in enumerate(pattern) if pattern[:place].count(kind) < COPIES)
+
+
+def left(stack: Stack, keep: tuple[int, ...]) -> Stack:
+    paths = tuple(f"{stack.path}.{number}" for number in range(len(keep)))
+    return Stack(stack.path, paths, tuple(stack.pattern[place] for place in keep))
+
+
+def leave(root: nn.Module, stack: Stack, keep: tuple[int, ...], back: contextlib.ExitStack) -> None:
+    held = root.get_submodule(stack.path)
+    children = list(held._modules.values())
+    back.callback(setattr, held, "_modules", held._modules)
+    held._modules = {str(number): children[place] for number, place in enumerate(keep)}
+    configs = {id(one): one for module in root.modules() if (one := getattr(module, "config", None)) is not None}
+    for config in configs.values():
+        for name, value in list(getattr(config, "__dict__", {}).items()):
+            new: Any = None
+            if isinstance(value, list | tuple) and len(value) == len(children):
+                new = type(value)(value[place] for place in keep)
+            elif name in DEPTHS and value == len(children):
+                new = len(keep)
+            if new is not None:
+                back.callback(config.__dict__.__setitem__, name, value)
+                config.__dict__[name] = new
+
+
+def compose(run: Recorded, plain: Recorded, few: Few, value: Value) -> Recorded:
+    """The plain run of all blocks with the formulas of the symbolic run of few. value: of an expression, at the plain run's sizes
+
+    Raises Uncomposed where a size has no formula, or two; or where a block does what none of its kind does in the symbolic run.
+    """
+    assert few.few is not None
+    small, large = _Kinds(few.few), _Kinds(few.all)
+    if [name for _, name in run.stream.phases] != [name for _, name in plain.stream.phases]:
+        raise Uncomposed("a step of few layers has other phases")
+    known, wanted = list(_ops(run, small)), list(_ops(plain, large))
+    _same_blocks(run, known, small, plain, wanted, large, value)
+
+    work, memory, keeping = _learnt(run, known, small, value)
+    ops = []
+    for key, op in zip(wanted, plain.ops, strict=True):
+        flops, *flat = work.of(key, (op.flops, *itertools.chain(*op.shapes)))
+        rest = iter(flat)
+        shapes = tuple(tuple(itertools.islice(rest, len(shape))) for shape in op.shapes)
+        ops.append(msgspec.structs.replace(op, flops=flops, shapes=shapes))
+
+    others = _storages(plain, wanted, large)
+    return msgspec.structs.replace(
+        plain,
+        ops=ops,
+        changes=[
+            memory.of(others[number], (change,))[0] for number, change in zip(plain.ids, plain.changes, strict=True)
+        ],
+        nbytes=[memory.of(others[number], (size,))[0] for number, size in enumerate(plain.nbytes)],
+        kept=[keeping.of(key, (size,))[0] for key, size in zip(_keepers(plain, large), plain.kept, strict=True)],
+        seconds=run.seconds + plain.seconds,
+    )
+
+
+def distinct(run: Recorded, few: Few, value: Value) -> bool:
+    """Whether no two formulas of one place give the same number, so that a number says which it is. value: as for `compose`"""
+    assert few.few is not None
+    kinds = _Kinds(few.few)
+    return not any(found.same for found in _learnt(run, list(_ops(run, kinds)), kinds, value))
+
+
+def _learnt(run: Recorded, known: list[Any], kinds: _Kinds, value: Value) -> tuple[_Formulas, _Formulas, _Formulas]:
+    """The formulas of the operations, of what storages get and free, and of what is kept."""
+    work, memory, keeping = _Formulas(value), _Formulas(value), _Formulas(value)
+    for key, op in zip(known, run.ops, strict=True):
+        work.learn(key, (op.flops, *itertools.chain(*op.shapes)))
+    places = _storages(run, known, kinds)
+    for number, size in (*zip(run.ids, run.changes, strict=True), *enumerate(run.nbytes)):
+        memory.learn(places[number], (size,))
+    for place, size in zip(_keepers(run, kinds), run.kept, strict=True):
+        keeping.learn(place, (size,))
+    return work, memory, keeping
+
+
+class _Kinds:
+    """Paths of modules with the kind of their block in place of its number."""
+
+    def __init__(self, of: Blocks) -> None:
+        self.blocks = of
+        self._known: dict[str, tuple[str, tuple[int, int] | None]] = {}
+
+    def of(self, path: str) -> tuple[str, tuple[int, int] | None]:
+        """The path with a kind, and the block: (stack, child); None around them."""
+        if path not in self._known:
+            place = self.blocks.place(path)
+            name = path
+            if place is not None:
+                stack = self.blocks.stacks[place[0]]
+                name = f"{stack.path}.<{stack.pattern[place[1]]}>{path[len(stack.paths[place[1]]) :]}"
+            self._known[path] = name, place
+        return self._known[path]
+
+
+class _Formulas:
+    """Formulas by where they are found and the numbers that they give."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.known: dict[Any, Any] = {}
+        self.same: list[Any] = []
+
+    def learn(self, key: Any, expressions: tuple[Any, ...]) -> None:
+        """Note formulas; two that give the same number in one place count as none."""
+        at = (key, tuple(one if one is None else self.value(one) for one in expressions))
+        if self.known.setdefault(at, expressions) != expressions:
+            self.known[at] = None
+            self.same.append(at)
+
+    def of(self, key: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The formulas of some numbers. Raises Uncomposed where they are not known."""
+        found: tuple[Any, ...] | None = self.known.get((key, values))
+        if found is None:
+            raise Uncomposed(
+                f"few layers do not say how {key} comes to {values}{' alone' if (key, values) in self.known else ''}"
+            )
+        return found
+
+
+def _ops(run: Recorded, kinds: _Kinds) -> Iterator[tuple[Any, ...]]:
+    """Where each operation is: its phase, name, and module by kind; within a block, also how many such ones came before it."""
+    number, last = 0, ""
+    before: Counter[tuple[Any, ...]] = Counter()
+    for op in run.ops:
+        number, last = number + (op.phase != last), op.phase
+        module, block = kinds.of(op.module)
+        place = number, op.name, module
+        if block is not None:
+            before[place, block] += 1
+        yield (*place, before[place, block])
+
+
+def _storages(run: Recorded, ops: list[Any], kinds: _Kinds) -> list[tuple[Any, ...]]:
+    """Where each storage was got: by which operation, if by any."""
+    makers = {number: place for place, op in zip(reversed(ops), reversed(run.ops), strict=True) for number in op.makes}
+    return [
+        (one.phase, op_name(one.op), kinds.of(one.module)[0], makers.get(number))
+        for number, one in enumerate(run.stream.records)
+    ]
+
+
+def _keepers(run: Recorded, kinds: _Kinds) -> Iterator[tuple[Any, ...]]:
+    before: Counter[tuple[str, str, str]] = Counter()
+    for node, field, path in run.kept_by:
+        module, block = kinds.of(path)
+        if block is not None:
+            before[node, field, path] += 1
+        yield node, field, module, before[node, field, path]
+
+
+def _same_blocks(
+    run: Recorded, known: list[Any], small: _Kinds, plain: Recorded, wanted: list[Any], large: _Kinds, value: Value
+) -> None:
+    """Raise Uncomposed unless every block does, operation for operation, what one of its kind does in the symbolic run."""
+
+    def done(of: Recorded, keys: list[Any], kinds: _Kinds) -> dict[tuple[int, int], list[Any]]:
+        found: dict[tuple[int, int], list[Any]] = {}
+        for key, op in zip(keys, of.ops, strict=True):
+            block = kinds.of(op.module)[1]
+            if block is not None:
+                found.setdefault(block, []).append((key, None if op.flops is None else value(op.flops)))
+        return found
+
+    examples = {
+        (stack, small.blocks.stacks[stack].pattern[child], tuple(ops))
+        for (stack, child), ops in done(run, known, small).items()
+    }
+    for (stack, child), ops in done(plain, wanted, large).items():
+        if (stack, large.blocks.stacks[stack].pattern[child], tuple(ops)) not in examples:
+            raise Uncomposed(f"{large.blocks.stacks[stack].paths[child]} does what no other block of its kind does")

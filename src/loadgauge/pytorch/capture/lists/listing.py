@@ -1,0 +1,389 @@
+"""From a recorded step to the list of operations: by block, with what each reads, makes, keeps and moves, and what is alive."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+from loadgauge.core.base.errors import NotModelled
+from loadgauge.pytorch.capture.lists.blocks import Blocks
+from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, ListedRow, Listing, Segment
+from loadgauge.pytorch.capture.lists.segment_writer import PRODUCTS, SegmentWriter
+from loadgauge.pytorch.capture.record import Op, Recorded
+from loadgauge.pytorch.capture.symbols.sizes import Size, written
+from loadgauge.pytorch.capture.symbols.symbolic import Symbols
+from loadgauge.pytorch.capture.symbols.terms import Terms, add, less, pruned, size_of, summed, terms_of
+from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS
+from loadgauge.pytorch.record.observe import BACKWARD, FORWARD, STEP
+
+
+class Lister:
+    """Reads the last step of a recording: storages, segments, and the moments of each."""
+
+    def __init__(
+        self, run: Recorded, blocks: Blocks, symbols: Symbols | None, compute: int, wide: bool = False
+    ) -> None:
+        self.run, self.blocks, self.compute = run, blocks, compute
+        self.wide = {number for number, one in run.weights.items() if one.itemsize > compute or one.wide}
+        if wide:  # adapters that are held in float32, though what was run read them in 16 bits
+            self.wide |= {
+                number for number, one in run.weights.items() if one.trained and ".modules_to_save." not in one.name
+            }
+        self.partly = not all(one.trained for one in run.weights.values())
+        self.names = {} if symbols is None else symbols.names
+        self._sizes: dict[Any, Size] = {}
+        self.nbytes = [self.size(one) for one in run.nbytes]
+        pairs = itertools.pairwise(range(len(run.ops)))
+        starts = [two for one, two in pairs if run.ops[one].phase == STEP and run.ops[two].phase == FORWARD]
+        if not starts:
+            raise NotModelled("a step whose optimizer does nothing cannot be listed")
+        ops = [(place, op) for place, op in enumerate(run.ops) if place >= starts[0]]
+        self.forward = [(place, op) for place, op in ops if op.phase == FORWARD and not op.marks]
+        self.backward = [(place, op) for place, op in ops if op.phase == BACKWARD]
+        if not self.backward:
+            raise NotModelled("a step without a backward cannot be listed")
+        first = self.backward[0][0]
+        self.forward = [(place, op) for place, op in self.forward if place < first]
+        self._segments()
+        self._storages()
+
+    def size(self, expression: Any) -> Size:
+        """An expression as a formula, each converted once."""
+        if expression not in self._sizes:
+            self._sizes[expression] = Size.of(expression, self.names)
+        return self._sizes[expression]
+
+    # -- segments ------------------------------------------------------------------------------------------------------
+
+    def _segments(self) -> None:
+        """Number of the segment of each operation of the forward: 0 is the entry, blocks follow in the order in which they run."""
+        self.order: list[str] = []
+        of: list[int] = []
+        for _, op in self.forward:
+            place = self.blocks.place(op.module)
+            if place is not None:
+                path = self.blocks.stacks[place[0]].paths[place[1]]
+                if not self.order or path != self.order[-1]:
+                    if path in self.order:
+                        raise NotModelled(f"{path} runs more than once in a forward")
+                    self.order.append(path)
+            of.append(len(self.order))
+        last = max((at for at, (_, op) in enumerate(self.forward) if self.blocks.place(op.module)), default=-1)
+        if not self.order:  # a model without blocks that repeat is one block
+            self.order, of = [""], [1] * len(self.forward)
+            last = len(self.forward) - 1
+        # What runs between two blocks belongs to the next one; what follows the last, to the exit.
+        self.segment: list[int] = []
+        for at, (_, op) in enumerate(self.forward):
+            inside = self.blocks.place(op.module) is not None
+            if at > last:
+                self.segment.append(len(self.order) + 1)
+            elif inside or not of[at] or self.order == [""]:
+                self.segment.append(of[at])
+            else:
+                self.segment.append(of[at] + 1)
+        self.count = len(self.order) + 2
+        self.index: list[int] = []
+        counted: Counter[int] = Counter()
+        for number in self.segment:
+            self.index.append(counted[number])
+            counted[number] += 1
+        self.orders: list[int] = []
+        self.of_order: list[int] = []
+        for at, (_, op) in enumerate(self.forward):
+            if not self.orders or op.order > self.orders[-1]:
+                self.orders.append(op.order)
+                self.of_order.append(at)
+
+    def maker_of(self, order: int) -> int:
+        """The operation of the forward, by its place, whose backward a node of the graph is."""
+        place = self.of_order[max(bisect.bisect_right(self.orders, order) - 1, 0)]
+        while place in self.making:  # a product with 4 bits is one node, whose first operations make its matrix
+            place += 1
+        return place
+
+    def source(self, number: int) -> int:
+        """The parameter that a storage is a copy of, in 16 bits; else the storage itself."""
+        return self.unpacked.get(number, self.casts.get(number, number))
+
+    # -- storages ------------------------------------------------------------------------------------------------------
+
+    def _storages(self) -> None:
+        """What made each storage of the step, what reads and keeps it, and to which segment its bytes belong."""
+        run = self.run
+        self.made: dict[int, int] = {}
+        """Place in the forward of the operation that made a storage."""
+        self.readers: dict[int, list[int]] = {}
+        for at, (_, op) in enumerate(self.forward):
+            for number in op.reads:
+                self.readers.setdefault(number, []).append(at)
+            for number in op.makes:
+                if number not in op.reads and not self._given(number):
+                    self.made.setdefault(number, at)
+        self.casts = {
+            op.makes[0]: op.reads[0]
+            for _, op in self.forward
+            if op.copies
+            and len(op.reads) == 1
+            and op.reads[0] in run.weights
+            and op.makes
+            and op.reads[0] not in self.wide
+            and run.stream.records[op.makes[0]].dtype.itemsize < run.weights[op.reads[0]].itemsize
+        }
+        """Copies of parameters that autocast makes, and of which; those of adapters are tensors like others."""
+        self._unpack()
+        self.alive = self._alive_at_backward()
+        keepers: dict[int, set[int]] = {}
+        for number, order in run.keepers:
+            if number in self.alive:
+                keepers.setdefault(number, set()).add(self.maker_of(order))
+        self.keepers = {number: sorted(keepers.get(number) or self._holders(number)) for number in self.alive}
+        self.keeping = {at for places in keepers.values() for at in places}
+        self.owner: dict[int, int] = {}
+        self.inputs: dict[int, list[int]] = {}
+        for number in sorted(set(self.made) | self.alive):
+            own = self.segment[self.made[number]]
+            read = {self.segment[at] for at in self.readers.get(number, ())} - {own}
+            if read == {own + 1} and number not in self.casts:
+                self.inputs.setdefault(own + 1, []).append(number)
+                if number in self.alive and all(self.segment[at] > own for at in self.keepers[number]):
+                    own += 1
+            self.owner[number] = own
+
+    def _unpack(self) -> None:
+        """What makes matrices of 4 bits in 16, forward and backward: they are there while a product reads them."""
+        self.unpacked: dict[int, int] = {}
+        """Such a matrix, and the parameter that it is made of."""
+        self.making: set[int] = set()
+        """Places in the forward of what makes them and their scales."""
+        for _, op in (*self.forward, *self.backward):
+            source = next((one for one in op.reads if one in self.run.weights and self.run.weights[one].base), None)
+            if op.packs and source is not None:
+                self.unpacked[op.makes[0]] = source
+            elif op.copies and op.makes and op.reads and op.reads[0] in self.unpacked:  # to the dtype of a gradient
+                self.unpacked[op.makes[0]] = self.unpacked[op.reads[0]]
+        read = {number for _, op in self.forward if op.name.rpartition("::")[2] in PRODUCTS for number in op.reads}
+        waiting = [self.made[number] for number in self.unpacked if number in self.made and number in read]
+        while waiting:
+            at = waiting.pop()
+            if at not in self.making:
+                self.making.add(at)
+                waiting += [self.made[number] for number in self.forward[at][1].reads if number in self.made]
+
+    def _holders(self, number: int) -> list[int]:
+        """Who holds what no node of the graph keeps: its maker. Below what is trained, a leaf is the input of who reads it."""
+        made = self.made[number]
+        later = [at for at in self.readers.get(number, ()) if self.segment[at] > self.segment[made]]
+        return later[:1] if self.partly and later else [made]
+
+    def _given(self, number: int) -> bool:
+        return self.run.stream.category(number) in (WEIGHTS, INPUTS, OPTIMIZER) or number in self.run.weights
+
+    def _alive_at_backward(self) -> set[int]:
+        """Storages of the forward that are alive when backward begins."""
+        end = [event for event, name in self.run.stream.phases if name == BACKWARD][-1]
+        sizes: dict[int, int] = {}
+        for number, change in zip(self.run.ids[:end], self.run.changes[:end], strict=True):
+            if number in self.made:
+                terms = self.size(change).terms
+                sizes[number] = 1 if terms and terms[0][1] > 0 else 0
+        return {number for number, there in sizes.items() if there and number not in self.casts}
+
+    # -- what is alive -------------------------------------------------------------------------------------------------
+
+    def rows(self) -> tuple[dict[int, list[ListedRow]], dict[int, list[ListedRow]], dict[int, list[ListedRow]]]:
+        """The moments of each segment: of its forward, of a forward that keeps nothing, and of its backward."""
+        forward: dict[int, list[ListedRow]] = {}
+        bare: dict[int, list[ListedRow]] = {}
+        backward: dict[int, list[ListedRow]] = {}
+        kept: list[Terms] = [{} for _ in range(self.count + 1)]
+        for number in self.alive:
+            add(kept[self.owner[number]], self.nbytes[number])
+        before: list[Terms] = []
+        total: Terms = {}
+        for one in kept:
+            before.append(dict(total))
+            for product, factor in one.items():
+                total[product] = total.get(product, 0) + factor
+        last_read = {
+            number: max((at for at in self.readers.get(number, ()) if self.segment[at] == self.segment[self.made[number]]),
+                        default=self.made[number])
+            for number in self.alive
+        }  # fmt: skip
+        live: Terms = {}
+        counted: set[int] = set()
+        gradients: Counter[int] = Counter()
+        pending = self._pending()
+        droppable: dict[int, Terms] = {}
+        at_work = self.segment[0]
+        begin = self.run.ops[self.forward[0][0] - 1].events if self.forward[0][0] else 0
+        steps = [(at, op, True) for at, (_, op) in enumerate(self.forward)]
+        steps += [(self.maker_of(op.order), op, False) for _, op in self.backward]
+        event = begin
+        self.first_backward: dict[int, Terms] = {}
+        unpacked: set[int] = set()
+        behind = self.count
+        for at, op, ahead in steps:
+            if ahead:
+                at_work = self.segment[at]
+            else:
+                behind = min(behind, self.segment[at])
+                at_work = behind
+            # A checkpoint runs again for the first node that kept something; what came before has let go of what it used.
+            begins = not ahead and at_work not in unpacked and at in self.keeping and self.segment[at] == at_work
+            if begins:
+                unpacked.add(at_work)
+            begins = begins or (not ahead and at_work not in self.first_backward)
+            latest = 0
+            place = self.index[at] if self.segment[at] == at_work else 0
+            for number, change in zip(
+                self.run.ids[event : op.events], self.run.changes[event : op.events], strict=True
+            ):
+                terms = self.size(change)
+                if not terms.terms:
+                    continue
+                if self._given(number) or number in self.casts:
+                    continue
+                grows = terms.terms[0][1] > 0
+                if begins and grows:
+                    begins, self.first_backward[at_work] = False, dict(live)
+                if not ahead and (number in pending or self.run.stream.category(number) == GRADIENTS):
+                    if grows and number not in counted:
+                        counted.add(number)
+                        elements = pending.get(number) or self._elements(number)
+                        if self.wide:  # elements of the gradients' usual dtype
+                            elements *= max(1, self.run.stream.records[number].dtype.itemsize // self.compute)
+                        gradients[at_work] += elements
+                        latest += elements
+                    continue
+                if number not in self.made and ahead:
+                    continue  # of an earlier step
+                add(live, terms)
+                if not grows:
+                    continue
+                row = ListedRow(place, less(live, before[at_work]), gradients[at_work], latest)
+                if ahead:
+                    forward.setdefault(at_work, []).append(row)
+                    gone = droppable.setdefault(at_work, {})
+                    bare.setdefault(at_work, []).append(ListedRow(place, less(terms_of(row.live), gone)))
+                else:
+                    backward.setdefault(at_work, []).append(row)
+            if begins:
+                self.first_backward[at_work] = dict(live)
+            if not ahead and latest:
+                row = ListedRow(place, less(live, before[at_work]), gradients[at_work], latest)
+                backward.setdefault(at_work, []).append(row)
+            event = op.events
+            if ahead:
+                # Where nothing is kept, what a later operation of the same block does not read is gone.
+                gone = droppable.setdefault(at_work, {})
+                for number, end in last_read.items():
+                    if end == at and self.owner[number] == self.segment[self.made[number]] == at_work:
+                        add(gone, self.nbytes[number])
+        self.kept, self.before = kept, before
+        return forward, bare, backward
+
+    def _elements(self, number: int) -> int:
+        record = self.run.stream.records[number]
+        return math.prod(int(size) for size in record.shape)
+
+    def _pending(self) -> dict[int, int]:
+        """Parts of the gradient of a tied parameter, by their storage: elements of it, from when they are made."""
+        owners: dict[int, set[int]] = {}
+        for at, (_, op) in enumerate(self.forward):
+            for number in op.reads:
+                source = self.source(number)
+                if source in self.run.weights:
+                    owners.setdefault(source, set()).add(self.segment[at])
+        tied = {math.prod(self.run.weights[number].shape) for number, places in owners.items() if len(places) > 1}
+        found = {}
+        for _, op in self.backward:
+            for number in op.makes:
+                record = self.run.stream.records[number]
+                if (
+                    number not in op.reads
+                    and number not in self.made
+                    and all(isinstance(one, int) for one in record.shape)
+                ):
+                    elements = math.prod(record.shape)
+                    if elements in tied and not record.category.startswith("optim"):
+                        found[number] = elements
+        return found
+
+    # -- operations ----------------------------------------------------------------------------------------------------
+
+    def listing(self, names: tuple[str, ...], sizes: dict[str, int], guards: tuple[str, ...]) -> Listing:
+        """Put everything together."""
+        forward, bare, backward = self.rows()
+        owned: dict[int, int] = {}
+        segments = []
+        behind = self._behind()
+        for number in range(self.count):
+            segments.append(self._segment(number, forward, bare, backward, behind, owned))
+        held: Terms = {}
+        for number, at in self.made.items():
+            others = {self.segment[place] for place in self.readers.get(number, ())} - {self.segment[at]}
+            inner = others - {self.count - 1}
+            if len(inner) > 1 and number not in self.alive and number not in self.casts:
+                add(held, self.nbytes[number])
+        return Listing(
+            names=names, sizes=dict(sizes), guards=guards, entry=segments[0], blocks=tuple(segments[1:-1]),
+            exit=segments[-1], held=size_of(held), places=tuple(self.order), values=self.run.values, seconds=self.run.seconds,
+            unheard=self.run.unheard, of_sound=self.run.of_sound,
+        )  # fmt: skip
+
+    def _behind(self) -> dict[int, list[Op]]:
+        """The operations of backward, by the place of the operation of the forward."""
+        found: dict[int, list[Op]] = {}
+        for _, op in self.backward:
+            found.setdefault(self.maker_of(op.order), []).append(op)
+        return found
+
+    def _segment(
+        self, number: int, forward: Any, bare: Any, backward: Any, behind: dict[int, list[Op]], owned: dict[int, int]
+    ) -> Segment:
+        places = [at for at, segment in enumerate(self.segment) if segment == number]
+        base = self.order[number - 1] if 0 < number < self.count - 1 else ""
+        word = ENTRY if number == 0 else EXIT if number == self.count - 1 else "block"
+        writer = SegmentWriter(self, word, base, number, owned, behind)
+        for at in places:
+            writer.write(at, behind.get(at, []))
+        writer.rest()
+        if number == 0:
+            always = writer.always()
+            for rows in (forward, bare, backward):
+                rows[0] = [
+                    ListedRow(row.at, size_of(summed(terms_of(row.live), always)), row.gradients, row.latest)
+                    for row in rows.get(0, [])
+                ]
+        entering = self.inputs.get(number, [])
+        extra: Terms = {}
+        for one in entering:
+            if self.owner.get(one) != number or one not in self.alive:
+                add(extra, self.nbytes[one])
+        first = self.first_backward.get(number)
+        rerun: list[ListedRow] = []
+        keeping = [self.index[at] for one in self.alive if self.owner[one] == number for at in self.keepers[one]
+                   if self.segment[at] == number]  # fmt: skip
+        if first is not None and keeping:
+            beside = terms_of(less(terms_of(less(first, self.before[number])), self.kept[number]))
+            rerun = [
+                ListedRow(row.at, size_of(summed(terms_of(row.live), beside)))
+                for row in forward.get(number, [])
+                if row.at < max(keeping)
+            ]
+        behind_rows = backward.get(number, [])
+        return Segment(
+            name=word, operations=tuple(writer.operations), tensors=tuple(writer.tensors), weights=tuple(writer.weights),
+            forward=pruned(forward.get(number, []), apart=False), bare=pruned(bare.get(number, []), apart=False),
+            rerun=pruned(rerun, apart=False), backward=pruned(behind_rows, apart=False), each=pruned(behind_rows, apart=True),
+            entering=size_of(extra), outside=tuple(sorted(writer.outside)),
+        )  # fmt: skip
+
+
+def guards_of(symbols: Symbols) -> tuple[str, ...]:
+    """What a capture asked of its sizes, as text."""
+    return tuple(dict.fromkeys(written(guard, symbols.names) for guard in symbols.guards))

@@ -1,0 +1,289 @@
+"""Writes the operations of one segment of a recorded step: with what each reads, makes, keeps, moves and exchanges."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from loadgauge.core.layers.operations.operations import OperationKind
+from loadgauge.pytorch.capture.lists.exchanges import exchange_of
+from loadgauge.pytorch.capture.lists.listed import (
+    ENTRY,
+    EXIT,
+    ListedExchange,
+    ListedOperation,
+    ListedTensor,
+    ListedWeight,
+)
+from loadgauge.pytorch.capture.record import Op
+from loadgauge.pytorch.capture.symbols.sizes import Size
+from loadgauge.pytorch.capture.symbols.terms import Terms, add, divided, less, size_of, summed, tensor_of, terms_of
+from loadgauge.pytorch.record.allocations import INPUTS, WEIGHTS
+
+ZERO = Size(())
+_KINDS: tuple[tuple[str, OperationKind], ...] = (
+    ("attention", "attention"), ("embedding", "lookup"), ("conv", "convolution"), ("norm", "norm"), ("softmax", "elementwise"),
+    ("nll_loss", "loss"), ("cross_entropy", "loss"),
+)  # fmt: skip
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot")
+
+
+class SegmentWriter:
+    """Writes the operations of one segment."""
+
+    def __init__(
+        self, lister: Any, word: str, base: str, number: int, owned: dict[int, int], behind: dict[int, list[Op]]
+    ) -> None:
+        self.lister, self.word, self.base, self.number, self.owned = lister, word, base, number, owned
+        self.operations: list[ListedOperation] = []
+        self.tensors: list[ListedTensor] = []
+        self.weights: list[ListedWeight] = []
+        self.outside: set[str] = set()
+        self._tensor: dict[int, int] = {}
+        self._weight: dict[int, int] = {}
+        self._names: Counter[str] = Counter()
+        places = [at for at, segment in enumerate(lister.segment) if segment == number]
+        self.lowest = (
+            0
+            if not lister.partly
+            else min((at for at in places if at in behind or at in lister.keeping), default=len(lister.forward))
+        )
+        """The first operation that runs backward or keeps something for it."""
+        self.keeps: dict[int, list[int]] = {}
+        for storage, owner in lister.owner.items():
+            if storage in lister.alive and owner == number:
+                own = [at for at in lister.keepers[storage] if lister.segment[at] == number] or [lister.made[storage]]
+                if lister.segment[own[0]] != number:
+                    own = [lister.segment.index(number)]
+                for at in own:
+                    self.keeps.setdefault(at, []).append(storage)
+        entering = lister.inputs.get(number, [])
+        self.main = max(entering, key=lambda one: lister.made[one], default=-1)
+
+    def name(self, op: Op) -> str:
+        """A name of its own: the module below the block, and the operation."""
+        module = op.module[len(self.base) + 1 :] if self.base and op.module.startswith(self.base) else op.module
+        short = op.name.rpartition("::")[2].strip("_")
+        text = ".".join(part for part in (self.word if self.word != "block" else "", module, short) if part)
+        self._names[text] += 1
+        return text if self._names[text] == 1 else f"{text}.{self._names[text]}"
+
+    def tensor(self, storage: int, name: str) -> int:
+        """The index of a storage."""
+        if storage not in self._tensor:
+            lister = self.lister
+            role: Any = "activation"
+            category = lister.run.stream.category(storage)
+            if category in (INPUTS, WEIGHTS):
+                role, name = "index", f"given.{storage}"
+                name = f"given.{len(self._tensor)}"
+                self.outside.add(name)
+            elif storage == self.main:
+                name = "input"
+            elif storage in lister.made and lister.segment[lister.made[storage]] != self.number:
+                name = f"from.{'block' if lister.segment[lister.made[storage]] else ENTRY}.{len(self._tensor)}"
+                if storage not in lister.inputs.get(self.number, ()):
+                    self.outside.add(name)
+            dtype = lister.run.stream.records[storage].dtype
+            if not (dtype.is_floating_point or dtype.is_complex):
+                role = "index"
+            self._tensor[storage] = len(self.tensors)
+            self.tensors.append(tensor_of(name, lister.nbytes[storage], role, dtype.itemsize))
+        return self._tensor[storage]
+
+    def weight(self, storage: int, kind: str, name: str = "") -> int:
+        """The index of a parameter."""
+        if storage not in self._weight:
+            lister = self.lister
+            found = lister.run.weights[storage]
+            shape = (int(found.shape[-2]), int(found.shape[-1])) if len(found.shape) >= 2 else None
+            own = (
+                found.name[len(self.base) + 1 :] if self.base and found.name.startswith(f"{self.base}.") else found.name
+            )
+            numel = math.prod(found.shape)
+            copies = math.prod(found.shape[:-2]) if len(found.shape) > 2 else 1
+            self._weight[storage] = len(self.weights)
+            self.weights.append(
+                ListedWeight(
+                    name or own, numel, kind if shape else "vector", found.trained, storage in lister.casts.values(),
+                    storage in lister.wide, shape, copies, found.expert, found.shards, found.base,
+                )
+            )  # fmt: skip
+        return self._weight[storage]
+
+    def write(self, at: int, behind: list[Op]) -> None:
+        """Write one operation, with its backward."""
+        lister = self.lister
+        op = lister.forward[at][1]
+        name = self.name(op)
+        short = op.name.rpartition("::")[2]
+        kind: OperationKind = next((kind for part, kind in _KINDS if part in short), "elementwise")
+        exchange = exchange_of(op.name)
+        if exchange is not None:
+            kind = "collective"
+        product = short in PRODUCTS
+        if product:
+            kind = "gemm"
+        read = [lister.source(number) for number in op.reads]
+        used = [number for number in read if number in lister.run.weights]
+        head = product and self.word == EXIT and bool(used)
+        weights, borrows = [], []
+        returned: list[ListedExchange] = []
+        # The time of making 16 bits of 4 is that of the product that reads them (`roofline.dequantising`).
+        casting = (bool(op.makes) and op.makes[0] in lister.casts) or at in lister.making
+        for number in () if casting else used:
+            label = (
+                "head"
+                if head
+                else "matrix"
+                if product or kind == "convolution"
+                else "table"
+                if kind == "lookup"
+                else "matrix"
+            )
+            owner = lister.run.weights[number]
+            text = "head.logits.weight" if head and len(owner.shape) == 2 else ""
+            place = self.weight(number, label, text)
+            if self.owned.setdefault(number, self.number) == self.number:
+                if not any(place in one.weights for one in self.operations):
+                    weights.append(place)
+                    if owner.summed:
+                        returned.append(ListedExchange("all_reduce", "tp", lister.nbytes[number]))
+            else:
+                borrows.append(place)
+        logits = head and bool(op.makes)
+        made = [number for number in op.makes if number not in op.reads and number not in lister.casts]
+        inputs = tuple(dict.fromkeys(self.tensor(one, name) for one in op.reads if self._tensorial(one)))
+        outputs = tuple(
+            self.tensor(number, ("head.logits" if logits else name) + (f":{place}" if place else ""))
+            for place, number in enumerate(made)
+            if number in lister.made
+        )
+        if any(self.tensors[place].name == "head.logits" for place in outputs):
+            name = "head.logits"
+        keeps = tuple(
+            self.tensor(number, f"{name}.kept" + (f":{place}" if place else ""))
+            for place, number in enumerate(self.keeps.get(at, ()))
+        )
+        gemms = self._gemms(op, short)
+        flops = ZERO if op.flops is None else lister.size(op.flops)
+        inner: Terms = {}
+        weighed: Terms = {}
+        moved: Terms = {}
+        for other in behind:
+            if (sent := exchange_of(other.name)) is not None:
+                returned.append(ListedExchange(*sent, self._sent(other)))
+            elif other.flops:
+                sources = {lister.source(number) for number in other.reads}
+                trains = bool(used) and not (sources & set(used))
+                add(weighed if trains else inner, lister.size(other.flops))
+            else:
+                for number in (*other.reads, *other.makes):
+                    add(moved, lister.nbytes[number])
+        again: Terms = {}
+        if kind == "attention" and gemms:
+            doubled = summed(flops_terms := terms_of(flops), flops_terms)
+            again, inner = terms_of(less(inner, doubled)), doubled
+        moves = None
+        if not gemms:
+            ahead: Terms = {}
+            for number in (*op.reads, *made):
+                if not (kind == "lookup" and number in lister.run.weights):
+                    add(ahead, lister.nbytes[number])
+            ahead = {} if casting or exchange is not None else ahead
+            moves = (size_of(ahead), ZERO if casting else size_of(moved))
+        elif kind not in ("gemm", "attention"):
+            kind = "gemm"
+        self.operations.append(
+            ListedOperation(
+                name, kind, inputs, outputs, keeps, tuple(weights), tuple(borrows), gemms, flops, size_of(inner),
+                size_of(weighed), size_of(again), moves, 0.5 if op.causal else 1.0,
+                () if exchange is None else (ListedExchange(*exchange, self._sent(op)),), tuple(returned), at >= self.lowest,
+            )
+        )  # fmt: skip
+
+    def _sent(self, op: Op) -> Size:
+        """Bytes of the whole tensor that an exchange is about: the larger of what goes in and what comes out."""
+        sizes: list[Size] = [self.lister.nbytes[number] for number in dict.fromkeys((*op.reads, *op.makes))]
+        return max(sizes, key=lambda one: sum(factor for _, factor in one.terms))
+
+    def _tensorial(self, number: int) -> bool:
+        return (
+            number not in self.lister.run.weights
+            and number not in self.lister.casts
+            and (number in self.lister.made or self.lister.run.stream.category(number) == INPUTS)
+        )
+
+    def _gemms(self, op: Op, short: str) -> tuple[tuple[Size, Size, Size, Size], ...]:
+        size, shapes = self.lister.size, [shape for shape in op.shapes if len(shape) > 1]
+        if "attention" in short and len(shapes) >= 3 and len(shapes[0]) == 4:
+            (b, heads, queries, width), keys, value = shapes[0], shapes[1][2], shapes[2][3]
+            many = size(b * heads)
+            return (
+                (size(queries), size(keys), size(width), many),
+                (size(queries), size(value), size(keys), many),
+            )
+        if short not in PRODUCTS or len(shapes) < 2:
+            return ()
+        one, two = shapes[-2:]
+        if short == "_grouped_mm" and len(two) == 3:
+            one, two = shapes[:2]
+            many = two[0]
+            return ((divided(size(one[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
+        if len(one) == 3:
+            return ((size(one[1]), size(two[2]), size(one[2]), size(one[0])),)
+        return ((size(one[0]), size(two[-1]), size(one[-1]), size(1)),)
+
+    def always(self) -> Terms:
+        """Write what is there in the whole step beside weights and states, inputs and buffers, and return its bytes."""
+        lister = self.lister
+        total: Terms = {}
+        # bitsandbytes' layers exchange a bias for one in another dtype when they first run.
+        exchanged = set(lister.run.weights)
+        for number, change in zip(lister.run.ids, lister.run.changes, strict=True):
+            if (terms := lister.size(change).terms) and terms[0][1] < 0:
+                exchanged.add(number)
+        for name, category in (("inputs", INPUTS), ("buffers", WEIGHTS)):
+            own: Terms = {}
+            for number in range(len(lister.nbytes)):
+                of = lister.run.stream.category(number) == category and number not in exchanged
+                if of and lister.run.stream.records[number].phase == 0:
+                    add(own, lister.nbytes[number])
+            if own:
+                self.tensors.append(tensor_of(name, size_of(own), "index", 1))
+                place = len(self.tensors) - 1
+                self.operations.insert(
+                    0,
+                    ListedOperation(
+                        f"entry.{name}", "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None
+                    ),
+                )
+                total = summed(total, own)
+        return total
+
+    def rest(self) -> None:
+        """Write the parameters that no operation reads, and the end of the entry: what the first block takes."""
+        lister = self.lister
+        read = {lister.casts.get(number, number) for _, op in lister.forward for number in op.reads}
+        for number, one in lister.run.weights.items():
+            if number not in read and number not in self.owned:
+                place = lister.blocks.place(one.name)
+                own = 0 if place is None else lister.order.index(path) + 1 if (
+                    path := lister.blocks.stacks[place[0]].paths[place[1]]) in lister.order else 0  # fmt: skip
+                if own == self.number:
+                    self.owned[number] = own
+                    place_of = self.weight(number, "vector")
+                    self.operations.append(_nothing(f"unused.{one.name}", (place_of,)))
+        entering = lister.inputs.get(self.number + 1, [])
+        if self.word != EXIT and entering:
+            last = max(entering, key=lambda one: lister.made[one])
+            end = self.tensor(last, "output")
+            self.operations.append(_nothing(f"{self.word}.output", (), (end,)))
+        if not self.operations or (self.word == ENTRY and not self.operations[-1].outputs):
+            self.tensors.append(ListedTensor(f"{self.word}.nothing", ZERO))
+            self.operations.append(_nothing(f"{self.word}.nothing", (), (len(self.tensors) - 1,)))
+
+
+def _nothing(name: str, weights: tuple[int, ...], tensors: tuple[int, ...] = ()) -> ListedOperation:
+    return ListedOperation(name, "view", tensors, tensors, (), weights, (), (), ZERO, ZERO, ZERO, ZERO, None)

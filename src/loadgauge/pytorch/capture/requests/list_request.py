@@ -1,0 +1,313 @@
+"""A model's captured list, in a process of its own: the configuration is cut to as few layers as show every kind of block."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_line
+from loadgauge.core.base.files import is_script
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.training.training import training
+from loadgauge.pytorch.capture.call import module_of
+from loadgauge.pytorch.capture.capture import reason, recorded, stopped_at
+from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
+from loadgauge.pytorch.capture.inputs.small import shallow
+from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, check_script, config_keys, sized
+from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
+from loadgauge.pytorch.capture.lists.fsdp_casts import cast_by_fsdp
+from loadgauge.pytorch.capture.lists.listed import Listing
+from loadgauge.pytorch.capture.lists.listing import Lister, guards_of
+from loadgauge.pytorch.capture.lists.part import Shown
+from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
+from loadgauge.pytorch.capture.recognise import recognised
+from loadgauge.pytorch.capture.record import Around, Sized, record
+from loadgauge.pytorch.capture.requests.regime import Document, Regime
+from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of, unsplit
+from loadgauge.pytorch.capture.requests.tuning import tuned
+from loadgauge.pytorch.capture.symbols.sparse import sparse_table
+from loadgauge.pytorch.capture.symbols.splits import Splits
+from loadgauge.pytorch.trace.programs.script import function
+from loadgauge.pytorch.trace.programs.target import config_object
+from loadgauge.pytorch.trace.subprocess import Request
+from loadgauge.pytorch.trace.torch_run import TorchRun
+
+DEEPEST = 16
+"""Layers of the deepest model that is run in place of a deeper one."""
+TUNED = "adapters, or a part of the model that is trained, are captured with all experts on each rank"
+
+
+FOUR = "matrices in 4 bits are packed as they lie, and no plan splits them"
+
+
+def list_request(
+    request: Request, how: dict[str, Any], inputs: str, sizes: dict[str, int], pairs: dict[str, str] | None = None
+) -> Document:
+    """Capture the list of the model of a request, at some sizes and wherever its guards hold then.
+
+    how: a `Regime`; pairs: a plan of tensor parallelism that was recognised on one rank (`recognise`)
+    Raises ConfigError, LayoutError or NotModelled.
+    """
+    regime = msgspec.convert(how, Regime)
+    run = _run(regime)
+    if is_script(request.job.model):
+        return _of_script(request.job.model, inputs, run, sizes, regime)
+    keys = config_keys(request.job.model)
+    whole = config_object(keys, request.job.model)
+    full = _blocks_of(whole)
+    config, found = whole, full
+    for layers in range(2, 0 if regime.tuned.by_layer else DEEPEST + 1):
+        try:
+            cut = shallow(config_object(keys, request.job.model), layers)
+            less = _blocks_of(cut)
+        except Exception as error:  # not every configuration can be cut so, which its own code says
+            if not stopped_at(error):
+                raise
+            continue
+        if not _smaller(less, full):
+            break
+        if _stands_for(less, full) is not None:
+            config, found = cut, less
+            break
+    job = _of_config(config, run, regime)
+    job = _split(tuned(job, regime), regime, pairs or {})
+    learnt: dict[str, str] = {}
+    if regime.tuned.by_layer:
+        shown, listings = _by_layer(job, request.job.model, regime, sizes)
+        pattern = shown.pattern(listings[0])
+    else:
+        listings, learnt = _listings(job, request.job.model, found, regime, sizes)
+        pattern = _pattern(found, full, listings[0])
+    text = _text(whole)
+    model = tuned(_of_config(whole, run, regime), regime).build("meta")
+    return Document(
+        name=str(keys.get("_name_or_path") or whole.model_type), model_type=whole.model_type,
+        hidden_size=int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0),
+        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=pattern,
+        listings=listings, parameters=elements(model),
+        longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
+        torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
+        splits=_splits(model, regime, pairs or learnt), given=_given(job, model, sizes),
+    )  # fmt: skip
+
+
+def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
+    """The pictures and sounds of one size that a model is called with for each sequence, by the name of its argument, in words.
+
+    Sounds of any length beside a text are not among them.
+    """
+    shown: list[dict[str, str]] = []
+    named = [name for name in PATCHED if not {LENGTH, SOUND} <= set(job.names) or name.startswith("pixel")]
+    for less in (1, 2):  # a sound of half the length, a text that is a little shorter
+        lengths = {"t": sizes["s"], **sizes}
+        lengths = {
+            name: max(1, size // less if name == SOUND else size - 16 * (less - 1)) for name, size in lengths.items()
+        }
+        lengths[ONE] = 1
+        try:
+            _, given = job.inputs("meta", model, **sized(job.names, {}, lengths))
+        except RuntimeError:  # values that are read, which a tensor without any cannot have
+            return ""
+        tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor) and name in named}
+        shown.append({name: f"{name} {' x '.join(map(str, one.shape[1:]))}" for name, one in tensors.items()})
+    return ", ".join(text for name, text in shown[0].items() if text == shown[1].get(name))
+
+
+def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
+    """The training of the part of the model that one rank has."""
+
+    def build(device: str) -> Any:
+        model = job.build(device)
+        if regime.tuned.whole or regime != regime.whole:
+            mark_experts(model)
+            shard(model, regime.tp, regime.ep, pairs)
+        return model
+
+    return msgspec.structs.replace(job, build=build)
+
+
+def _of_config(config: Any, run: TorchRun, regime: Regime) -> Sized:
+    job = of_config(config, run)
+    return cast_by_fsdp(job) if regime.buffer else job
+
+
+def _run(regime: Regime) -> TorchRun:
+    precision = ("bf16-autocast" if regime.weight == 4 else "bf16-autocast-8") if regime.autocast else (
+        "fp32" if regime.weight == 4 or regime.buffer else "bf16-pure")  # fmt: skip
+    layout = Layout(micro_batch=1, global_batch=1, seq_len=1)
+    return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
+
+
+def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime) -> Document:
+    check_script(target, inputs)
+    make, given = function(target), function(inputs)
+    names = tuple(inspect.signature(given).parameters)
+    unknown = sorted(set(names) - {"b", "s", "t"})
+    if unknown or ONE not in names:
+        raise ConfigError(f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
+                          " loadgauge capture has --size", key="inputs")  # fmt: skip
+    job = module_of(make, given, run)
+    if regime.weight == 2:
+        job = cast_by_fsdp(job)
+    job = tuned(job, regime)
+    module = job.build("meta")
+    if table := sparse_table(module):
+        raise NotModelled(
+            f"{target}: sparse gradients of {table} are for loadgauge capture; an estimate needs sparse=False"
+        )
+    found = blocks(module)
+    splits = _splits(module, regime, {})
+    listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
+    return Document(
+        name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
+        listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
+        splits=splits,
+    )  # fmt: skip
+
+
+def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int]) -> tuple[Shown, list[Listing]]:
+    """The same of as few blocks as show each way in which one is trained; of all, where those cannot run without the others."""
+    module = job.build("meta")
+    shown = Shown.of(module, getattr(module, "config", None))
+    try:
+        return shown, _listings(job, target, shown.few, regime, sizes, shown.within)[0]
+    except Exception as error:  # what the model says of its layers elsewhere, or numbers that a block has
+        if shown.few == shown.all or not (isinstance(error, Error) or stopped_at(error)):
+            raise
+    shown = Shown.of_all(shown.all)
+    return shown, _listings(job, target, shown.all, regime, sizes)[0]
+
+
+def _listings(
+    job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int], around: Around | None = None
+) -> tuple[list[Listing], dict[str, str]]:
+    """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart; and matrices that can be split."""
+    given = {"t": sizes["s"], **sizes}
+    first, pairs = _listing(job, target, found, regime, given, around)
+    listings = [first]
+    if not listings[0].plain:
+        other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1}, around)
+        if not other.plain and [len(one.operations) for one in other.blocks]:
+            listings.append(other)
+    return listings, pairs
+
+
+def _listing(
+    job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int], around: Around | None = None
+) -> tuple[Listing, dict[str, str]]:
+    """The list, with formulas where the code runs with symbols and a plain run agrees, else with the numbers of these sizes."""
+    sizes = sized(job.names, {}, given)
+    if regime.tuned.base:
+        around = _in_four_bits(around)
+    try:
+        _, run, symbols = recorded(job, target, sizes, around)
+        lister = Lister(run, found, symbols, regime.weight, regime.wide)
+        return lister.listing(job.names, sizes, guards_of(symbols)), _recognised(lister, regime)
+    except Exception as error:  # whatever stops symbols
+        why = first_line(error)[:200]
+    try:
+        run = record(job, sizes, around=around)
+    except Error:
+        raise
+    except Exception as error:
+        if regime != regime.whole:
+            ranks = f"tp = {regime.tp}, ep = {regime.ep}"
+            raise NotModelled(f"{target} does not run over {ranks}: {reason(error)}") from None
+        raise ConfigError(f"{target} cannot be captured: {reason(error)}") from None
+    guards = tuple(f"({name} == {value})" for name, value in sizes.items())
+    lister = Lister(run, found, None, regime.weight, regime.wide)
+    return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), _recognised(lister, regime)
+
+
+def _in_four_bits(around: Around | None) -> Around:
+    """The same context, in which 4-bit layers run as on CUDA."""
+
+    @contextlib.contextmanager
+    def both(module: torch.nn.Module) -> Iterator[None]:
+        with as_on_cuda(), contextlib.nullcontext() if around is None else around(module):
+            yield
+
+    return both
+
+
+def _recognised(lister: Lister, regime: Regime) -> dict[str, str]:
+    return recognised(lister) if regime.tuned.whole else {}
+
+
+def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
+    """Over which ranks it may be split."""
+    splits = splits_of(model, pairs)
+    if regime.tuned.whole:
+        return splits
+    if regime.tuned.base:
+        return msgspec.structs.replace(splits, tp=(), tp_closed=FOUR, ep_closed=TUNED)
+    return msgspec.structs.replace(splits, tp_closed=splits.tp_closed or unsplit(model), ep_closed=TUNED)
+
+
+def _blocks_of(config: Any) -> Blocks:
+    """The blocks of a model, built without memory."""
+    kind = model_class(config)
+    default = torch.get_default_dtype()
+    try:
+        with torch.device("meta"):
+            return blocks(kind._from_config(config), config)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _smaller(less: Blocks, full: Blocks) -> bool:
+    return sum(len(one.paths) for one in less.stacks) < sum(len(one.paths) for one in full.stacks)
+
+
+def _stands_for(less: Blocks, full: Blocks) -> dict[str, str] | None:
+    """For each block of the whole model the one of the smaller model that is like it: of its kind, and first, between, or last.
+
+    None where one has no like.
+    """
+    found: dict[str, str] = {}
+    if [stack.path for stack in less.stacks] != [stack.path for stack in full.stacks]:
+        return None
+    for small, whole in zip(less.stacks, full.stacks, strict=True):
+        if small.paths == whole.paths:  # not cut: each is its own, as layers of one kind may run at different lengths
+            found |= dict(zip(whole.paths, small.paths, strict=True))
+            continue
+        last, end = len(whole.pattern) - 1, len(small.pattern) - 1
+        for place, kind in enumerate(whole.pattern):
+            if place in (0, last):
+                like = 0 if not place else end
+                if small.pattern[like] != kind:
+                    return None
+            else:
+                inner = [at for at in range(1, end) if small.pattern[at] == kind]
+                if not inner:
+                    return None
+                like = inner[0]
+            found[whole.paths[place]] = small.paths[like]
+    return found
+
+
+def _pattern(less: Blocks, full: Blocks, listing: Listing) -> tuple[int, ...]:
+    """For each block of the whole model, in the order in which they run, the place of its like in the list."""
+    like = _stands_for(less, full) or {path: path for stack in full.stacks for path in stack.paths}
+    order = list(dict.fromkeys(place.rpartition(".")[0] for place in listing.places))
+    stacks = {stack.path: stack for stack in full.stacks}
+    missing = [path for path in stacks if path not in order]
+    if missing:
+        raise NotModelled(f"{missing[0]} does not run in a training step")
+    return tuple(listing.places.index(like[path]) for name in order for path in stacks[name].paths)
+
+
+def _text(config: Any) -> Any:
+    found = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return config if found is None else found
+
+
+def _version() -> str:
+    import transformers
+
+    return str(transformers.__version__)

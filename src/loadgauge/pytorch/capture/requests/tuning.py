@@ -1,0 +1,254 @@
+"""Adapters put beside a module's layers by PEFT itself, and parts of a module frozen, before its training is run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
+from loadgauge.core.resolve.trained import ENDS, SHARE, after_share, chosen_by, pattern_in, places, words_of
+from loadgauge.pytorch.capture.lists.blocks import Stack, blocks
+from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, quantise
+from loadgauge.pytorch.capture.record import Sized
+from loadgauge.pytorch.capture.requests.regime import Regime
+from loadgauge.pytorch.capture.requests.tuned import ALL, Tuned, is_pattern, names_in
+from loadgauge.pytorch.trace.transformers_api import without_initial_values
+
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+NAME = "default"
+"""What PEFT calls the adapters of a model that has one set of them."""
+
+
+def tuned(job: Sized, regime: Regime) -> Sized:
+    """A training in which only what a regime says is trained.
+
+    Building it raises ConfigError for names that no module has, and NotModelled for what PEFT cannot adapt.
+    """
+    if regime.tuned.whole:
+        return job
+
+    def build(device: str) -> Any:
+        module = job.build(device)
+        with torch.device(device), without_initial_values():
+            if regime.tuned.adapts:
+                if regime.tuned.base:
+                    quantise(module, regime)
+                with as_on_cuda() if regime.tuned.base else contextlib.nullcontext():
+                    _adapt(module, regime)
+            else:
+                _train(module, regime.tuned.train)
+        # As transformers does where the layers of a model of text run again, and PEFT for any.
+        asks = regime.tuned.adapts or getattr(module, "main_input_name", "") == "input_ids"
+        if regime.input_gradients and asks and hasattr(module, "enable_input_require_grads"):
+            module.enable_input_require_grads()
+        return module
+
+    return msgspec.structs.replace(job, build=build)
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def _adapt(module: nn.Module, regime: Regime) -> None:
+    try:
+        import peft
+        from peft.tuners.tuners_utils import BaseTunerLayer
+    except ImportError:
+        raise ConfigError(
+            "adapters of a captured model are PEFT's own modules: pip install peft", key="lora_rank"
+        ) from None
+    asked = regime.tuned
+    modules, parameters = _targets(module, asked)
+    for name in asked.saved:
+        if not any(_ends(one, name) for one, _ in module.named_modules()):
+            raise ConfigError(f"no module is called {name!r}", key="modules_to_save")
+    config = peft.LoraConfig(
+        r=asked.rank, lora_alpha=2 * asked.rank, lora_dropout=asked.dropout, use_dora=asked.dora,
+        target_modules=modules or ([] if parameters else None), target_parameters=parameters or None,
+        modules_to_save=list(asked.saved) or None, layers_to_transform=_layers(module, asked.layers),
+    )  # fmt: skip
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        peft.get_peft_model(module, config, autocast_adapter_dtype=False)
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        raise NotModelled(f"PEFT: {first_line(error)[:200]}") from None
+    finally:
+        logging.disable(level)
+    for layer in module.modules():
+        if isinstance(layer, BaseTunerLayer):
+            for one in layer.parameters():
+                if one.requires_grad:
+                    one.data = one.data.to(DTYPES[regime.adapters[0]])
+
+
+def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, list[str]]:
+    """PEFT's `target_modules` and `target_parameters`. Raises ConfigError for a name that nothing has."""
+    possible = {name: one for name, one in module.named_modules() if _adaptable(one)}
+    if asked.targets in ALL:
+        if not asked.layers:
+            return "all-linear", []
+        # PEFT takes layers beside a list of names alone.
+        last = getattr(module, "get_output_embeddings", lambda: None)()
+        return [name for name, one in possible.items() if _linear(one) and one is not last], []
+    if asked.targets == "attention":
+        found = [name for name in possible if re.search(r"(attn|attention)[^.]*\.", name, re.IGNORECASE)]
+        if not found:
+            raise ConfigError(
+                "no layer of an attention is found by its name: give the names of layers", key="lora_targets"
+            )
+        return found, []
+    known = sorted({name.rpartition(".")[2] for name in possible if not name.rpartition(".")[2].isdigit()})
+    if is_pattern(asked.targets):
+        try:
+            pattern = re.compile(asked.targets)
+        except re.error as error:
+            raise ConfigError(f"{asked.targets!r} is no regular expression: {error}", key="lora_targets") from None
+        if asked.layers:
+            raise ConfigError(
+                "goes with names of layers, not with a regular expression, which can say which", key="lora_layers"
+            )
+        if not any(pattern.fullmatch(name) for name in possible):
+            raise ConfigError(
+                f"{asked.targets!r} fits no whole name of a layer, such as {_example(possible)}", key="lora_targets"
+            )
+        return asked.targets, []
+    modules, parameters = [], []
+    own = [name for name, one in module.named_parameters() if one.dim() > 1]
+    for name in names_in(asked.targets):
+        if any(_ends(one, name) for one in possible):
+            modules.append(name)
+        elif any(_ends(one, name) for one in own):
+            parameters.append(name)
+        else:
+            hint = "".join(f"; did you mean {match!r}?" for match in closest(name, known))
+            raise ConfigError(
+                f"no layer {name!r} in this model (known: all-linear, attention, {', '.join(known)}){hint}",
+                key="lora_targets",
+            )
+    return modules, parameters
+
+
+def _adaptable(module: nn.Module) -> bool:
+    kinds = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
+    return isinstance(module, kinds) or _linear(module)
+
+
+def _linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _ends(name: str, word: str) -> bool:
+    return name == word or name.endswith(f".{word}")
+
+
+def _example(names: Any) -> str:
+    return next(iter(names), "none")
+
+
+def _layers(module: nn.Module, words: str) -> list[int] | None:
+    """PEFT's `layers_to_transform`: numbers in the longest list of layers."""
+    if not words:
+        return None
+    count = max((len(stack.paths) for stack in blocks(module, getattr(module, "config", None)).stacks), default=0)
+    if not count:
+        raise ConfigError("the model has no list of layers", key="lora_layers")
+    return sorted({place for word in words_of(words) for place in places(word, count, "lora_layers")})
+
+
+# -- a part of a model -------------------------------------------------------------------------------------------------
+
+
+class Named(msgspec.Struct, frozen=True):
+    """A parameter: its names (a tied one has several, and those that other models give it), and its elements."""
+
+    names: tuple[str, ...]
+    numel: int
+
+
+def _train(module: nn.Module, words: str) -> None:
+    """Freeze all parameters but those that words name."""
+    parameters = dict(module.named_parameters())
+    every = _named(module)
+    stacks = blocks(module, getattr(module, "config", None)).stacks
+    chosen = chosen_of(every, stacks, words)
+    for place, one in enumerate(parameters.values()):
+        one.requires_grad_(place in chosen)
+
+
+def _named(module: nn.Module) -> list[Named]:
+    names: dict[int, list[str]] = {}
+    for name, one in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(one), []).append(name)
+    for getter, words in (("get_input_embeddings", "embedding.tokens"), ("get_output_embeddings", "head.logits")):
+        try:
+            found = getattr(module, getter)()
+        except (AttributeError, NotImplementedError):
+            continue
+        for one in () if not isinstance(found, nn.Module) else found.parameters():
+            names.get(id(one), []).extend(ENDS[words])
+    return [Named(tuple(names[id(one)]), one.numel()) for _, one in module.named_parameters()]
+
+
+def chosen_of(parameters: Sequence[Named], stacks: Sequence[Stack], words: str) -> set[int]:
+    """The places of the parameters that words of `--train` name (`resolve.trained.train_only`). Raises ConfigError.
+
+    >>> every = [Named(("wte.weight",), 9), Named(("h.0.fc.weight",), 4), Named(("h.1.fc.weight",), 4)]
+    >>> stacks = [Stack("h", ("h.0", "h.1"), (0, 0))]
+    >>> chosen_of(every, stacks, "layers.-1:"), chosen_of(every, stacks, "but:wte"), chosen_of(every, stacks, "frozen:0.6")
+    ({2}, {1, 2}, {1, 2})
+    """
+
+    def find(word: str) -> set[int]:
+        found = _matches(word, parameters, stacks)
+        if not found:
+            known = sorted(
+                {piece for one in parameters for piece in one.names[0].split(".")[:3] if not piece.isdigit()}
+            )
+            hint = "".join(f"; did you mean {match!r}?" for match in closest(word, known))
+            raise ConfigError(f"no parameter is called {word!r} (known: {', '.join(known[:20])}){hint}", key="train")
+        return found
+
+    return chosen_by(words, set(range(len(parameters))), find)
+
+
+def _matches(word: str, parameters: Sequence[Named], stacks: Sequence[Stack]) -> set[int]:
+    if word.startswith(SHARE):
+        return set(range(after_share(word, [one.numel for one in parameters]), len(parameters)))
+    if (pattern := pattern_in(word)) is not None:
+        return {place for place, one in enumerate(parameters) if any(map(pattern.match, one.names))}
+    fits = list(_expanded(word, stacks))
+    return {
+        place
+        for place, one in enumerate(parameters)
+        if any(f".{path}." in f".{name}." and _under(start, name) for start, path in fits for name in one.names)
+    }
+
+
+def _under(start: str, name: str) -> bool:
+    return not start or name.startswith(f"{start}.")
+
+
+def _expanded(word: str, stacks: Sequence[Stack]) -> Iterator[tuple[str, str]]:
+    """What a word names: the block that it lies in ("" for any place), and a path in names."""
+    pieces = word.split(".")
+    for index, piece in enumerate(pieces):
+        if re.fullmatch(r"\*|-?\d*(:-?\d*){0,2}", piece) and piece:
+            before, after = ".".join(pieces[:index]), ".".join(pieces[index + 1 :])
+            own = [stack for stack in stacks if _ends(stack.path, before)]
+            if not own and before in ("", "layers", "h", "blocks", "model.layers", "transformer.h"):
+                own = list(stacks[-1:])
+            for stack in own:
+                for place in places(piece, len(stack.paths), "train"):
+                    yield stack.paths[place], after or stack.paths[place]
+            return
+    if word in ("layers", "h", "blocks") and not any(_ends(stack.path, word) for stack in stacks) and stacks:
+        word = stacks[-1].path
+    yield "", word

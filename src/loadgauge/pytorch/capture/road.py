@@ -1,0 +1,300 @@
+"""The captured road: a model that no family reads, or a module of one's own, as a `ModelSpec` like any other.
+
+What runs is found in a cache on disk, else captured in a process of its own, for the dtypes, kernels and sizes that are asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.files import is_script
+from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.base.optional_deps import needs_capture
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES
+from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
+from loadgauge.core.families.catalogue import Found
+from loadgauge.core.layers.operations.rank_view import View
+from loadgauge.core.resolve import resolve
+from loadgauge.pytorch.capture.inputs.target import SECOND, SOUND, check_script, config_keys
+from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
+from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, write
+from loadgauge.pytorch.capture.requests.regime import OWN, Document, Regime
+from loadgauge.pytorch.capture.requests.tuned import WHOLE, Tuned
+from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
+from loadgauge.pytorch.capture.symbols.splits import Splits
+
+MOST = 8
+"""Captures at other sizes that one command makes by itself."""
+
+
+class NotYet(Exception):
+    """A capture that this process leaves to another: of which configuration, in which regime, at which sizes."""
+
+    def __init__(self, name: str, keys: dict[str, Any], regime: Regime, sizes: Mapping[str, int]) -> None:
+        self.name, self.keys, self.regime, self.sizes = name, keys, regime, dict(sizes)
+        super().__init__(f"{name} {OWN}, which has not run yet")
+
+
+class OnDemand(Family):
+    """A family that captures what it is asked for and does not know yet.
+
+    keys: the configuration, where it is at hand and `target` is only its name
+    where: captures are made in a process of their own (apart), in this one (here), or nowhere, where `NotYet` asks for one
+    most: captures at other sizes than those asked for; tuned: what is trained
+    documents: by regime; took: seconds of captures; cached: whether all came from the disk
+    """
+
+    def __init__(
+        self, target: str, inputs: str = "", keys: dict[str, Any] | None = None,
+        where: Literal["apart", "here", "nowhere"] = "apart", tuned: Tuned = WHOLE,
+    ) -> None:  # fmt: skip
+        super().__init__(target, [], ())
+        self.where, self.most = where, MOST
+        self.target, self.inputs, self.tuned, self.adapted = target, inputs, tuned, tuned.adapts
+        self.script = keys is None and is_script(target)
+        self.keys: dict[str, Any] | None = None if self.script else keys or config_keys(target)
+        self.documents: dict[Regime, Document] = {}
+        self.last: dict[Regime, Listing] = {}
+        self._files: dict[Regime, Path] = {}
+        self.took, self.cached, self.more = 0.0, True, 0
+
+    def file(self, regime: Regime) -> Path | None:
+        """Where the document of a regime is kept; None: nowhere, as what a script imports is not known."""
+        if self.keys is not None and regime not in self._files:  # a plan asks for each layout
+            self._files[regime] = place(self.keys, {"list": 1, **msgspec.to_builtins(regime)})
+        return self._files.get(regime)
+
+    def document(self, regime: Regime, sizes: Mapping[str, int], *, asked: bool = True) -> tuple[Document, Listing]:
+        """What is known in a regime, and the listing that holds for some sizes; captured where there is none.
+
+        asked: by the user; else a regime that is not known stays unknown, as a capture takes seconds
+        Raises ConfigError or NotModelled where it cannot be.
+        """
+        file = self.file(regime)
+        known = self.documents.get(regime)
+        for again in (None, file):  # another process may have written the file since
+            if again is not None:
+                known = read(again, Document, _check) or known
+            for listing in () if known is None else known.listings:
+                if listing.holds(sizes):
+                    assert known is not None
+                    self.documents[regime] = known
+                    self.last[regime] = listing
+                    return known, listing
+        sharded = not regime.autocast and regime.weight == 2  # what FSDP makes of autocast over float32 weights
+        alike = known is not None or (not self.tuned.whole and bool(self.documents))
+        alike = alike or (sharded and any(one.autocast and one.weight == 4 for one in self.documents))
+        if not asked and (not alike or self.more >= self.most):
+            raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
+        found = self._captured(regime, sizes)
+        self.more += not asked
+        holding = [one for one in found.listings if one.holds(sizes)]
+        if not holding:
+            shown = ", ".join(f"{name}={sizes[name]}" for name in found.listings[0].names)
+            raise NotModelled(f"{self.target} {OWN}, whose formulas do not hold for {shown}")
+        if known is not None and known.pattern == found.pattern:
+            found.listings = [*known.listings, *(one for one in found.listings if one not in known.listings)]
+        self.documents[regime] = found
+        if file is not None:
+            write(file, found)
+        self.last[regime] = holding[0]
+        return found, holding[0]
+
+    def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
+        if self.script:
+            check_script(self.target, self.inputs)
+        needs_capture()
+        if self.where == "nowhere":
+            raise NotYet(self.target, self.keys or {}, regime, sizes)
+        from loadgauge.pytorch.trace.subprocess import Request, named_in_child
+
+        begun = time.perf_counter()
+        shown = sys.stderr if self.script else None
+        given = {"how": msgspec.to_builtins(regime), "inputs": self.inputs,
+                 "sizes": {name: int(size) for name, size in sizes.items()}, "pairs": dict(self.splits.plan)}  # fmt: skip
+        request = Request(Job(self.target))
+        if self.where == "here":
+            from loadgauge.pytorch.capture.requests.list_request import list_request
+
+            found = list_request(request, **given)
+        else:
+            found = named_in_child(
+                "loadgauge.pytorch.capture.requests.list_request:list_request", Document, request, shown, **given
+            )
+        self.took, self.cached = self.took + time.perf_counter() - begun, False
+        return found
+
+    @property
+    def known(self) -> list[Listing]:
+        """All listings so far."""
+        return [listing for document in self.documents.values() for listing in document.listings]
+
+    @property
+    def any_listing(self) -> Listing:
+        """One of the listings, whose parameters are those of all."""
+        whole = [one for regime, one in self.documents.items() if regime == regime.whole]
+        return (whole or list(self.documents.values()))[0].listings[0]
+
+    @property
+    def has_length(self) -> bool:
+        """Whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
+        return not self.script or not {"s", "t"}.isdisjoint(self.any_listing.names)
+
+    @property
+    def splits(self) -> Splits:
+        """Over which ranks it may be split."""
+        return next((one.splits for regime, one in self.documents.items() if regime == regime.whole), Splits())
+
+    def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
+        """The listing for a view at some sizes; of arrays, that for the largest."""
+        regime = Regime.of(view, self.target, self.tuned)
+        if not all(isinstance(value, int) or hasattr(value, "max") for value in sizes.values()):
+            return self.last.get(regime) or self.any_listing  # letters, of the numbers asked for before
+        return self.document(regime, {name: _largest(value) for name, value in sizes.items()}, asked=False)[1]
+
+
+def _largest(value: Any) -> int:
+    return value if isinstance(value, int) else int(getattr(value, "max", lambda: value)())
+
+
+def _check(document: Document) -> None:
+    for listing in document.listings:
+        check_sizes(listing.names, listing.formulas(), listing.guards)
+    most = min((len(listing.blocks) for listing in document.listings), default=0)
+    if any(not 0 <= one < most for one in document.pattern):
+        raise ConfigError("not a captured list")
+
+
+def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> ModelSpec:
+    """The model that a family stands for."""
+    document, _ = family.document(regime.whole, sizes)
+    first: dict[bytes, int] = {}
+    like = {
+        place: first.setdefault(msgspec.msgpack.encode([listing.blocks[place] for listing in document.listings]), place)
+        for place in dict.fromkeys(document.pattern)
+    }
+    pattern = [like[place] for place in document.pattern]
+    chosen = tuple(dict.fromkeys(pattern))
+    family.chosen = chosen
+    family.name = document.name if family.script else family.target
+    places = document.listings[0].places
+    apart: Any = {"trained": frozenset()} if family.tuned.by_layer else {}
+    blocks = tuple(
+        Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
+        for kind, place in enumerate(chosen)
+    )
+    longest = document.longest if family.has_length else 1
+    return ModelSpec(
+        name=_short(family), model_type=document.model_type, hidden_size=document.hidden_size,
+        vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in pattern),
+        tie_word_embeddings=document.tied, max_position_embeddings=longest, dtype=document.dtype,
+        source=family.target, listed=family, **apart,
+    )  # fmt: skip
+
+
+def _short(family: OnDemand) -> str:
+    target, path = family.target, Path(family.target)
+    if family.script:
+        return target
+    return (
+        path.absolute().parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else target
+    )
+
+
+def road(job: Job, why: str) -> Found:
+    """Take the captured road for a job's model. why: what its own family says, where it has one
+
+    Raises ConfigError or NotModelled where it cannot be captured.
+    """
+    tuned = Tuned.of(job)
+    key = job.model, job.inputs or "", tuned, job.target_len, job.audio
+    if key not in _FAMILIES:
+        _FAMILIES[key] = OnDemand(job.model, job.inputs or "", tuned=tuned)
+    return taken(job, _FAMILIES[key], why)
+
+
+def taken(job: Job, family: OnDemand, why: str) -> Found:
+    """The captured model of a family, as a job trains it. Raises as `road`, and `NotYet` where this process makes no captures."""
+    tuned, attention = family.tuned, "eager" if job.attention == "eager" else "flash"
+    precision = job.precision or ("fp32" if family.script else "bf16")
+    regime = {
+        "fp32": Regime(4, False, attention), "bf16": Regime(2, True, attention), "fp16": Regime(2, True, attention),
+        "bf16-autocast-8": Regime(2, True, attention), "bf16-autocast": Regime(4, True, attention),
+        "fp16-autocast": Regime(4, True, attention),
+    }.get(precision, Regime(2, False, attention))  # fmt: skip
+    if job.weights == "float32" and precision in ("bf16", "fp16") and not tuned.base:
+        regime = Regime(4, True, attention)
+    if family.script and regime.weight != 4:
+        raise ConfigError(
+            "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
+            key="precision",
+        )
+    if regime.autocast and regime.weight == 4 and (job.zero or 0) >= 2:  # FSDP casts whole parameters
+        regime = Regime(2, False, attention, buffer=4)
+    if not tuned.whole:
+        regime = _of_part(job, regime, tuned)
+    length = _length(job, family)
+    family.seconds = job.audio or SECONDS
+    family.beside = {SOUND: round(family.seconds * SAMPLES)} | (
+        {} if job.target_len is None else {SECOND: job.target_len}
+    )
+    sizes = {"b": job.micro_batch or 1, "s": length, SECOND: length, **family.beside}
+    spec = model_of(family, regime, sizes)
+    _check_sizes(job, family)
+    if not family.has_length:
+        for name, value in (("seq_len", job.seq_len), ("lengths", job.lengths)):
+            if value not in (None, 1):
+                raise ConfigError(f"{family.inputs} has no size s, the tokens of a sequence", key=name)
+    split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
+    if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
+        family.document(split, sizes)
+    took = "kept from before" if family.cached else f"{family.took:.0f} s"
+    given = family.document(regime, sizes)[0].given
+    how = f"captured from its own code, {took}{f'; {why}' if why else ''}{f'; each sequence has {given}' if given else ''}"
+    if family.unit != "tokens":
+        how += f"; its tokens are {family.unit}"
+    return Found(spec, how)
+
+
+def _check_sizes(job: Job, family: OnDemand) -> None:
+    """Raise ConfigError for a length that the model does not have."""
+    if job.target_len is not None and SECOND not in family.names:
+        raise ConfigError(f"{family.name} has one text, whose tokens are --seq-len", key="target_len")
+    if job.audio is not None and SOUND not in family.names:
+        raise ConfigError(f"{family.name} takes no sound of any length", key="audio")
+    if job.seq_len is not None and family.unit != "tokens":
+        raise ConfigError(f"{family.name} takes sounds and no text: --audio", key="seq_len")
+
+
+def _length(job: Job, family: OnDemand) -> int:
+    """Tokens of the longest sequence of a job, as `resolve` has them."""
+    if job.lengths is not None:
+        return Lengths.parse(job.lengths).longest
+    longest = (family.keys or {}).get("max_position_embeddings")
+    return job.seq_len or min(resolve.SEQ_LEN, longest if isinstance(longest, int) and longest > 0 else resolve.SEQ_LEN)
+
+
+def _of_part(job: Job, regime: Regime, tuned: Tuned) -> Regime:
+    """The regime in which a job most likely trains a part, before its layout and recipe are known."""
+    whole = (job.recompute or ("full" if tuned.base else "none")).partition(":")[0] == "full"
+    adapters = (0, 0)
+    if tuned.adapts:
+        held = 4 if regime.autocast else regime.weight
+        held = held if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype]
+        sharded = regime.autocast and (job.zero or 0) >= 3
+        adapters = (regime.weight if sharded else held), held
+        gathered = bool(tuned.base) and sharded and tuned.upcast != "none"
+        autocast = regime.autocast and not (sharded and regime.weight == 2)
+        regime = msgspec.structs.replace(regime, autocast=autocast, gathered=gathered)
+    return msgspec.structs.replace(regime, tuned=tuned, adapters=adapters, input_gradients=whole)
+
+
+_FAMILIES: dict[tuple[object, ...], OnDemand] = {}

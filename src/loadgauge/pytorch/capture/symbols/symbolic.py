@@ -1,0 +1,273 @@
+"""Sizes that stay symbols while PyTorch runs: fake tensors whose batch and length are `SymInt`s under one `ShapeEnv`.
+
+Every comparison that the code makes with a size is kept as a guard: it says for which sizes the run holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+from loadgauge.core.base.errors import NotModelled
+from loadgauge.pytorch.capture.symbols.questions import Env
+from loadgauge.pytorch.capture.symbols.repeats import Repeats
+from loadgauge.pytorch.capture.symbols.upsampling import as_one_kernel, overloads
+from loadgauge.pytorch.device.facts.facts import UNKNOWN, Facts
+from loadgauge.pytorch.device.fake import GROUPED, adds_rows, product_shape
+from loadgauge.pytorch.device.kernels.cuda_packed import padded_to_symbols
+from loadgauge.pytorch.device.kernels.cuda_rnn import RECURRENT
+from loadgauge.pytorch.device.patches import (
+    modules_that_move,
+    no_packed_sequences,
+    no_random_values,
+    numbers_as_text,
+    replaced,
+)
+from loadgauge.pytorch.device.read import Read, asking
+
+_DEVICE_OF = torch.ops.prim.device.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+
+_AS_THE_DEVICE = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten.one_hot.default,
+    *(getattr(getattr(torch.ops.aten, name), kind) for name in RECURRENT for kind in ("input", "data")),
+)
+"""Operations that are one kernel on the device, and several by their rules."""
+MOST = 2**31
+"""What every size is less than."""
+MOST_OPERATIONS, MOST_QUESTIONS = 6000, 36_000
+"""Operations of forward that are run with symbols, and questions about sizes that PyTorch may ask meanwhile: a loop over time or
+chunks has more, and a plain run is faster by far."""
+
+
+class TooMuch(NotModelled):
+    """A program whose sizes take too long as symbols."""
+
+
+class SymbolicMode(FakeTensorMode):
+    """Fake tensors with symbolic sizes; `.item()` of one that has no value gives 1."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(allow_non_fake_inputs=True, shape_env=env)
+        self.env = env
+        self.cache_enabled = (
+            False  # to compare symbols takes longer than to run an operation again, and makes guards of its own
+        )
+        self.operations = 0
+        self.read, self.facts, self.repeats = Read(), Facts(), Repeats(self, env)
+        self._within = False
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """True, for PyTorch's base class: the simulated device has no kernels that could make a real tensor."""
+        return True
+
+    def __deepcopy__(self, memo: Any) -> SymbolicMode:
+        return self  # a copied module would otherwise carry a mode of its own, which PyTorch refuses to mix
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As the base class, without the wrapper that PyTorch puts around it."""
+        return self.dispatch(func, types, args, kwargs)
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator on fake tensors, without an error where a value is asked for."""
+        if func is _DEVICE_OF and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        if func is _ITEM and getattr(args[0], "constant", None) is None:
+            return self.read.item(args[0], self.facts)
+        self._count()
+        kwargs = kwargs or {}
+        out = self.facts.instead(func, args, kwargs, asking, self._run)
+        if out is UNKNOWN:
+            out = self._run(func, types, args, kwargs)
+            self.facts.after(func, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if adds_rows(func, args):
+            return args[0]
+        if func is GROUPED and args[0].dtype is not torch.bfloat16:  # as in `FakeMode`
+            ends = args[2] if len(args) > 2 else kwargs.get("offs")
+            like = {"dtype": args[0].dtype, "device": args[0].fake_device}
+            shape = product_shape(args[0], args[1], ends)
+            return super().dispatch(torch.ops.aten.empty.memory_format, (), (shape,), like)
+        if self._within:  # parts of an operation, which is made again as a whole
+            return super().dispatch(func, types, args, kwargs)
+        key = self.repeats.key(func, args, kwargs)
+        out = None if key is None else self.repeats.again(key)
+        if out is None:
+            self._within = True
+            try:
+                out = super().dispatch(func, types, args, kwargs)
+            finally:
+                self._within = False
+            if key is not None:
+                self.repeats.note(key, out)
+        return out
+
+    def _count(self) -> None:
+        """Raise TooMuch beyond the bounds; parts of an operation and what backward runs do not count."""
+        if self._within or torch._C._current_autograd_node() is not None:
+            return
+        self.operations += 1
+        asked = self.env.asked
+        if self.operations > MOST_OPERATIONS or asked > MOST_QUESTIONS:
+            raise TooMuch(
+                f"sizes as symbols take too long here: {self.operations} operations and {asked} questions in forward"
+            )
+
+
+class Symbols:
+    """Sizes by name, each a `SymInt` with a hint, of one shape environment."""
+
+    def __init__(self, hints: dict[str, int]) -> None:
+        self.env = Env()
+        self.names: dict[Any, str] = {}
+        self.sizes: dict[str, Any] = {}
+        for name, hint in hints.items():
+            if hint == 1:
+                self.sizes[name] = 1
+                continue
+            source = ConstantSource(name)
+            with _unlogged():
+                symbol = self.env.create_symbol(
+                    hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+                )
+            # Bounded, PyTorch can tell that a slice to the end is all there is.
+            self.env.constrain_symbol_range(symbol, compiler_min=2, compiler_max=MOST)
+            self.names[symbol] = name
+            self.sizes[name] = self.env.create_symintnode(symbol, hint=hint, source=source)
+
+    def expression(self, size: Any) -> Any:
+        """A size as a SymPy expression, or an int."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        found = self.env.simplify(size.node.expr)
+        return found if found.free_symbols else int(found)
+
+    @property
+    def guards(self) -> tuple[Any, ...]:
+        """What the code asked of the sizes, and found true."""
+        return tuple(guard.expr for guard in self.env.guards)
+
+
+def _unlogged() -> contextlib.AbstractContextManager[None]:
+    """Nothing is written for PyTorch's log of shapes in the body, which would take a traceback for each question."""
+    return replaced((logging.getLogger("torch.__trace"), "handlers", []))
+
+
+@contextlib.contextmanager
+def as_eager() -> Iterator[None]:
+    """Takes away the rules of the Python dispatcher that run other operations than eager PyTorch does.
+
+    Dropout with a share of 0 returns its argument, which its rule would copy; batch norm is one kernel; a product of batches is no
+    view of another, so that what is added to it in place has no copy in backward; sequences are padded in place. What PyTorch
+    only asks whether it knows for all
+    sizes, such as that a slice is all there is, is asked of these sizes, and kept as a guard.
+    """
+    aten = torch.ops.aten
+    dropout, matmul = aten.dropout.default.py_kernels, aten.matmul.default.py_kernels
+    packed = aten.pad_sequence.default.py_kernels
+    before = {
+        func: dict(func.py_kernels)
+        for func in (
+            aten.dropout.default,
+            aten.matmul.default,
+            aten.pad_sequence.default,
+            *_AS_THE_DEVICE,
+            *overloads(),
+        )
+    }
+
+    def around(rule: Any) -> Any:
+        return lambda x, p, train: rule(x, p, train) if p and train else x
+
+    def product(rule: Any) -> Any:
+        def run(a: Any, b: Any, **more: Any) -> Any:
+            batches = a.dim() > 2 and b.dim() > 2 and a.shape[:-2] == b.shape[:-2] and not more
+            if not batches:
+                return rule(a, b, **more)
+            rows = math.prod(a.shape[:-2])
+            made = a.reshape(rows, *a.shape[-2:]).bmm(b.reshape(rows, *b.shape[-2:]))
+            return aten._unsafe_view.default(made, [*a.shape[:-1], b.shape[-1]])
+
+        return run
+
+    def asked(self: SymNode, file: str, line: int) -> bool:
+        return self.guard_bool(file, line) if self.has_hint() else known_true(self, file, line)
+
+    def padded(
+        sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+    ) -> Any:
+        longest, like = max(one.shape[0] for one in sequences), sequences[0]
+        sizes = [len(sequences), longest] if batch_first else [longest, len(sequences)]
+        made = torch.full([*sizes, *like.shape[1:]], padding_value, dtype=like.dtype, device=like.device)
+        for place, one in enumerate(sequences):
+            start = longest - one.shape[0] if padding_side == "left" else 0
+            row = made.select(0 if batch_first else 1, place)
+            row.narrow(0, start, one.shape[0]).copy_(one)
+        return made
+
+    known_true = SymNode.statically_known_true
+    try:
+        SymNode.statically_known_true = asked  # type: ignore[method-assign]
+        matmul.update({key: product(rule) for key, rule in matmul.items()})
+        for func in _AS_THE_DEVICE:
+            func.py_kernels.clear()
+        as_one_kernel()
+        dropout.update({key: around(rule) for key, rule in dropout.items()})
+        packed.update(dict.fromkeys(packed, padded))
+        for func in before:
+            func._dispatch_cache.clear()
+        yield
+    finally:
+        SymNode.statically_known_true = known_true  # type: ignore[method-assign]
+        for func, rules in before.items():
+            func.py_kernels.clear()
+            func.py_kernels.update(rules)
+            func._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def symbolic_tensors(symbols: Symbols) -> Iterator[SymbolicMode]:
+    """As `fake_tensors`, with sizes that may be symbols.
+
+    The Python dispatcher takes the symbolic rules of operators that C++ would ask for plain numbers.
+    """
+    from torch.optim import optimizer
+
+    supported = optimizer._foreach_supported_types
+    kinds = list(supported)
+    try:
+        supported.append(FakeTensor)
+        with (
+            SymbolicMode(symbols.env) as mode,
+            enable_python_dispatcher(),
+            as_eager(),
+            no_packed_sequences(),
+            no_random_values(),
+            modules_that_move(),
+            numbers_as_text(),
+            padded_to_symbols(),
+            _unlogged(),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield mode
+    finally:
+        supported[:] = kinds

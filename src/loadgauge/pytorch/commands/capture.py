@@ -1,0 +1,290 @@
+"""`loadgauge capture`: what a training step of any model or module takes, as formulas of its sizes."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from loadgauge.core.base.files import is_script
+from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.command_line.options.options import complete_model
+from loadgauge.pytorch.capture.inputs.target import check_script
+from loadgauge.pytorch.commands.torch_options import STEP, TorchCommand, job_options, make_job
+
+if TYPE_CHECKING:
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.pytorch.capture.captured import Captured
+
+DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
+"""Fields that decide what is run, beside the sizes."""
+LENGTH = 4096
+SPOKEN = 15
+"""Letters of a transcript in a second of speech."""
+MOST_ROWS = "most"
+"""All rows that there are."""
+MOST = 64
+"""Pictures of a sequence."""
+
+
+class NamedSize(click.ParamType):  # type: ignore[type-arg]
+    """A size by its name."""
+
+    name = "name=number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """The name and the number."""
+        if isinstance(value, tuple):
+            return value
+        name, _, number = str(value).partition("=")
+        if name.isidentifier() and number.isascii() and number.isdecimal() and len(number) < 10 and int(number):
+            return name, int(number)
+        return self.fail(f"must be such as t=512, got {str(value)[:40]!r}", param, ctx)
+
+
+class PictureSizes(click.ParamType):  # type: ignore[type-arg]
+    """Width and height of pictures, with commas between."""
+
+    name = "wxh"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int], ...]:
+        """The sizes [pixels]."""
+        if isinstance(value, tuple):
+            return value
+        found = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", one.strip()) for one in str(value).split(",")]
+        if not all(found) or len(found) > MOST:
+            return self.fail(f"must be such as 1024x768,512x512, got {str(value)[:40]!r}", param, ctx)
+        return tuple((int(one[1]), int(one[2])) for one in found if one)
+
+
+class RowsByLine(click.ParamType):  # type: ignore[type-arg]
+    """Rows that data chooses, by line; "" is every line."""
+
+    name = "line=rows"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[int, ...] | str]:
+        """The line and its rows."""
+        if isinstance(value, tuple):
+            return value
+        if value == MOST_ROWS:
+            return "", MOST_ROWS
+        line, _, given = str(value).rpartition("=")
+        numbers = given.split(",")
+        if re.fullmatch(r".*\.py:[1-9]\d*", line) and (
+            given == MOST_ROWS or all(re.fullmatch(r"[0-9]{1,9}", one) for one in numbers)
+        ):
+            return line, given if given == MOST_ROWS else tuple(map(int, numbers))
+        return self.fail(f"must be such as boxes.py:41=2000, or {MOST_ROWS}, got {str(value)[:40]!r}", param, ctx)
+
+
+@click.command("capture", cls=TorchCommand)
+@click.argument("target", shell_complete=complete_model)
+@click.option(
+    "--inputs", metavar="FILE:FUNCTION", default="", help="Of script.py:function: makes what the module is called with."
+)
+@click.option(
+    "--step",
+    metavar="FILE:FUNCTION",
+    default="",
+    help="Of script.py:function: trains once what it made, with its own optimizers.",
+)
+@job_options(STEP)
+@click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")
+@click.option(
+    "--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels]."
+)
+@click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
+@click.option(
+    "--head",
+    metavar="WORD",
+    default="",
+    help="classification, tokens, answers, embedding, picture, detection or sound.",
+)
+@click.option(
+    "--rows",
+    type=RowsByLine(),
+    multiple=True,
+    metavar="LINE=ROWS",
+    help="Rows that data chooses at a line, such as boxes.py:41=2000; most: as many as there are.",
+)
+@click.option("--audio", type=click.FloatRange(0.1, 36000), metavar="SECONDS", help="Length of each sound.")
+@click.option("--gpu", metavar="GPU", help="A GPU to fit on (`loadgauge gpus` lists them).")
+@click.option("--allow-tight", is_flag=True, help="TIGHT is a yes.")
+@click.option(
+    "--cache/--no-cache", default=True, help="Keep captures of a MODEL on disk, and use those that are there."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+def command(
+    target: str, inputs: str, step: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
+    picture: tuple[tuple[int, int], ...], freeze: tuple[str, ...], head: str,
+    rows: tuple[tuple[str, tuple[int, ...] | str], ...], audio: float | None, cache: bool, as_json: bool, **given: Any,
+) -> int:  # fmt: skip
+    """What does a training step of TARGET take, as formulas of its sizes, from its own code?
+
+    TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json of any model_type that transformers has, or
+    its folder), or script.py:function, which makes a module; --inputs script.py:function then makes what the module is
+    called with, and its parameters name the sizes (b: --micro-batch, s: --seq-len, others: --size). The code runs on tensors
+    without memory whose sizes stay symbols; a second run with numbers checks every operation. Code that a config.json names
+    (auto_map) is never run.
+
+    \b
+    loadgauge capture llama-3.1-8b --seq-len 8192 --gpu h100
+    loadgauge capture qwen2.5-vl/config.json --picture 1024x768,512x512
+    loadgauge capture path/to/config.json --optimizer sgd --recompute full --layers 4
+    loadgauge capture train.py:model --inputs train.py:batch --micro-batch 8 --size width=256
+    """
+    from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
+    from loadgauge.pytorch.capture.answer import answer
+    from loadgauge.pytorch.capture.inputs.libraries import is_library, usual_sizes
+    from loadgauge.pytorch.capture.inputs.target import config_keys, sized, usual_of_heads
+    from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
+
+    begun = time.perf_counter()
+    card = None if gpu is None else find_gpu(gpu)
+    job = make_job(target, **given)
+    _refuse_of_script(job, inputs, step, layers)
+    if picture and is_script(job.model):
+        raise click.UsageError("--picture: is for a MODEL; a module of one's own has the --inputs that are given")
+    if (head or audio) and is_script(job.model):
+        raise click.UsageError(
+            "--head, --audio: are for a MODEL; a module of one's own has the --inputs that are given"
+        )
+    asked = {"b": job.micro_batch, "s": job.seq_len}
+    defaults = {name: value for name, value in (("b", 1), ("s", LENGTH)) if asked[name] is None}
+    sizes = {name: value for name, value in asked.items() if value is not None} | dict(more)
+    if audio is not None:
+        sizes["n"] = round(audio * SAMPLES)
+    sound = sizes.get("n", SAMPLES * SECONDS)
+    defaults |= {
+        name: value for name, value in (("n", sound), ("u", max(1, SPOKEN * sound // SAMPLES))) if name not in sizes
+    }
+    if not is_script(target):
+        defaults |= {name: value for name, value in usual_of_heads().items() if name not in sizes}
+    if not is_script(target) and is_library(keys := config_keys(target)):
+        defaults = {"b": 1} | usual_sizes(keys, target)
+        defaults = {name: value for name, value in defaults.items() if name not in sizes}
+    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head, rows)
+    whole = sized(found.names, sizes, defaults)
+    seconds = time.perf_counter() - begun
+    result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
+    if as_json:
+        from loadgauge.core.text.table import document
+
+        document(result.to_dict())
+    else:
+        from loadgauge.pytorch.text.capture import print_answer
+
+        print_answer(result)
+    return exit_code("unknown" if result.needed is None else result.needed.verdict, allow_tight=allow_tight)
+
+
+def _captured(
+    job: Job,
+    inputs: str,
+    step: str,
+    layers: int | None,
+    given: dict[str, int],
+    defaults: dict[str, int],
+    keep: bool,
+    pictures: tuple[tuple[int, int], ...] = (),
+    freeze: tuple[str, ...] = (),
+    head: str = "",
+    rows: tuple[tuple[str, tuple[int, ...] | str], ...] = (),
+) -> tuple[Captured, bool]:
+    """A capture that holds at the sizes, and whether it was kept on disk."""
+    from loadgauge.pytorch.capture.captured import Captured
+    from loadgauge.pytorch.capture.inputs.libraries import is_library, library_version
+    from loadgauge.pytorch.capture.inputs.target import config_keys, processor_keys, sized
+    from loadgauge.pytorch.capture.lists import store
+
+    file, known = None, []
+    if not is_script(job.model):
+        keys = config_keys(job.model)
+        if keep:
+            # A script may import anything: what it does is not known without running it.
+            decide = {name: value for name in DECIDE if (value := getattr(job, name)) is not None}
+            if job.global_batch is not None:
+                decide["micro_batch"] = given.get("b", 1)
+            if is_library(keys):
+                decide["library"] = library_version(keys)
+            if freeze:
+                decide["freeze"] = freeze
+            if head:
+                decide["head"] = head
+            if rows:
+                decide["rows"] = rows
+            if pictures:
+                decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
+            file = store.place(keys, decide | {"layers": layers})
+            known = store.load(file)
+    for one in known:
+        if one.holds(**sized(one.names, given, defaults)):
+            return msgspec.structs.replace(one, target=job.model), True
+    needs_torch("capture")
+    from loadgauge.pytorch.trace.subprocess import Request, named_in_child
+
+    request = Request(job, layers=layers)
+    # What the script prints is not part of the answer.
+    shown = sys.stderr if is_script(job.model) else None
+    found = named_in_child(
+        "loadgauge.pytorch.capture.requests.request:capture_request", Captured, request, shown,
+        inputs=inputs, step=step, given=given, defaults=defaults, pictures=pictures, freeze=freeze, head=head, rows=rows,
+    )  # fmt: skip
+    if file is not None:
+        store.save(file, [*known, found])
+    return found, False
+
+
+def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> None:
+    """Raise click.UsageError for flags that a target cannot have."""
+    if not is_script(job.model):
+        if inputs or step:
+            raise click.UsageError("--inputs, --step: are for script.py:function; those of a MODEL are known")
+        return
+    check_script(job.model, inputs)
+    fixed: dict[str, Any] = {"layers": layers, "attention": job.attention, "recompute": job.recompute}
+    if step:
+        fixed |= {"optimizer": job.optimizer, "precision": job.precision, "global-batch": job.global_batch}
+    if named := [f"--{name}" for name, value in fixed.items() if value is not None]:
+        raise click.UsageError(f"{', '.join(named)}: a module of one's own has what its function gives it")
+    if job.precision == "bf16-pure":
+        raise click.UsageError("--precision bf16-pure: a module of one's own has the dtype that its function gives it")
+
+
+def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """What was not said, and is taken for granted."""
+    from loadgauge.pytorch.capture.inputs.libraries import is_library, usual_precision
+    from loadgauge.pytorch.capture.inputs.target import config_keys
+    from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
+
+    contrasted = all(name.startswith("model.") for name in found.parameters) and set(found.names) == {"b", "s", "t"}
+    own = is_script(job.model)
+    if step:
+        return ("step: what --step runs, with the losses and optimizers it makes",)
+    keys = {} if own else config_keys(job.model)
+    usual = (usual_precision(keys, job.model) if is_library(keys) else None) or "bf16-pure"
+    default = {"precision": "as the function makes it" if own else usual, "optimizer": "adamw"}
+    if not own:
+        default |= {"attention": "flash (PyTorch's own choice of kernel)", "recompute": "none"}
+    lines = [f"--{name}: {value}" for name, value in default.items() if getattr(job, name) is None]
+    lines.append("gradients: freed after each step")
+    if freeze:
+        lines.append(f"not trained: parameters whose names contain {' or '.join(freeze)}")
+    if "t" in found.names:
+        what = "of the decoder" if not contrasted else "of the second text"
+        lines.append(f"t, the tokens {what}: as many as s, unless --size t=NUMBER")
+    if "n" in found.names:
+        lines.append(f"n, the samples of a sound: {SAMPLES:,} a second, {SECONDS} s unless --audio SECONDS")
+        lines.append("drawn at random: no frames are masked (SpecAugment), no layers skipped (layerdrop)")
+    if "u" in found.names:
+        lines.append(f"u, the tokens of a transcript: {SPOKEN} a second, unless --size u=NUMBER")
+    return tuple(lines)

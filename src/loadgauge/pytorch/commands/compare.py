@@ -1,0 +1,48 @@
+"""`loadgauge compare`: formula, trace and measurement side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.command_line.options.options import complete_model
+from loadgauge.pytorch.commands.torch_options import STEP, TorchCommand, job_options, make_job
+
+
+@click.command("compare", cls=TorchCommand)
+@click.argument("target", shell_complete=complete_model)
+@click.option(
+    "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="Device to simulate."
+)
+@job_options(STEP)
+@click.option(
+    "--measure", type=click.Choice(("cpu", "cuda")), help="Run two real steps there too (the model must fit)."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+def command(target: str, as_json: bool, device: str, layers: int | None, measure: str | None, **given: Any) -> None:
+    """Three ways to know what TARGET takes: by formula, by tracing PyTorch, by running it. TARGET is a MODEL.
+
+    Every difference over 1 % is attributed to operations.
+
+    \b
+    loadgauge compare llama-3.1-8b --seq-len 8192 --recompute full
+    loadgauge compare path/to/config.json --device cpu --measure cpu --seq-len 256 --layers 2
+    """
+    needs_torch("compare")
+    from loadgauge.pytorch.compare.compare import compare_request
+    from loadgauge.pytorch.trace.subprocess import Request, in_child
+    from loadgauge.pytorch.trace.torch_run import TorchRun
+
+    job = make_job(target, **given)
+    TorchRun.of(job)  # raises in this process
+    comparison = in_child(compare_request, Request(job, device, layers), measure=measure or "", timed=0)
+    if as_json:
+        from loadgauge.core.text.table import document
+
+        document(comparison)
+    else:
+        from loadgauge.pytorch.text.compare import print_comparison
+
+        print_comparison(comparison)

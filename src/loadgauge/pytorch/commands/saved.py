@@ -1,0 +1,124 @@
+"""`loadgauge saved`: what a PyTorch expression keeps for backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from loadgauge.core.base.errors import Error
+from loadgauge.core.base.optional_deps import needs_torch
+
+
+class Shape(click.ParamType):  # type: ignore[type-arg]
+    """Sizes, joined by commas or the letter x."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The sizes that the text says."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).replace("x", ",").split(",") if part.strip()]
+        if all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
+            return tuple(int(part) for part in parts)
+        return self.fail(f"must be sizes such as 4,1024, got {str(value)[:40]!r}", param, ctx)
+
+
+@click.command("saved")
+@click.argument("expression", required=False)
+@click.option("--shape", type=Shape(), default="1024,1024", show_default=True, help="Of x, y and z [elements].")
+@click.option("--x", "x", type=Shape(), metavar="SIZES", help="Another shape for x.")
+@click.option("--y", "y", type=Shape(), metavar="SIZES", help="Another shape for y.")
+@click.option("--z", "z", type=Shape(), metavar="SIZES", help="Another shape for z.")
+@click.option(
+    "--dtype", type=click.Choice(("float64", "float32", "bfloat16", "float16")), default="float32", show_default=True
+)
+@click.option("--constant", metavar="NAMES", default="", help="Which of x,y,z need no gradient.")
+@click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="Whose kernels decide what is kept (CUDA's dropout: a mask of a byte an element); cuda needs no GPU.",
+)
+@click.option(
+    "--cases", is_flag=True, help="The seven cases of article 5, instead of an expression: kept / peak in tensors."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes and elements.")
+def command(expression: str | None, cases: bool, as_json: bool, **given: Any) -> None:
+    """What does a PyTorch EXPRESSION of x, y, z, torch, nn and F keep for backward, and how much does it hold at once?
+
+    EXPRESSION may also be file.py:name, a function, module or autograd.Function of one to three tensors. Every saved field of
+    every node of the graph by its name, what made it, and which storage it lies in: memory is counted once, however many
+    fields share it. It is run as Python.
+
+    \b
+    loadgauge saved 'torch.nn.Sigmoid()(x)'
+    loadgauge saved '(x + 1) * (y + 1)' --constant y
+    loadgauge saved 'nn.Linear(1024, 4096)(F.silu(x) * y)' --dtype bfloat16
+    loadgauge saved 'F.dropout(x)' --device cuda --dtype float16
+    loadgauge saved my_functions.py:Product
+    loadgauge saved --cases
+    """
+    needs_torch("saved")
+    if cases == (expression is not None):
+        raise click.UsageError("give an EXPRESSION, or --cases.", click.get_current_context())
+    if expression is None:
+        _cases(as_json)
+        return
+    import torch
+
+    from loadgauge.pytorch.trace.programs.expression import Inputs, held_by_expression, saved_by_expression
+
+    inputs = Inputs(
+        shape=given["shape"],
+        dtype=given["dtype"],
+        constant=tuple(name.strip() for name in given["constant"].split(",") if name.strip()),
+        shapes={name: given[name] for name in ("x", "y", "z") if given[name] is not None},
+        device=given["device"],
+    )
+    saved = saved_by_expression(expression, inputs)
+    try:
+        held, why = held_by_expression(expression, inputs), ""
+    except Error as error:
+        held, why = None, str(error)
+    if as_json:
+        from loadgauge.core.text.table import document
+
+        document(
+            {
+                "expression": expression,
+                "torch": str(torch.__version__),
+                "total": saved.total,
+                "beyond_result": saved.beyond_result,
+                "persistent": None if held is None else held.extra[0],
+                "peak": None if held is None else held.extra[1],
+                "of_one": inputs.of_one,
+                "of_parameters": saved.of_parameters,
+                "tensors": saved.tensors,
+                "storages": saved.storages,
+                "made_again": [{"node": node, "field": field} for node, field in saved.made_again],
+            }
+        )
+    else:
+        from loadgauge.pytorch.text.saved import print_saved
+
+        print_saved(saved, str(torch.__version__), held, inputs.of_one, why)
+
+
+def _cases(as_json: bool) -> None:
+    """The seven cases of article 5."""
+    from loadgauge.evidence.articles.autograd import CASES, held
+
+    found = {case: (held(case, peak=False), held(case, peak=True)) for case in CASES}
+    if as_json:
+        from loadgauge.core.text.table import document
+
+        document({
+            "cases": [{"case": case, "what": CASES[case], "kept": kept, "peak": peak} for case, (kept, peak) in found.items()]
+        })  # fmt: skip
+        return
+    click.echo("Tensors beside the inputs and the result: kept until backward / most at once in forward\n")
+    for case, (kept, peak) in found.items():
+        click.echo(f"  {case}  {kept:g}/{peak:g}  {CASES[case]}")

@@ -1,0 +1,80 @@
+"""Options of the commands that run PyTorch (`trace`, `measure`, `compare`): fields of `spec.Job`, and what is PyTorch's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO, TypeVar
+
+import click
+import msgspec
+
+from loadgauge.core.command_line.options.options import option
+from loadgauge.core.command_line.options.param_types import Whole
+from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.definitions.layout.axes import TRACED
+from loadgauge.core.definitions.training.optimizers import torch_optimizers
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+HELP = {
+    "precision": "bf16-pure (the default), bf16-autocast, fp16-autocast, fp32.",
+    "optimizer": f"{', '.join(torch_optimizers())} (default: adamw).",
+    "recompute": "none (the default) or full.",
+    "seq_len": "Tokens per sequence (default: 4096).",
+    "zero": "0 (the default): DDP; 2 and 3: FSDP2, fully_shard.",
+    "gpus": "Total GPUs; one rank of them is simulated.",
+}
+"""Where PyTorch has fewer choices than an estimate, or a default of its own."""
+STEP = ("seq_len", "micro_batch", "global_batch", "precision", "optimizer", "attention", "recompute")
+SPLIT = (*TRACED, "sequence_parallel", "schedule", "stage_layers", "zero", "replicas")
+"""Fields that split a MODEL over GPUs."""
+COUNT = Whole(1, 10**9)
+
+
+class TorchCommand(click.Command):
+    """A command that also takes the flags of 0.1, with a note on stderr for each."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the arguments, old words replaced by today's."""
+        from loadgauge.pytorch.trace.old_words import translate
+
+        words, notes = translate(args)
+        for note in notes:
+            warn(note)
+        return super().parse_args(ctx, words)
+
+
+def warn(note: str) -> None:
+    """Prints a note on stderr."""
+    click.echo(f"loadgauge: {note}", err=True)
+
+
+def job_options(names: tuple[str, ...]) -> Callable[[Command], Command]:
+    """Gives a command the options of some fields of a `Job`, and `--layers`."""
+
+    def decorate(command: Command) -> Command:
+        command = click.option("--layers", type=COUNT, help="Number of layers, instead of the model's.")(command)
+        command = click.option("--accumulate", type=COUNT, hidden=True)(command)
+        for name in reversed(names):
+            field = fields()[name]
+            command = option(name, msgspec.structs.replace(field, help=HELP.get(name, field.help)))(command)
+        return command
+
+    return decorate
+
+
+def make_job(target: str, accumulate: int | None, **given: Any) -> Job:
+    """The `Job` of the options. `accumulate`: the old flag for micro-batches per step."""
+    job = Job(model=target, **given)
+    if accumulate is None:
+        return job
+    sequences = accumulate * (job.micro_batch or 1) * (job.gpus or 1) // ((job.tp or 1) * (job.pp or 1))
+    warn(f"--accumulate {accumulate} is now --global-batch {sequences} (micro-batches x --micro-batch x dp)")
+    return job.replace(global_batch=sequences)
+
+
+def script_output(target: str, as_json: bool) -> TextIO | None:
+    """Where the output of a script goes: to stdout, or to stderr where a JSON document is printed; None for a model."""
+    from loadgauge.core.base.files import is_script
+
+    return None if not is_script(target) else sys.stderr if as_json else sys.stdout

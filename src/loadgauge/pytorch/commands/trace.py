@@ -1,0 +1,95 @@
+"""`loadgauge trace`: what PyTorch itself would allocate, save, compute and send, with no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.command_line.options.options import complete_model
+from loadgauge.core.command_line.options.param_types import Whole
+from loadgauge.pytorch.commands.torch_options import (
+    SPLIT,
+    STEP,
+    TorchCommand,
+    job_options,
+    make_job,
+    script_output,
+    warn,
+)
+
+
+@click.command("trace", cls=TorchCommand)
+@click.argument("target", shell_complete=complete_model)
+@click.option(
+    "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="Device to simulate."
+)
+@job_options((*STEP, "gpus", *SPLIT))
+@click.option(
+    "--keep", metavar="OP,OP", help="Operations whose results --recompute full keeps; default: products and attention."
+)
+@click.option("--rank", type=Whole(0, 10**6), default=0, help="Rank to simulate.")
+@click.option("--viewer", metavar="FILE", default="", help="Write a snapshot for pytorch.org/memory_viz.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+def command(
+    target: str, as_json: bool, device: str, layers: int | None, viewer: str, rank: int, keep: str | None, **given: Any
+) -> None:
+    """Run two training steps of TARGET on tensors without memory, and report what they would take.
+
+    TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json, or its folder), or script.py:function: a
+    function that trains, or that returns a function which trains one step. Nothing is allocated and no GPU is needed;
+    operations take the decisions that CUDA would take. With --gpus this process simulates one rank: a script is
+    parallel by itself, a MODEL is split by the flags, with PyTorch's own tools.
+
+    \b
+    loadgauge trace llama-3.1-8b --seq-len 8192 --recompute full
+    loadgauge trace path/to/config.json --optimizer adamw-fused --viewer memory.pickle
+    loadgauge trace train.py:main --json
+    loadgauge trace llama-3.1-405b --gpus 1024 --tp 8 --sequence-parallel --zero 3 --recompute full
+    loadgauge trace llama-3.1-70b --gpus 64 --tp 8 --pp 4 --zero 3 --global-batch 32 --rank 63
+    """
+    needs_torch("trace")
+    from loadgauge.core.base.files import is_script
+    from loadgauge.pytorch.trace.child import trace_request
+    from loadgauge.pytorch.trace.programs.call_job import trace_on_cpu
+    from loadgauge.pytorch.trace.subprocess import Request, in_child
+    from loadgauge.pytorch.trace.torch_run import TorchRun, kept_operations
+    from loadgauge.pytorch.why.viewer import trace_for_viewer
+
+    if viewer and not Path(viewer).resolve().parent.is_dir():
+        raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
+    job, kept = make_job(target, **given), kept_operations(keep)
+    gpus = job.gpus or 1
+    split = ", ".join(f"--{name.replace('_', '-')}" for name in SPLIT if getattr(job, name) not in (None, False))
+    if split and (is_script(target) or gpus == 1):
+        reason = "are for a MODEL; a script is parallel by itself" if is_script(target) else "need --gpus above 1"
+        raise click.UsageError(f"{split}: {reason}")
+    if rank >= gpus:
+        raise click.UsageError(f"--rank {rank} is not one of {gpus}")
+    run = TorchRun.of(job, rank, kept)
+    if run.layout.dp > 1 and job.zero is None and not is_script(target):
+        warn("--zero is 0 (DDP) by default, as in `loadgauge estimate`; it was 3 here until 0.1")
+    request = Request(job, device, layers, rank, kept)
+    output = script_output(target, as_json)
+    trace = (
+        in_child(trace_for_viewer, request, output, path=viewer) if viewer else in_child(trace_request, request, output)
+    )
+    if not trace.events:
+        trace = trace_on_cpu(request, trace, not _is_given("device"))
+    if as_json:
+        from loadgauge.core.text.table import document
+
+        document(trace)
+    else:
+        from loadgauge.pytorch.text.trace import print_trace
+
+        print_trace(trace, viewer)
+
+
+def _is_given(name: str) -> bool:
+    """Whether a flag was typed, rather than left at its default."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -1,0 +1,1 @@
+"""Facts about the values of fake tensors."""

@@ -1,0 +1,144 @@
+"""What can be known of the values of a tensor that has none."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from loadgauge.core.base.errors import NotModelled
+
+_FORMULAS = 32
+"""Of so many experts at most the rows are formulas: each adds terms and guards."""
+
+
+class Same(NamedTuple):
+    """All elements have this value, a real tensor with one element."""
+
+    value: torch.Tensor
+
+
+class Among(NamedTuple):
+    """Each element has one of these values, a real tensor of one dimension.
+
+    of: two tensors of one shape with the same `of` go together: where one has its value at a place of `value`, so has the other
+    """
+
+    value: torch.Tensor
+    of: object = None
+
+
+class Known(NamedTuple):
+    """The values, as a real tensor."""
+
+    value: torch.Tensor
+
+
+class Ids(NamedTuple):
+    """Each element is one of `of` experts, all equally likely."""
+
+    of: int
+
+
+class Tokens(NamedTuple):
+    """Ids of tokens, of which some are there so many times: (id, how many)."""
+
+    counts: tuple[tuple[int, Any], ...]
+
+
+class Mask(NamedTuple):
+    """A mask, or where that is not true: of two with the same `of`, one of them `turned`, each place is true in one."""
+
+    of: object
+    turned: bool
+
+
+class Range(NamedTuple):
+    """0, 1, ... along the only dimension that is not 1."""
+
+    size: int
+
+
+class Chosen(NamedTuple):
+    """Not 0 where an expert was chosen, `total` times in all: along `dim` the experts, or one of them alone. `ones`: 1 there"""
+
+    total: Any
+    of: int
+    dim: int | None
+    expert: int | None
+    ones: bool
+
+
+class Rank(NamedTuple):
+    """How often an expert was chosen so far, counted along a dimension of `length`; `within`: at most so often is still true."""
+
+    of: Chosen
+    length: Any
+    within: int | None
+
+
+class Counts(NamedTuple):
+    """How often each expert was chosen, or one of them; `ends`: added up so far"""
+
+    total: Any
+    of: int
+    expert: int | None
+    ends: bool
+
+
+class Number(NamedTuple):
+    """One number, which may be a symbol."""
+
+    value: Any
+
+
+class Drawn(NamedTuple):
+    """One number drawn at random between two, each as likely: it is taken to be in the middle."""
+
+    low: float
+    high: float
+
+
+def share(total: Any, of: int, expert: int) -> Any:
+    """How many of `total` choices an expert gets where all are equally busy.
+
+    >>> [share(10, 4, expert) for expert in range(4)]
+    [3, 3, 2, 2]
+    """
+    if isinstance(total, torch.SymInt) and of > _FORMULAS:
+        raise NotModelled(f"{of} experts in a loop: numbers only, a formula would have as many terms")
+    return (total + (of - 1 - expert)) // of if 0 <= expert < of else 0
+
+
+class Rows(NamedTuple):
+    """A mask of which so many elements are true: as many rows were put where it is, or are stated.
+
+    marked: as many as were marked in it one by one, which is the most there can be
+    """
+
+    count: Any
+    marked: bool = False
+
+
+class Tiled(NamedTuple):
+    """The values of the first rows, a real tensor; all others are the same again, as each sequence of a batch has them."""
+
+    value: torch.Tensor
+
+
+class Placed(NamedTuple):
+    """Ids of texts, each of which has `tokens` tokens of one kind, one after another."""
+
+    token: int
+    tokens: int
+
+
+class Run(NamedTuple):
+    """A mask of which `tokens` places of each row are true, one after another; shift: how many were cut off before them."""
+
+    tokens: int
+    shift: int
+
+
+class Edges(NamedTuple):
+    """The differences of a mask's neighbours, of which in each row one is 1, where a run begins, and one -1, where it ends."""

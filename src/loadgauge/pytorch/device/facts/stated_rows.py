@@ -1,0 +1,122 @@
+"""How many rows a program's own data chooses, at lines where nobody but the user can know: `nonzero`, `where` and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.pytorch.device.facts.fact_kinds import Known, Rows, Same
+from loadgauge.pytorch.device.facts.row_bounds import bound as most_at
+
+MOST = "most"
+"""In place of a number: all rows that a mask has, or as many as the code takes at most (`row_bounds`)."""
+
+
+class StatedRows:
+    """Rows that data chooses, as the user states them by line.
+
+    given: by line, such as "boxes.py:41" or "ops/boxes.py:41", the rows each time it is reached in a step, one after another and
+        then from the first again, or `MOST`; the key "" is for every other line
+    taken: by line, what was taken for granted
+    """
+
+    def __init__(self, given: Mapping[str, Sequence[int] | str], taken: dict[str, str]) -> None:
+        self.given, self.taken = given, taken
+        self._reached: dict[str, int] = {}
+        self._used: set[str] = set()
+
+    def begin(self) -> None:
+        """A step begins: lines are reached for the first time again."""
+        self._reached.clear()
+
+    def rows(self, elements: Any, line: Callable[[], str], bound: Any = None) -> Any:
+        """How many of so many elements are chosen; None where nobody says.
+
+        bound: as many as the program itself can have marked; line: that asks, "" in backward
+
+        Raises NotModelled for a line with several numbers that recomputation reaches again.
+        """
+        if not self.given and bound is None:
+            return None
+        at = line()
+        again = torch._C._current_autograd_node() is not None
+        if again and not at:  # backward itself: it asks for what forward was told
+            return None
+        key = self._key(at)
+        stated = self.given.get(key, MOST if bound is not None else None)
+        if stated is None:
+            return None
+        self._used.add(key)
+        if stated == MOST:
+            if bound is None and (most := most_at(at)) is not None:
+                self.taken[at] = f"as many rows as the code takes at most: {most[0]} ({most[1]})"
+                return most[0] if most[0] < elements else elements
+            if bound is None:
+                self.taken[at] = "which rows are chosen is data: as many as there are, the most that can be"
+                return elements
+            self.taken[at] = "as many rows as the program marked, none of them twice"
+            return bound if bound < elements else elements  # of a symbol, this is a guard
+        if again and len(set(stated)) > 1:
+            raise NotModelled(
+                f"{at} has other rows each time and is computed again in backward: which are meant is not known"
+            )
+        reached = self._reached.get(at, 0)
+        self._reached[at] = reached + (not again)
+        number = int(stated[reached % len(stated)])
+        self.taken[at] = f"{', '.join(map(str, stated))} rows are chosen, or as many as there are (--rows)"
+        return number if number < elements else elements
+
+    def count(self, line: str) -> int | None:
+        """The number that a program reads at a line, such as how many rows its longest sequence has; None where none is stated.
+
+        It is the first of several.
+        """
+        stated = self.given.get(self._key(line) or line, MOST)
+        if stated == MOST or not line:
+            return None
+        self._used.add(self._key(line))
+        self.taken[line] = f"{stated[0]} is what the program reads there (--rows)"
+        return int(stated[0])
+
+    def _key(self, line: str) -> str:
+        return next((key for key in self.given if key and (line == key or line.endswith(f"/{key}"))), "")
+
+    def check(self) -> None:
+        """Raise ConfigError for a line at which no rows were asked for."""
+        unused = [key for key in self.given if key and key not in self._used]
+        if unused:
+            raise ConfigError(f"no rows are chosen by data at {', '.join(unused)}", key="rows")
+
+
+def marks(mask: Any, indices: Any, values: Any, before: Any, mark: Any) -> Rows | None:
+    """What is known of a mask of zeros in which places are marked: at most so many elements are not 0; None of anything else.
+
+    before, mark: what is known of the mask and of the values
+    """
+    of_list = getattr(values, "constant", None)  # a number of the program's, as PyTorch itself keeps it
+    mark = Known(of_list) if mark is None and of_list is not None else mark
+    if not isinstance(before, Same) or not isinstance(mark, Same | Known) or mask.dim() != 1 or len(indices) != 1:
+        return None
+    if values.numel() != 1 or indices[0] is None or indices[0].dtype in (torch.bool, torch.uint8):
+        return None
+    with _disable_current_modes():
+        zeros = bool(before.value == 0) and bool((mark.value != 0).all())
+    return Rows(indices[0].numel(), True) if zeros else None
+
+
+def fills(args: Any, value: Any) -> bool:
+    """Whether `index_put` writes one number of the program's where a mask is true, which takes no places: CUDA fills a mask.
+
+    value: what is known of the values. Source: ATen/native/TensorAdvancedIndexing.h (canDispatchToMaskedFill).
+    """
+    indices, values = args[1:3]
+    given = [one for one in indices if one is not None]
+    number = (
+        isinstance(value, Same | Known) or values.device.type == "cpu" or getattr(values, "constant", None) is not None
+    )
+    masks = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
+    return bool(masks and values.dim() == 0 and number and not (len(args) > 3 and args[3]))

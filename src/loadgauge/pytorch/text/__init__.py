@@ -1,0 +1,1 @@
+"""Traces, captures, measurements and errors of memory, in words."""

@@ -1,0 +1,111 @@
+"""A captured training step as text: what `loadgauge capture` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from loadgauge.core.base.units import GIB, KIB, MIB, flops
+from loadgauge.core.text.table import Column, bar, console, draw, heading, points
+
+if TYPE_CHECKING:
+    from loadgauge.pytorch.capture.answer import Answer
+
+LONGEST = 400
+"""Characters of a formula or a list that are shown; `--json` has all."""
+
+
+def print_answer(answer: Answer) -> None:
+    """Print what a capture says."""
+    target = console()
+    at = ", ".join(f"{name} = {value:,}" for name, value in answer.sizes.items())
+    needed = answer.needed
+    if needed is None:
+        target.print(f"PEAK  {shown(answer.allocated)} in tensors at {at}")
+    else:
+        from loadgauge.core.text.verdict import verdict_words  # brings much with it
+
+        target.print(f"{verdict_words(needed)} ({needed.gpu}); {shown(answer.allocated)} in tensors at {at}")
+    target.print(f"{answer.parameters:,} parameters; {answer.operations:,} operations in a step")
+    if answer.subject:
+        target.print(f"Run on {answer.subject}")
+    if answer.pictures:
+        total = sum(tokens for _, tokens in answer.pictures)
+        each = "; ".join(f"{size}: {tokens:,} tokens" for size, tokens in answer.pictures)
+        target.print(f"Pictures of a sequence: {each}; in all {total:,} of its {answer.sizes['s']:,} tokens")
+    if answer.sound:
+        seconds, tokens = answer.sound
+        target.print(f"Sound of a sequence: {seconds:g} s, {tokens:,} of its {answer.sizes['s']:,} tokens")
+    letters, unit = _unit(answer.peak)
+    rows = [
+        [name, f"{nbytes / unit:,.2f}", f"{nbytes / answer.peak:.0%}", bar(target, nbytes / answer.peak)]
+        for name, nbytes in answer.at_peak.items()
+    ]
+    columns = [Column("at the peak"), Column(letters, "right"), Column("", "right"), Column("", style="cyan")]
+    draw(target, columns, rows, title="What is alive")
+    phases = [[name, f"{nbytes / unit:,.2f}"] for name, nbytes in answer.phases.items()]
+    draw(target, [Column("phase"), Column(f"highest, {letters}", "right")], phases, title="By phase")
+    heading(target, "Formulas" if not answer.numbers_only else "Numbers, at these sizes alone")
+    kept, work = answer.kept, answer.flops
+    formulas = (
+        ["", ""] if answer.numbers_only else [f" = {_short(kept.formula)} bytes", f" = {_short(work.formula)} FLOP"]
+    )
+    points(
+        target,
+        [
+            f"kept for backward: {shown(kept.value)}{formulas[0]}",
+            f"work of a step: {flops(work.value)}{formulas[1]}",
+            *([f"why no formula: {answer.numbers_only}"] if answer.numbers_only else []),
+            f"holds where {_short(', '.join(answer.holds))}",
+        ],
+    )
+    if answer.values:
+        heading(target, "The program reads values of tensors here; it got 1, and what hangs on it is not known")
+        points(
+            target, [line for line in answer.values if not any(one.startswith(f"{line} ") for one in answer.branches)]
+        )
+        points(target, [f"{line}: one side was taken" for line in answer.branches])
+    heading(target, "Assumed, and not counted")
+    points(target, [*_together(answer.assumed), *(f"not counted: {line}" for line in answer.not_counted)])
+    road = "a capture kept on disk, nothing was run" if answer.cached else "captured from the code itself"
+    target.print(f"\n{road} (PyTorch {answer.torch}); {answer.seconds:.1f} s.")
+
+
+def _together(assumed: Sequence[str]) -> list[str]:
+    """What is said of several lines of a program once, with all of them: as much of each path as `--rows` needs.
+
+    >>> _together(["by the user", "a/b/boxes.py:3: all rows", "a/b/heads.py:7: all rows"])
+    ['by the user', 'all rows: b/boxes.py:3, b/heads.py:7']
+    """
+    lines: dict[str, list[str]] = {}
+    for one in assumed:
+        found = re.match(r"(\S.*?\.py:\d+): (.*)", one)
+        lines.setdefault(found[2] if found else one, []).extend([found[1]] if found else [])
+    return [
+        what
+        if not places
+        else f"{places[0]}: {what}"
+        if len(places) == 1
+        else f"{what}: {', '.join('/'.join(place.split('/')[-2:]) for place in places)}"
+        for what, places in lines.items()
+    ]
+
+
+def shown(nbytes: float) -> str:
+    """Bytes in a unit that shows them.
+
+    >>> shown(3 * 2**30), shown(70_000)
+    ('3.00 GiB', '68.36 KiB')
+    """
+    letters, unit = _unit(nbytes)
+    return f"{nbytes / unit:,.2f} {letters}"
+
+
+def _unit(nbytes: float) -> tuple[str, int]:
+    units = (("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+    return next(((letters, unit) for letters, unit in units if nbytes >= unit / 4), ("bytes", 1))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... (--json has all of it)"

@@ -1,0 +1,68 @@
+"""What is kept for backward as text: what `loadgauge saved` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.core.text.table import Column, console, draw, points
+
+if TYPE_CHECKING:
+    from loadgauge.pytorch.trace.programs.call import Call
+    from loadgauge.pytorch.trace.saved import Saved
+
+
+ATTENTION = {
+    "ScaledDotProductFlash": "FlashAttention",
+    "ScaledDotProductEfficient": "the memory-efficient kernel (FlashAttention takes 16 bits and heads of up to 256)",
+    "ScaledDotProductCudnn": "cuDNN's attention",
+}
+"""The kernel that `scaled_dot_product_attention` has taken, by the beginning of its node's name."""
+
+
+def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit: int = 0, why: str = "") -> None:
+    """Print the tensors that are kept, their storages and bytes. `torch_version`: the PyTorch that kept them.
+
+    held: what was alive in forward; unit: bytes of x; why: there is none of it
+    """
+    target = console()
+    beside = [storage for storage in saved.storages if storage.owner in ("", "result")]
+    several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
+    target.print(f"KEPT  {saved.total:,} bytes in {several}, beside inputs and parameters")
+    if held is not None:
+        persistent, peak = held.extra
+        share = f" ({persistent / unit:.4g} / {peak / unit:.4g} of x)" if unit else ""
+        target.print(
+            f"HELD  {persistent:,} bytes until backward, {peak:,} at once in forward{share}, beside inputs and result"
+        )
+    rows = [
+        [
+            f"{tensor.node}.{tensor.field}",
+            ("x".join(map(str, tensor.shape)) or "scalar")
+            + (f", strides {'x'.join(map(str, tensor.stride))}" if tensor.stride else ""),
+            tensor.dtype,
+            f"{tensor.nbytes:,}",
+            f"{tensor.storage}: {tensor.owner or tensor.made_by}"
+            if tensor.owner or tensor.made_by
+            else f"{tensor.storage}",
+        ]
+        for tensor in saved.tensors
+    ]
+    columns = [
+        Column("kept as"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
+    ]  # fmt: skip
+    if rows:
+        target.print()
+        draw(target, columns, rows)
+    target.print()
+    notes = [f"no peak: {why}"] if why else []
+    taken = {words for node, words in ATTENTION.items() for tensor in saved.tensors if tensor.node.startswith(node)}
+    notes += [f"attention ran in {words}" for words in sorted(taken)]
+    if any(storage.owner == "result" for storage in beside):
+        notes.append(f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes")
+    if saved.of_parameters:
+        notes.append(f"parameters and buffers that backward reads: {saved.of_parameters:,} bytes")
+    if saved.made_again:
+        names = ", ".join(f"{node}.{field}" for node, field in saved.made_again)
+        notes.append(f"not kept, recomputed in backward: {names}")
+    notes.append(f"names and sizes are those of PyTorch {torch_version}; its saved fields are private")
+    points(target, notes)

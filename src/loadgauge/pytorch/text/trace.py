@@ -1,0 +1,134 @@
+"""A trace as text: what `loadgauge trace` prints, and `print` of a `Trace`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgauge.core.base.units import flops, gib, in_gib
+from loadgauge.core.text.table import Column, bar, console, draw, heading, points
+from loadgauge.pytorch.record.allocations import any_layer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from loadgauge.pytorch.trace.trace import Trace
+
+
+def text(trace: Trace) -> str:
+    """Return the text of `loadgauge trace`, without the last line break."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_trace(trace)
+    return out.getvalue().rstrip("\n")
+
+
+def print_trace(trace: Trace, viewer: str = "") -> None:
+    """Print a trace as `loadgauge trace` does. `viewer`: path of the snapshot written, if any."""
+    target = console()
+    peak = trace.peak
+    when = peak.phase or "preparation"
+    place = " of CPU memory" if trace.device == "cpu" else ""
+    steps = f"step {_step_of_peak(trace)} of {trace.steps}" if trace.steps else "no optimizer step was taken"
+    target.print(f"PEAK  {gib(trace.allocated)}{place} in {when}, at {peak.op}{_inside(peak.module)} ({steps})")
+    if "subject" in trace.assumed:
+        target.print(f"Run on {trace.assumed['subject']}")
+    if "device" in trace.assumed:
+        points(target, [trace.assumed["device"]])
+    rows = [
+        [name, in_gib(nbytes), f"{nbytes / peak.total:.0%}", bar(target, nbytes / peak.total)]
+        for name, nbytes in peak.categories.items()
+    ]
+    columns = [Column("at the peak"), Column("GiB", "right"), Column("", "right"), Column("", style="cyan")]
+    draw(target, columns, rows, title="What is alive")
+    parts = [
+        [in_gib(piece.nbytes), str(piece.count), piece.category, _origin(piece), "x".join(map(str, piece.shape)),
+         piece.dtype]
+        for piece in _merged(trace)[:12]
+    ]  # fmt: skip
+    draw(
+        target,
+        [Column("GiB", "right"), Column("tensors", "right"), Column("as"), Column("from", wrap=True), Column("shape"),
+         Column("dtype", wide=True)],
+        parts, title="The largest of it",
+    )  # fmt: skip
+    phases = [[name or "preparation", in_gib(nbytes)] for name, nbytes in trace.phases.items()]
+    draw(target, [Column("phase"), Column("highest, GiB", "right")], phases, title="By phase")
+    _print_work(target, trace)
+    if trace.advice:
+        heading(target, "Operators of loadgauge.train.fused that would keep less, and in how many modules")
+        points(
+            target,
+            (
+                f"{advice.operator}, in {len(advice.modules)}: {gib(advice.saves)} less; {advice.why}"
+                for advice in trace.advice
+            ),
+        )
+    if trace.hidden:
+        heading(target, "Not seen by any tracer; to be added on a GPU")
+        for line in trace.hidden:
+            place = "outside the allocator; " if line.where == "beside" else ""
+            points(target, [f"{line.name}: {line.nbytes / 2**20:,.0f} MiB ({place}{line.basis})"])
+    heading(target, "Assumed, and not counted")
+    points(target, [f"{name}: {value}" for name, value in trace.assumed.items()])
+    points(target, [f"not counted: {note}" for note in trace.not_counted])
+    if viewer:
+        target.print(f"\nwritten: {viewer} (open it at https://pytorch.org/memory_viz)")
+
+
+def _print_work(target: Console, trace: Trace) -> None:
+    heading(target, "Work and what is kept, of the last step")
+    kernels = ", ".join(f"{name} x{count}" for name, count in trace.attention.items())
+    phases = ", ".join(f"{name} {flops(count)}" for name, count in trace.flops.by_phase.items())
+    points(
+        target,
+        [
+            f"FLOPs: {flops(trace.flops.total)}" + (f" ({phases})" if phases else ""),
+            _saved_line(trace),
+            *([f"attention kernels, as CUDA would choose: {kernels}"] if kernels else []),
+        ],
+    )
+    if trace.collectives:
+        rows = [
+            [sent.kind, str(sent.ranks), str(sent.calls), f"{sent.payload / 1e9:,.3f}"] for sent in trace.collectives
+        ]
+        columns = [Column("collective"), Column("ranks", "right"), Column("calls", "right"), Column("GB", "right")]
+        draw(target, columns, rows, title="Sent in the last step, by one rank")
+
+
+def _saved_line(trace: Trace) -> str:
+    """What the graph keeps: all of it, where the table of the peak has only what is alive then."""
+    alive = trace.peak.categories.get("saved activations", 0)
+    if not trace.saved and alive:
+        return f"saved for a backward that never ran: {gib(alive)} at the peak (torch.no_grad() keeps nothing)"
+    modules = len(trace.kept)
+    place = f" in {modules} module{'s' if modules > 1 else ''}" if modules else ""
+    return f"saved for backward by the largest graph: {gib(trace.saved_nbytes)}{place}; {gib(alive)} alive at the peak"
+
+
+def _merged(trace: Trace) -> list[Any]:
+    """The largest pieces, those of alike modules (layer 0, layer 1, ...) together."""
+    merged: dict[tuple[Any, ...], Any] = {}
+    for piece in trace.at_peak:
+        module = any_layer(piece.module)
+        key = (piece.category, piece.op, module, piece.shape, piece.dtype)
+        before = merged.get(key)
+        count, nbytes = (before.count, before.nbytes) if before else (0, 0)
+        merged[key] = msgspec.structs.replace(
+            piece, module=module, count=count + piece.count, nbytes=nbytes + piece.nbytes
+        )
+    return sorted(merged.values(), key=lambda piece: -piece.nbytes)
+
+
+def _origin(piece: Any) -> str:
+    return piece.module or "" if piece.op == "external" else f"{piece.op}{_inside(piece.module)}"
+
+
+def _inside(module: str) -> str:
+    return f" in {module}" if module else ""
+
+
+def _step_of_peak(trace: Trace) -> int:
+    return trace.step_peaks.index(max(trace.step_peaks)) + 1 if trace.step_peaks else 1

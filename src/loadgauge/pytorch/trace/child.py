@@ -1,0 +1,74 @@
+"""What a child process of `loadgauge.pytorch.trace.subprocess` runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+
+from loadgauge.core.base.errors import Error, first_line
+from loadgauge.core.base.files import is_script
+from loadgauge.pytorch.trace.no_compiler import without_compiler
+from loadgauge.pytorch.trace.programs.jobs import Traceable
+from loadgauge.pytorch.trace.programs.quick_scan import quick_scan
+from loadgauge.pytorch.trace.programs.target import find_job
+from loadgauge.pytorch.trace.subprocess import Call, Reply, Request
+from loadgauge.pytorch.trace.torch_run import TorchRun
+from loadgauge.pytorch.trace.trace import Recorded, Trace, record
+
+
+def requested(request: Request) -> Traceable:
+    """The job of a request, to trace or measure. Raises ConfigError, LayoutError or NotModelled."""
+    return find_job(request.job.model, TorchRun.of(request.job, request.rank, request.keep), request.layers)
+
+
+def record_request(request: Request, stacks: bool = False) -> Recorded:
+    """Traces the job of a request in this process. stacks: with the program's lines at each allocation. Raises as
+    `requested` does."""
+    gpus = request.job.gpus or 1
+    job = requested(request)
+    return record(job, request.device, gpus=gpus if gpus > 1 else None, rank=request.rank, stacks=stacks)
+
+
+def trace_request(request: Request) -> Trace:
+    """Traces the job of a request in this process; see `in_child`."""
+    return record_request(request).trace
+
+
+def _answer(call: Call) -> Reply:
+    """Does the child's work."""
+    target = call.request.job.model
+    try:
+        work = getattr(import_module(call.module), call.function)
+        return Reply(msgspec.Raw(msgspec.msgpack.encode(work(call.request, **call.arguments))))
+    except Error as error:
+        return Reply(error=str(error), kind=type(error).__name__)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        return Reply(error=f"{target} cannot be run: {error.strerror or error}{where}", kind="ConfigError")
+    except SystemExit as error:
+        return Reply(error=f"{target} cannot be run: it ends the program (exit code {error.code})", kind="ConfigError")
+    except Exception as error:
+        if os.environ.get("LOADGAUGE_DEBUG"):
+            raise
+        return Reply(error=f"{target} cannot be run: {type(error).__name__}: {first_line(error)}", kind="NotModelled")
+
+
+def main() -> None:
+    """Runs the child. It exits without unloading PyTorch, which may abort on the way out."""
+    import logging
+
+    asked, answered = map(Path, sys.argv[1:3])
+    call = msgspec.msgpack.decode(asked.read_bytes(), type=Call)
+    quick_scan()
+    if call.module.startswith("loadgauge.capture."):  # nothing is compiled
+        without_compiler()
+    if not is_script(call.request.job.model):  # the libraries' own; a script's are the user's
+        logging.disable(logging.CRITICAL)
+    answered.write_bytes(msgspec.msgpack.encode(_answer(call)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

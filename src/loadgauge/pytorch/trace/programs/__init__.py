@@ -1,0 +1,1 @@
+"""What is traced: scripts, functions, expressions, jobs."""

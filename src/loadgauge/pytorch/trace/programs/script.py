@@ -1,0 +1,306 @@
+"""A function of one's own, `script.py:function`, traced unchanged: its `cuda` is the simulated device."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from loadgauge.core.base.errors import ConfigError, first_line
+from loadgauge.pytorch.device.fake import FakeMode
+from loadgauge.pytorch.device.kernels.counters import DEVICES, Counters, index_of
+from loadgauge.pytorch.device.kernels.counters import NAME as GPU
+from loadgauge.pytorch.device.kernels.vision_ops import torchvision
+from loadgauge.pytorch.device.patches import replaced
+from loadgauge.pytorch.record.tracker import OWN
+
+if TYPE_CHECKING:
+    from loadgauge.pytorch.record.observe import Observer
+
+
+def check(target: str) -> tuple[Path, str]:
+    """Splits `path/to/script.py:name` into the path and the name. Raises ConfigError where there is no such file."""
+    path, _, name = target.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        raise ConfigError(f"{target!r} is not script.py:function")
+    if not Path(path).is_file():
+        raise ConfigError("no such file", file=path)
+    return Path(path), name
+
+
+def function(target: str) -> Callable[[], Any]:
+    """The function that `path/to/script.py:name` names. The script is run to find it, and its folder stays where modules
+    are looked for, as with `python script.py`. Raises ConfigError."""
+    file, name = check(target)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError("cannot be read as Python", file=str(file))
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    arguments, sys.argv = sys.argv, [str(file)]
+    try:
+        sys.modules[file.stem] = module
+        try:
+            spec.loader.exec_module(module)
+        except RuntimeError as error:
+            if "torchvision::" not in str(error):
+                raise
+            torchvision()  # its compiled part cannot be loaded here
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        if os.environ.get("LOADGAUGE_DEBUG"):
+            raise
+        raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=str(file)) from error
+    finally:
+        sys.argv = arguments
+    attribute = getattr(module, name, None)
+    if not callable(attribute):
+        raise ConfigError(f"has no function {name!r}", file=str(file))
+    result: Callable[[], Any] = attribute
+    return result
+
+
+class FunctionJob:
+    """Runs a function that trains. If it returns a function, that one is a step, and is called for each step;
+    otherwise it is called once, and does all its steps itself.
+
+    `run`: the function, or None to take it from the script that `target` names, which is then read under the trace.
+    """
+
+    def __init__(self, run: Callable[[], Any] | None, target: str = "") -> None:
+        self.run = run
+        self.target = target or getattr(run, "__name__", "function")
+        self.counters = Counters()
+        self.assumed = {
+            "cuda": f"{DEVICES} devices ({GPU}), all of them simulated; values are never known (.item() gives 1), and"
+            " memory never runs out",
+            "steps": "counted by calls of an optimizer's step",
+        }
+        self._step: Any = None
+
+    @contextlib.contextmanager
+    def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
+        """A context in which `cuda` is the simulated device. Yields what trains one step; `introduce` calls the script."""
+
+        def once(_: Any) -> None:
+            if callable(self._step):
+                self._guarded(self._step)
+
+        if mode is None or device == "cpu":
+            self.assumed.pop("cuda")
+            yield once
+        else:
+            mode.cuda = torch.device(device, 0)
+            folder = Path(self.target.rpartition(":")[0]).parent
+            with redirect_cuda(device, self.counters), always_step(), real_tensors_in_imports(folder):
+                yield once
+
+    def introduce(self, observer: Observer) -> None:
+        """Call the function; if it returns a step, the call itself was the preparation. Raises ConfigError for its errors."""
+        self.counters.follow(observer.stream)
+        if self.run is None:
+            self.run = function(self.target)
+        observer.begin("forward")
+        self._step = self._guarded(self.run)
+        if callable(self._step):
+            for record in observer.stream.records:
+                record.phase = 0
+            observer.stream.phases[:] = [(first, "") for first, _ in observer.stream.phases]
+        if len(self.counters.asked) > 1:
+            named = ", ".join(map(str, sorted(self.counters.asked)))
+            self.assumed["devices"] = (
+                f"the code names cuda devices {named}: their memory is counted as that of one device"
+            )
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        path = self.target.rpartition(":")[0]
+        before, sys.argv = sys.argv, [path or self.target]
+        try:
+            return call()
+        except SystemExit as error:
+            if error.code in (None, 0):
+                return None
+            raise ConfigError(f"it left with SystemExit: {first_line(error)}", file=self.target) from error
+        except Exception as error:
+            if os.environ.get("LOADGAUGE_DEBUG"):
+                raise
+            raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=self.target) from error
+        finally:
+            sys.argv = before
+
+
+class _Renamed(TorchFunctionMode):
+    """Reads `cuda` as another device, wherever a device is an argument; the program itself sees `cuda`."""
+
+    def __init__(self, device: str, asked: set[int]) -> None:
+        super().__init__()
+        self.device, self.asked = device, asked
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.device:
+            made = func(*args, **kwargs)
+            return made if is_program(sys._getframe(1)) else self.renamed(made)
+        if func == _IS_CUDA and is_program(sys._getframe(1)):
+            return args[0].device.type == self.device or func(*args)
+        kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = self.numbered(kwargs["device"])
+        if func in _MOVES and args[1:] and type(args[1]) is int:
+            args = (args[0], self.numbered(args[1]), *args[2:])
+        return func(*(self.renamed(value) for value in args), **kwargs)
+
+    def renamed(self, value: Any) -> Any:
+        """A device or its name, `cuda` exchanged; other values as they are. Whichever of the GPUs it is: a process that
+        plays a rank has one."""
+        if isinstance(value, torch.device):
+            return self.numbered(value.index) if value.type == "cuda" else value
+        if isinstance(value, str) and value.partition(":")[0] == "cuda":
+            return self.numbered(index_of(value))
+        return value
+
+    def numbered(self, index: int | None) -> torch.device:
+        """The device in place of `cuda:index`."""
+        if index is not None:
+            self.asked.add(index)
+        return torch.device(self.device, 0)
+
+
+_MOVES = (torch.Tensor.to, torch.Tensor.cuda)
+_IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
+
+
+def is_program(frame: Any) -> bool:
+    """Return whether a frame of Python's stack belongs to the traced program, not to a library or to loadgauge."""
+    return _is_own_file(frame.f_code.co_filename)
+
+
+@functools.cache
+def _is_own_file(path: str) -> bool:
+    return not path.startswith((OWN, STANDARD, "<frozen")) and not any(part in path for part in LIBRARIES)
+
+
+STANDARD = sysconfig.get_paths()["stdlib"]
+LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}torch{os.sep}")
+
+
+@contextlib.contextmanager
+def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[None]:
+    """A context in which `cuda` means another device, by PyTorch's name; `counters` answer questions about its memory."""
+    counters = counters or Counters()
+    mode = _Renamed(device, counters.asked)
+    to, to_empty, autocast, default = (
+        nn.Module.to,
+        nn.Module.to_empty,
+        torch.autocast.__init__,
+        torch.set_default_device,
+    )
+    real_device: Any = FakeTensor.device
+    accelerators: Any = getattr(torch, "accelerator", None)  # from PyTorch 2.6 on, its memory functions from 2.9 on
+    real_accelerator: Any = getattr(accelerators, "current_accelerator", None)
+
+    def moved(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        named = {name: mode.renamed(value) for name, value in kwargs.items()}
+        places: list[Any] = [mode.numbered(value) if type(value) is int else mode.renamed(value) for value in args]
+        result: nn.Module = to(self, *places, **named)
+        return result
+
+    def on_cuda(self: Any, device: Any = None, *_: Any, **__: Any) -> Any:
+        return self.to("cuda" if device is None else device)
+
+    def cast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast(self, device if device_type == "cuda" else device_type, *args, **kwargs)
+
+    def casting(device_type: str | None = None) -> bool:
+        asked: bool = asked_autocast(device if device_type in (None, "cuda") else device_type)
+        return asked
+
+    def casting_to(device_type: str) -> torch.dtype:
+        asked: torch.dtype = asked_dtype(device if device_type == "cuda" else device_type)
+        return asked
+
+    def device_of(self: FakeTensor) -> torch.device:
+        place: torch.device = real_device.fget(self)
+        return _CUDA if place.type == device and is_program(sys._getframe(1)) else place
+
+    def accelerator(*args: Any, **kwargs: Any) -> Any:
+        return torch.device("cuda") if is_program(sys._getframe(1)) else real_accelerator(*args, **kwargs)
+
+    def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
+        return to_empty(self, device=mode.renamed(device), recurse=recurse)
+
+    asked_autocast: Any = torch.is_autocast_enabled
+    asked_dtype: Any = torch.get_autocast_dtype
+    changes: list[tuple[Any, str, Any]] = [
+        (torch, "is_autocast_enabled", casting),  # PEFT asks, without naming a device
+        (torch, "get_autocast_dtype", casting_to),
+        (nn.Module, "to", moved),
+        (nn.Module, "to_empty", emptied),
+        (nn.Module, "cuda", on_cuda),
+        (torch.Tensor, "cuda", on_cuda),
+        (torch.autocast, "__init__", cast),
+        (torch, "set_default_device", lambda place: default(mode.renamed(place))),
+        (FakeTensor, "device", property(device_of, real_device.fset)),
+        *((torch.cuda, name, value) for name, value in counters.cuda().items()),
+        *((torch.cuda.memory, name, value) for name, value in counters.cuda().items() if hasattr(torch.cuda.memory, name)),
+    ]  # fmt: skip
+    if accelerators is not None:
+        memory: Any = getattr(accelerators, "memory", None)
+        answers = counters.accelerator()
+        changes.append((accelerators, "current_accelerator", accelerator))
+        changes += [(accelerators, name, value) for name, value in answers.items()]
+        changes += [(memory, name, value) for name, value in answers.items() if hasattr(memory, name)]
+    with replaced(*changes), mode:
+        yield
+
+
+_CUDA = torch.device("cuda", 0)
+
+
+@contextlib.contextmanager
+def always_step() -> Iterator[None]:
+    """A context in which a gradient scaler always steps: asked whether gradients are infinite, fake tensors say they are."""
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    with replaced((torch.amp.GradScaler, "_maybe_opt_step", step)):
+        yield
+
+
+@contextlib.contextmanager
+def real_tensors_in_imports(folder: Path) -> Iterator[None]:
+    """A context in which imported modules create real tensors, except those in `folder`, the traced program's own."""
+    bootstrap: Any = sys.modules["_frozen_importlib"]
+    original, local = bootstrap._find_and_load, f"{folder}{os.sep}"
+
+    without = False
+
+    def load(name: str, import_: Any) -> Any:
+        nonlocal without
+        top = name.partition(".")[0]
+        if without or os.path.isfile(f"{local}{top}.py") or os.path.isdir(local + top):
+            return original(name, import_)
+        without = True
+        try:
+            with _disable_current_modes():
+                return original(name, import_)
+        finally:
+            without = False
+
+    with replaced((bootstrap, "_find_and_load", load)):
+        yield

@@ -1,0 +1,254 @@
+"""Two training steps on fake tensors, as PyTorch itself would run them: nothing is allocated and no GPU is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import torch
+
+from loadgauge.core.base.units import gib
+from loadgauge.pytorch.device.kernels import cuda_kernels
+from loadgauge.pytorch.device.read import branches
+from loadgauge.pytorch.device.simulated import TESTED, fake_tensors
+from loadgauge.pytorch.device.untraced import NOT_COUNTED, Hidden, hidden
+from loadgauge.pytorch.record.allocations import Moment, Piece, Stream
+from loadgauge.pytorch.record.collectives import Sum, sum_by_kind
+from loadgauge.pytorch.record.observe import FORWARD, STEP, Observer, kept_bytes, observing
+from loadgauge.pytorch.trace.fused_advice import Advice, advise
+from loadgauge.pytorch.trace.programs.call import where
+from loadgauge.pytorch.trace.programs.jobs import Traceable
+from loadgauge.pytorch.trace.saved import SavedTensor
+
+STEPS = 2
+"""The optimizer's states exist from the second step on."""
+MUCH_ELSEWHERE = 0.05
+"""Share of the peak from which tensors of the CPU are mentioned."""
+BLOCK = 512
+"""Granularity of CUDA's allocator [bytes]."""
+
+
+class Flops(msgspec.Struct, frozen=True):
+    """FLOPs of one step, a multiply-add as 2. `uncounted`: operations that look as if they should count, with calls."""
+
+    total: int
+    by_phase: dict[str, int]
+    by_module: dict[str, int]
+    by_op: dict[str, int]
+    uncounted: dict[str, int]
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """Memory, work and communication of a training step; of the last step traced unless stated otherwise [bytes].
+
+    `peak` is in tensors' own bytes; `allocated` the same with each storage rounded as CUDA's allocator does (on a CPU
+    it does not round). `at_peak` is what was live then, alike storages together. `saved` are the tensors that the largest
+    graph of the last step kept; `saved_nbytes` counts each of their storages once, without parameters and inputs; 0
+    where no backward ran. `elsewhere`: the most that lay on other devices (tensors of the CPU, under `cuda`).
+    """
+
+    target: str
+    device: str
+    torch: str
+    steps: int
+    peak: Moment
+    allocated: int
+    step_peaks: tuple[int, ...]
+    phases: dict[str, int]
+    at_peak: tuple[Piece, ...]
+    timeline: tuple[Moment, ...]
+    saved: tuple[SavedTensor, ...]
+    saved_nbytes: int
+    flops: Flops
+    collectives: tuple[Sum, ...]
+    attention: dict[str, int]
+    hidden: tuple[Hidden, ...]
+    advice: tuple[Advice, ...]
+    assumed: dict[str, str]
+    not_counted: tuple[str, ...]
+    events: int
+    seconds: float
+    elsewhere: int = 0
+
+    def __str__(self) -> str:
+        """The text of `loadgauge trace`."""
+        text: str = import_module("loadgauge.pytorch.text.trace").text(self)
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `loadgauge trace --json`, as plain values [bytes, FLOP]."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """Bytes of saved activations by module, each storage once, at the module that saved it first."""
+        result: Counter[str] = Counter()
+        seen: set[int] = set()
+        for tensor in self.saved:
+            if not tensor.owner and tensor.storage not in seen:
+                seen.add(tensor.storage)
+                result[tensor.module] += tensor.storage_nbytes
+        return dict(result.most_common())
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A trace, and the stream of allocations from which it was made."""
+
+    trace: Trace
+    stream: Stream
+
+
+def trace(job: Traceable, device: str = "cuda", steps: int = STEPS, gpus: int | None = None, rank: int = 0) -> Trace:
+    """Traces the training steps of a job as on `device` (cuda or cpu). See `record` for the stream of events.
+
+    >>> import torch
+    >>> from loadgauge.pytorch.trace.programs.jobs import of_module
+    >>> result = trace(of_module(torch.nn.Linear(1024, 1024), torch.empty(64, 1024), optimizer="sgd"))
+    >>> weights = 4 * (1024 * 1024 + 1024)
+    >>> result.peak.categories["weights"] == result.peak.categories["gradients"] == weights
+    True
+    >>> result.flops.total == 2 * 2 * 64 * 1024 * 1024  # the input needs no gradient
+    True
+    """
+    return record(job, device, steps, gpus, rank).trace
+
+
+def record(
+    job: Traceable,
+    device: str = "cuda",
+    steps: int = STEPS,
+    gpus: int | None = None,
+    rank: int = 0,
+    stacks: bool = False,
+) -> Recorded:
+    """As `trace`, with the stream of allocations that the allocator's simulation and the memory viewer read.
+
+    gpus, rank: this process simulates `rank` of `gpus` ranks (FSDP, DDP, tensor, sequence and pipeline parallel code);
+        None: there is no process group
+    stacks: record the lines of the program with each allocation, for the memory viewer and for `why`
+    """
+    place = where(device)
+    cuda_kernels.ATTENTION.clear()
+    begun = time.perf_counter()
+    with (
+        fake_tensors() as mode,
+        job.prepared(mode, place) as step,
+        observing(place, stacks) as observer,
+        contextlib.ExitStack() as more,
+    ):
+        if gpus is not None:
+            from loadgauge.pytorch.parallel.distributed import fake_process_group
+
+            more.enter_context(fake_process_group(gpus, rank, observer))
+        job.introduce(observer)
+        observer.begin(FORWARD)
+        for _ in range(steps):
+            step(observer)
+        attention = dict(cuda_kernels.ATTENTION)
+        read = {"values": ", ".join(mode.read.values), "branches": ", ".join(branches(mode.read.branches))}
+        read |= {f"assumed at {line}": what for line, what in mode.facts.assumed.items()}
+        return _read(job, device, observer, attention, {name: what for name, what in read.items() if what}, begun)
+
+
+def _read(
+    job: Traceable, device: str, observer: Observer, attention: dict[str, int], read: dict[str, str], begun: float
+) -> Recorded:
+    seconds = time.perf_counter() - begun
+    observer.finish()
+    stream = observer.stream
+    peak = stream.peak()
+    live = list(stream.live(peak.event)) if stream.ids else []
+    rounded = BLOCK if device == "cuda" else 1
+    last = max(0, observer.steps - 1)
+    sent = [call for call in observer.collectives if call.step == last]
+    groups = len({call.ranks for call in sent if call.ranks > 1})
+    result = Trace(
+        target=job.target,
+        device=device,
+        torch=str(torch.__version__),
+        steps=observer.steps,
+        peak=peak,
+        allocated=stream.walk(_nothing, rounded),
+        step_peaks=_step_peaks(stream, observer),
+        phases=stream.by_phase(),
+        at_peak=tuple(stream.pieces(peak.event)) if stream.ids else (),
+        timeline=tuple(stream.timeline()),
+        saved=tuple(observer.saved),
+        saved_nbytes=kept_bytes(observer.saved),
+        flops=_flops(observer, last),
+        collectives=sum_by_kind(sent),
+        attention=attention,
+        hidden=hidden(stream.records, groups) if device == "cuda" else (),
+        advice=advise(stream, observer.kinds, live, observer.multiplied),
+        assumed=job.assumed | read,
+        not_counted=_not_counted(device, observer),
+        events=len(stream.ids),
+        seconds=seconds,
+        elsewhere=observer.tracker.elsewhere[1],
+    )
+    return Recorded(result, stream)
+
+
+def _step_peaks(stream: Stream, observer: Observer) -> tuple[int, ...]:
+    """The highest live bytes in each step; a step ends with the optimizer's."""
+    ends = [first for (first, name), (_, before) in zip(stream.phases[1:], stream.phases, strict=False)
+            if before == STEP and name == FORWARD]  # fmt: skip
+    peaks: list[int] = []
+    live, step, highest = 0, 0, 0
+    for event, change in enumerate(stream.changes):
+        if step < len(ends) and event >= ends[step]:
+            peaks.append(highest)
+            step, highest = step + 1, live
+        live += change
+        highest = max(highest, live)
+    if len(peaks) < max(1, observer.steps):
+        peaks.append(highest)
+    return tuple(peaks)
+
+
+def _flops(observer: Observer, step: int) -> Flops:
+    phases: Counter[str] = Counter()
+    modules: Counter[str] = Counter()
+    ops: Counter[str] = Counter()
+    for work in observer.work:
+        if work.step == step:
+            phases[work.phase] += work.flops
+            modules[work.module] += work.flops
+            ops[work.op] += work.flops
+    return Flops(
+        total=sum(phases.values()),
+        by_phase=dict(phases.most_common()),
+        by_module=dict(modules.most_common()),
+        by_op=dict(ops.most_common()),
+        uncounted=dict(observer.uncounted),
+    )
+
+
+def _not_counted(device: str, observer: Observer) -> tuple[str, ...]:
+    notes = []
+    if device == "cuda":
+        notes.append("scratch that a kernel takes and gives back inside one operation (see the table of hidden memory)")
+        notes.append("fragmentation: what the caching allocator reserves beyond what is allocated")
+    else:
+        notes.append("scratch that a kernel takes and gives back inside one operation")
+    elsewhere = observer.tracker.elsewhere[1]
+    if device == "cuda" and elsewhere > MUCH_ELSEWHERE * max(1, observer.stream.walk(_nothing)):
+        notes.append(f"tensors that were not put on cuda: {gib(elsewhere)} of CPU memory at most")
+    if not torch.__version__.startswith(tuple(f"{release}." for release in TESTED)):
+        notes.append(f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(TESTED)}")
+    if observer.steps < STEPS:
+        notes.append(f"later steps: {observer.steps} optimizer steps were seen, and its states come with the first")
+    if any(work.op == "aten._cudnn_rnn" for work in observer.work):
+        notes.append(NOT_COUNTED)
+    if observer.uncounted:
+        notes.append(f"FLOPs of {', '.join(sorted(observer.uncounted))}: no formula is known")
+    return tuple(notes)
+
+
+def _nothing(event: int, number: int, live: int) -> None:
+    """Walks without looking."""

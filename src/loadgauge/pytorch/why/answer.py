@@ -1,0 +1,116 @@
+"""The answer to the text of an error: its cause, where it was, and what to do, as the command line and the page show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.units import gib
+from loadgauge.core.definitions.training.memory_range import memory_range
+from loadgauge.core.plan.advise.advice import advice
+from loadgauge.core.plan.advise.try_ import Tried, try_change
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.pytorch.why.causes import ADVICE, ENGINE, NEEDS, WAKING
+from loadgauge.pytorch.why.message import OutOfMemory, parse
+from loadgauge.pytorch.why.sizes import by_size
+from loadgauge.pytorch.why.traceback import Place, place
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An error's figures, and where memory ran out; None where no traceback says it."""
+
+    error: OutOfMemory
+    place: Place | None
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What to do, the first step first: what makes the tensor of the traceback smaller where tensors are the cause, and else
+        what is against the cause."""
+        error, cause = self.error, self.error.cause
+        first, *rest = ADVICE[cause]
+        against = (first, error.engine, *rest) if cause in (ENGINE, WAKING) and error.engine else (first, *rest)
+        of_place = () if self.place is None else (self.place.remedy,)
+        lines = (*of_place, *against) if cause == NEEDS else (*against, *of_place)
+        least = memory_range().expandable.needed.high * (error.allocated or 0)
+        if (
+            cause == NEEDS
+            and error.tried
+            and (error.idle or 0) > least
+            and (error.idle or 0) + (error.free or 0) >= error.tried
+        ):
+            share = (error.idle or 0) / ((error.allocated or 0) + (error.idle or 0))
+            lines += (
+                f"{gib(error.idle or 0)} ({share:.0%}) of what PyTorch holds lies idle in pieces, as in most trainings: after the"
+                " above, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True wins a part of it",
+            )
+        return tuple(dict.fromkeys(lines))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the error's figures were read, where that is not plain."""
+        own = () if self.error.own is None else (
+            f"process {self.error.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
+            " process does not know its own number)",
+        )  # fmt: skip
+        return (*own, *(f"contradiction in the error: {text}" for text in self.error.contradictions))
+
+    def document(self) -> dict[str, Any]:
+        """The answer as plain values [bytes]: the figures, `cause` and `headline`, `place`, `remedies` and `notes`."""
+        error = self.error
+        figures = {
+            name: value for name, value in msgspec.to_builtins(error).items() if name not in ("stated", "engine")
+        }
+        found = {} if self.place is None else {"place": msgspec.to_builtins(self.place)}
+        named = {"cause": error.cause, "headline": error.headline, "held": error.held, **found}
+        more = {"elsewhere": error.elsewhere, "notes": list(self.notes)}
+        return {**named, "remedies": list(self.remedies), **figures, **more}
+
+    def same_size(self, setup: Setup) -> str:
+        """Return which tensors of a run have the size that was asked for; "" for none."""
+        if self.place is None or self.error.tried is None:
+            return ""
+        result = setup.estimate()
+        tried, backward = self.error.tried, self.place.phase == "backward"
+        return self.place.same_size(tried, result) or by_size(tried, result, backward)
+
+
+def answer(text: str) -> Answer:
+    """Return what the text of an error says. Raises ConfigError where there is no error of memory in it.
+
+    >>> answer("slurmstepd: error: Detected 1 oom_kill event").error.cause
+    "the host's memory"
+    """
+    return Answer(parse(text), place(text))
+
+
+def changes(setup: Setup, where: Place | None) -> list[Tried]:
+    """Return the changes that shrink what the traceback names and make the run fit, then those that the estimate alone advises,
+    each once."""
+    listed = (
+        []
+        if where is None
+        else [fields for fields in where.changes if fields.get("micro_batch") != setup.layout.micro_batch]
+    )
+    named = [try_change(setup, fields, ROOM_FOR_IT) for fields in listed]
+    fitting = [trial for trial in named if trial is not None and trial.result.memory.verdict in ("fits", "depends")]
+    return list({trial.flags: trial for trial in (*advice(setup)[::-1], *fitting[::-1])}.values())[::-1]
+
+
+def estimated(setup: Setup) -> str:
+    """Return what a run needs by its estimate, at which moment, of which batch, and what of it is held for what."""
+    memory, layout = setup.estimate().memory, setup.layout
+    assumed = "" if setup.job.micro_batch else " (not given)"
+    card = setup.job.gpu or f"a card of {setup.job.memory}"
+    held = sorted(memory.parts.items(), key=lambda part: -part[1])[:MOST_PARTS]
+    of = ", ".join(f"{name.replace('_', ' ')} {gib(nbytes)}" for name, nbytes in held if nbytes >= LEAST * memory.total)
+    return (
+        f"{gib(memory.total)} at {memory.moment}, with micro-batch {layout.micro_batch}{assumed} of {layout.seq_len:,} tokens,"
+        f" {memory.verdict} on {card}: {of}"
+    )
+
+
+ROOM_FOR_IT = "leaves more room where it failed"
+MOST_PARTS = 4
+LEAST = 0.01
+"""Share of the whole from which a part is named."""

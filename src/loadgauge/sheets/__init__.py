@@ -1,0 +1,1 @@
+"""Sheets: plots, sweeps over many jobs, and views in notebooks."""

@@ -1,0 +1,136 @@
+"""One figure, or all of them on one sheet, written to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from loadgauge.core.answers.figures.colours import EXPOSED, INK, LINE, MUTE
+from loadgauge.core.answers.figures.schedule import STAGES
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.units import in_gib, seconds
+from loadgauge.core.definitions.layout.axes import RANK_AXES
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.sheets.plot import blocks, lanes, roofline, schedule
+from loadgauge.sheets.plot import memory_phases as through_step
+
+FIGURES: dict[str, tuple[str, Callable[[Any, Estimate], None]]] = {
+    "bytes": ("Where every byte goes", blocks.draw),
+    "step": ("Memory through one step", through_step.draw),
+    "time": ("Where the time goes", lanes.draw),
+    "roofline": ("Roofline of the operations", roofline.draw),
+    "schedule": ("Pipeline schedule", schedule.draw),
+}
+"""Figures by name: heading, and what draws it."""
+TIMED = ("time", "roofline")
+"""Figures that need a time."""
+ENDINGS = (".svg", ".png", ".pdf")
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTE,
+    "xtick.color": MUTE,
+    "ytick.color": MUTE,
+    "text.color": INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "loadgauge",
+}
+
+
+def plot(given: Setup, result: Estimate, file: Path, figure: str = "all") -> None:
+    """Write one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf file.
+
+    Raises `ConfigError` for another ending, a figure that this estimate lacks, or a missing matplotlib.
+    """
+    if figure in TIMED and result.time is None:
+        raise ConfigError(f"the figure '{figure}' needs a time: give --gpu, and links that are known")
+    with new_figure(file) as make:
+        write(_sheet(make, result) if figure == "all" else _single(make, result, figure), file)
+
+
+@contextmanager
+def new_figure(file: Path, size: tuple[float, float] | None = None) -> Iterator[Any]:
+    """Yield matplotlib's class of figures, or a figure of a size [inches], in the style of all of them.
+
+    Raises `ConfigError` where the file has another ending than `ENDINGS`, or matplotlib is missing.
+    """
+    if file.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"{file}: a figure is written as {', '.join(ENDINGS)}")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("figures need matplotlib: pip install 'loadgauge[plot]'") from None
+    with matplotlib.rc_context(STYLE):
+        yield Figure if size is None else Figure(figsize=size, layout="constrained")
+
+
+def write(figure: Any, file: Path) -> None:
+    """Write a figure. Raises `ConfigError` where the file cannot be written."""
+    try:
+        # No date: the same run is the same file.
+        figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+
+
+def _single(figure_of: Any, result: Estimate, name: str) -> Any:
+    heading, draw = FIGURES[name]
+    figure = figure_of(
+        figsize=(8, 2 + 0.28 * min(STAGES, result.layout.pp) if name == "schedule" else 4.8), layout="constrained"
+    )
+    axes = figure.subplots()
+    draw(axes, result)
+    figure.suptitle(heading, x=0.012, ha="left", fontsize=12, fontweight="bold")
+    return figure
+
+
+def _sheet(figure_of: Any, result: Estimate) -> Any:
+    names, heights = [["bytes", "step"]], [4.3]
+    if result.time is not None:
+        names.append(["time", "roofline"])
+        heights.append(3.5)
+    if result.layout.pp > 1:
+        names.append(["schedule"])
+        heights.append(1.2 + 0.24 * min(STAGES, result.layout.pp))
+    figure = figure_of(figsize=(13, 1.1 + sum(heights)), layout="constrained")
+    rows = figure.subfigures(1 + len(names), 1, height_ratios=[1.1, *heights])
+    _headline(rows[0], result)
+    for row, names_of_row in zip(rows[1:], names, strict=True):
+        cells = row.subfigures(1, len(names_of_row), wspace=0.03)
+        for cell, name in zip(cells if len(names_of_row) > 1 else [cells], names_of_row, strict=True):
+            heading, draw = FIGURES[name]
+            draw(cell.subplots(), result)
+            cell.suptitle(heading, x=0.012, ha="left", fontsize=11, fontweight="bold")
+    return figure
+
+
+def _headline(figure: Any, result: Estimate) -> None:
+    """Model and layout; then the verdict, the step and what it reaches."""
+    layout, memory, time = result.layout, result.memory, result.time
+    degrees = " ".join(f"{name} {getattr(layout, name)}" for name in RANK_AXES if getattr(layout, name) > 1)
+    machine = f"{layout.gpus:,} x {result.gpu}" if result.gpu else f"{layout.gpus:,} GPUs"
+    figure.text(
+        0.012, 0.8, f"{result.model.name} · {machine} · {degrees or 'one rank'} · ZeRO {layout.zero} · recompute"
+        f" {layout.recompute} · {layout.global_batch:,} x {layout.seq_len:,} tokens a step",
+        fontsize=10, color=MUTE, va="center",
+    )  # fmt: skip
+    has = "" if memory.capacity is None else f" of {in_gib(memory.capacity, 1)}"
+    verdict = {
+        "fits": "It fits",
+        "depends": "It depends",
+        "tight": "It may fit",
+        "does not fit": "It does not fit",
+    }.get(memory.verdict, "Memory")
+    texts = [(f"{verdict}: {in_gib(memory.total, 1)}{has} GiB", EXPOSED if memory.fits is False else "#1f7045")]
+    if time is not None:
+        texts += [(f"Step {seconds(time.step)}", INK), (f"MFU {time.mfu:.1%}", INK)]
+        texts += [(f"{time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU", INK)]
+    for (text, colour), place in zip(texts, (0.012, 0.34, 0.48, 0.62), strict=False):
+        figure.text(place, 0.35, text, fontsize=15, fontweight="bold", color=colour, va="center")

@@ -1,0 +1,232 @@
+"""A sweep as text: the best cell for each model and size, what fits nowhere, what failed and why."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadgauge._version import __version__
+from loadgauge.core.base.errors import Error
+from loadgauge.core.base.units import in_gib
+from loadgauge.core.base.units import seconds as duration
+from loadgauge.core.plan.space.grid import DEATHS, Row, run
+from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.sheets.sweep.cells import cells, columns, lost, work
+from loadgauge.sheets.sweep.results import Results
+from loadgauge.sheets.sweep.workers import Interrupt, OnRay, Processes, processors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_ROWS, MOST_REASONS, MOST_CELLS = 40, 12, 200
+INPUTS = ("gpu", "nic_bandwidth", "link_bandwidth", "seq_len", "global_batch", "precision", "framework", "optimizer")
+"""Inputs with a column in the table where they differ from cell to cell."""
+
+
+class Progress:
+    """A progress bar of a sweep on stderr, shown only on a terminal."""
+
+    def __init__(self, whole: int, there: Iterable[Row]) -> None:
+        self.failed, self.bar, self.task = 0, None, None
+        rows = list(there)
+        self.failed = sum(row["code"] == 2 for row in rows)
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        parts = (MofNCompleteColumn(), TextColumn("cells{task.description}"), TimeRemainingColumn())
+        self.bar = Bar(BarColumn(), *parts, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task(self._failures(), total=whole, completed=len(rows))
+
+    def __enter__(self) -> Progress:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def add(self, row: Row) -> None:
+        """Count one more finished cell."""
+        self.failed += row["code"] == 2
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, advance=1, description=self._failures())
+
+    def _failures(self) -> str:
+        return f", {self.failed:,} failed" if self.failed else ""
+
+
+def answer(file: str, output: str | None, workers: int | None, ray: str | None, *, as_json: bool) -> int:
+    """Plan the cells of a sweep file that have no result yet, print all results, and return the exit code.
+
+    output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster. Raises `Error` when
+    interrupted.
+    """
+    started = time.perf_counter()
+    output = output or f"{Path(file).stem}-results"
+    wanted, files = cells(file)
+    with Results(output, columns()) as results:
+        there = results.rows()
+        left = [cell for cell in wanted if cell.key not in there]
+        done = {cell.key: there[cell.key] for cell in wanted if cell.key in there}
+        resumed = len(done)
+        if left:
+            count = min(workers or processors(), len(left))
+            pool = Processes(work, count) if ray is None else OnRay(work, ray, workers, files)
+            with Interrupt() as interrupt, Progress(len(wanted), done.values()) as progress:
+                try:
+                    for row in run(left, pool, results.add, lost, __version__):
+                        done[row["cell"]] = row
+                        progress.add(row)
+                        interrupt.check()
+                except KeyboardInterrupt:
+                    cells_done = f"{len(done):,} of {len(wanted):,} cells are done"
+                    raise Error(f"interrupted: {cells_done}; the same command continues from there") from None
+    rows = [done[cell.key] for cell in wanted]
+    others = sum(key not in done for key in there)
+    given_up = sum(row["code"] == 2 and row["deaths"] >= DEATHS for row in rows)
+    seconds = time.perf_counter() - started
+    show(rows, output=output, resumed=resumed, others=others, lost=given_up, seconds=seconds, as_json=as_json)
+    return 2 if given_up else min(int(row["code"]) for row in rows)
+
+
+def show(
+    rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
+) -> None:  # fmt: skip
+    """Print the results of a sweep.
+
+    resumed: cells that had a result already; others: results of other cells; lost: cells whose workers died
+    """
+    counts = [sum(row["code"] == code for row in rows) for code in (0, 1, 2)]
+    best = leaders(rows)
+    if as_json:
+        document(
+            {
+                "output": output, "cells": len(rows), "resumed": resumed, "planned": len(rows) - resumed,
+                "others": others, "fits": counts[0], "nothing_fits": counts[1], "cannot_tell": counts[2],
+                "lost": lost,
+                "seconds": seconds, "best": [row["cell"] for row in best],
+                "results": [{name: value for name, value in row.items() if value is not None} for row in rows],
+            }
+        )  # fmt: skip
+        return
+    target = console()
+    if best:
+        _table(target, rows, best)
+    if len(rows) > len(best):
+        _every(target, rows)
+    _reasons(target, [row for row in rows if row["code"] == 1], "Nothing fits", len(rows))
+    _reasons(target, [row for row in rows if row["code"] == 2], "Failed", len(rows))
+    before = f" ({resumed:,} planned before)" if resumed else ""
+    lines = ["", f"{len(rows):,} cells{before}: {counts[0]:,} fit, {counts[1]:,} do not fit, {counts[2]:,} failed;"
+             f" {seconds:,.1f} s. Every result: {output} (Parquet)."]  # fmt: skip
+    if lost:
+        lines.append(f"{lost:,} of these lost their workers and are not stored; the same command tries them again.")
+    if others:
+        lines.append(f"{others:,} more results in that folder are of other cells, or of another version of loadgauge.")
+    points(target, lines, "", style="dim")
+
+
+def leaders(rows: Iterable[Row]) -> list[Row]:
+    """Return the best cell for each model and number of GPUs, in the order of the sweep.
+
+    Cells planned for money are compared by the cost of a token, for headroom by free memory, all others by throughput, as
+    their batches and lengths may differ.
+
+    >>> slow, fast = (dict(model="m", gpus=8, objective="time", code=0, tokens_per_second_per_gpu=n) for n in (1, 2))
+    >>> leaders([slow, fast, {**fast, "code": 1}]) == [fast]
+    True
+    """
+    best: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        if row["code"] != 0:
+            continue
+        place = row["model"], row.get("gpus"), row.get("objective")
+        if place not in best or _score(row) < _score(best[place]):
+            best[place] = row
+    return list(best.values())
+
+
+def _score(row: Row) -> tuple[float, float]:
+    """What is least for the best; a cell without a price comes after all that have one."""
+    speed = -float(row["tokens_per_second_per_gpu"])
+    if row["objective"] == "money":
+        cost = row.get("cost_per_billion_tokens")
+        return float("inf") if cost is None else cost, speed
+    if row["objective"] == "headroom":
+        return row["memory_total"] - row["memory_capacity"], speed
+    return speed, 0.0
+
+
+def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
+    varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
+    prices = any(row.get("cost_per_billion_tokens") is not None for row in best)
+    columns = [
+        Column("model", wrap=True), Column("GPUs", "right"), *(Column(name.replace("_", " "), wrap=True) for name in varied),
+        Column("step", "right"), Column("tokens/s/GPU", "right"), Column("MFU", "right"), Column("GiB", "right"),
+        *([Column("cost of 10^9", "right")] if prices else []), Column("layout", wrap=True, wide=True),
+    ]  # fmt: skip
+    lines = []
+    for row in best[:MOST_ROWS]:
+        cost = row.get("cost_per_billion_tokens")
+        lines.append(
+            [
+                row["model"], f"{row['gpus'] or 1:,}", *(_shown(row.get(name)) for name in varied), duration(row["step"]),
+                f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", in_gib(row['memory_total'], 1),
+                *([("" if cost is None else f"{cost:,.2f}")] if prices else []), row["layout"],
+            ]
+        )  # fmt: skip
+    objectives = list(dict.fromkeys(row["objective"] for row in best))
+    word = {("money",): "cheapest", ("headroom",): "roomiest"}.get(tuple(objectives), "fastest")
+    draw(target, columns, lines, f"The {word if len(objectives) == 1 else 'best'} cell for each model and size")
+    if len(best) > MOST_ROWS:
+        points(target, [f"and {len(best) - MOST_ROWS:,} more"], "", style="dim")
+
+
+def _every(target: Console, rows: Sequence[Row]) -> None:
+    """Every cell on a line: what is varied in it, and its best layout or what became of it."""
+    varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
+    columns = [
+        *(Column(name.replace("_", " "), wrap=True) for name in varied), Column("GiB", "right"), Column("step", "right"),
+        Column("tokens/s/GPU", "right"), Column("MFU", "right", rank=1), Column("best layout", wrap=True, wide=True),
+    ]  # fmt: skip
+    lines = []
+    for row in rows[:MOST_CELLS]:
+        cell = [_shown(row.get(name)) for name in varied]
+        if row["code"] != 0:
+            lines.append([*cell, "", "", "", "", {1: "nothing fits"}.get(row["code"], "failed")])
+            continue
+        numbers = [in_gib(row["memory_total"], 1), duration(row["step"]), f"{row['tokens_per_second_per_gpu']:,.0f}"]
+        lines.append([*cell, *numbers, f"{row['mfu']:.1%}", row["layout"]])
+    draw(target, columns, lines, "Every cell")
+    if len(rows) > MOST_CELLS:
+        points(target, [f"and {len(rows) - MOST_CELLS:,} more, in the file"], "", style="dim")
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _reasons(target: Console, rows: Sequence[Row], title: str, whole: int) -> None:
+    """Cells without a layout, those with the same reason together."""
+    if not rows:
+        return
+    heading(target, f"{title}: {len(rows):,} of {whole:,} cells")
+    reasons: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        reasons.setdefault((row["model"], row["error"]), []).append(row)
+    lines = []
+    for (model, error), same in list(reasons.items())[:MOST_REASONS]:
+        sizes = sorted({row.get("gpus") or 1 for row in same})
+        span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+        times = f" ({len(same):,} cells)" if len(same) > 1 else ""
+        lines.append(f"{model} on {span} {_shown(same[0].get('gpu'))}{times}: {error}")
+    points(target, lines)
+    if len(reasons) > MOST_REASONS:
+        points(target, [f"and {len(reasons) - MOST_REASONS:,} more reasons"], "", style="dim")

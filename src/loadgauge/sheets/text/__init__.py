@@ -1,0 +1,1 @@
+"""Sweeps' answers and notebook views, in words."""

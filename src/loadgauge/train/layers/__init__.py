@@ -1,0 +1,1 @@
+"""Layers without padding: attention, mixers, masks and boundaries of sequences."""

@@ -1,0 +1,62 @@
+"""A quantised base is made in 16 bits for every product: what that adds to a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.training.software import factor
+from loadgauge.core.resolve.resolve import resolve_job
+
+
+def step(framework: str, **flags: object) -> float:
+    values = {"gpu": "a100-sxm4-80gb", "lora_rank": 16, "seq_len": 2048, "micro_batch": 1, "framework": framework}
+    time = resolve_job(Job.of("llama-3.1-8b", {**values, "recompute": "none", **flags})).estimate().time
+    assert time is not None
+    return time.step
+
+
+# Not among them: PEFT's float32 adapters under autocast without its casts of the base. There LoRA casts each input twice, which
+# QLoRA does not (`tuners/lora/bnb.py`), and that costs as much.
+@pytest.mark.parametrize(
+    ("framework", "more"),
+    [
+        ("unsloth", {}), ("torchtune", {}), ("litgpt", {}), ("huggingface", {}),
+        ("huggingface", {"lora_dtype": "bfloat16", "kbit_upcast": "none"}),
+    ],
+)  # fmt: skip
+def test_a_step_on_a_quantised_base_is_slower(framework: str, more: dict[str, object]):
+    # Published: LoRA 4.55 s, QLoRA 4.78 s with tuned kernels, 5.96 s with the stock ones.
+    plain = {name: value for name, value in more.items() if name != "kbit_upcast"}
+    ratio = step(framework, qlora=True, **more) / step(framework, **plain)
+    assert 1.02 < ratio < 1.40
+
+
+def test_what_it_adds_is_the_bytes_of_each_pass():
+    # 6.98e9 elements of the blocks' matrices, read in 4.127 bits, written in 16; forward and backward, once more recomputed.
+    seconds = 6.98e9 * (0.5 + 1 / 64 + 4 / (64 * 256) + 2) / (2.039e12 * 2.5 / 3.35)
+    launched = 32 * 7 * 3 * efficiencies("a100-sxm4-80gb").launch
+    for recompute, passes in (("none", 2), ("full", 3)):
+        more = step("unsloth", qlora=True, recompute=recompute) - step("unsloth", recompute=recompute)
+        # The factor of software is on all compute.
+        assert more == pytest.approx(factor().factor * passes * (seconds + launched), rel=0.005)
+
+
+def test_bitsandbytes_before_0_48_branches_on_every_bit():
+    plain = step("unsloth")
+    new, old = (step("unsloth", qlora=True, version=f"bitsandbytes={release}") - plain for release in ("0.48", "0.47"))
+    assert 1.36 < old / new < 2.07
+    cards = {"gpu": "rtx4090", "qlora": True}
+    assert step("unsloth", **cards, version="bitsandbytes=0.47") == step(
+        "unsloth", **cards, version="bitsandbytes=0.48"
+    )
+
+
+def test_eight_bits_cost_passes_over_inputs_and_results():
+    # The longer the batch, the more, where the matrices of 4 bits cost the same.
+    def added(base: str, length: int) -> float:
+        return step("unsloth", qlora=True, base=base, seq_len=length) - step("unsloth", seq_len=length)
+
+    assert added("int8", 4096) > 1.3 * added("int8", 1024)
+    assert added("nf4", 4096) == pytest.approx(added("nf4", 1024))

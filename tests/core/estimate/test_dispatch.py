@@ -1,0 +1,71 @@
+"""A dispatcher that sends each domain one copy of a token: against dice."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from command_line import document
+from loadgauge.core.definitions.hardware.calibration import Wire, efficiencies
+from loadgauge.core.definitions.training.training import training
+from loadgauge.core.estimate.time.collectives import Fabric, Group, adapter_bytes, seconds, single_copies
+from loadgauge.core.families.catalogue import model
+from loadgauge.core.layers import View, block_layer
+
+FABRIC = Fabric(domain=8, inner_bandwidth=1e15, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
+
+
+@pytest.mark.parametrize(("copies", "domains"), [(1, 4), (2, 2), (8, 4), (8, 16)])
+def test_copies_that_leave_a_domain(copies: int, domains: int):
+    dice = random.Random(copies * domains)
+    tokens = 20_000
+    drawn = [[dice.randrange(domains) for _ in range(copies)] for _ in range(tokens)]
+    all_copies = sum(place != 0 for places in drawn for place in places)
+    distinct = sum(len(set(places) - {0}) for places in drawn)
+    assert single_copies(copies, domains) == pytest.approx(distinct / all_copies, rel=0.02)
+
+
+def test_adapters_carry_less_and_the_time_follows():
+    group = Group("ep", 32, 1)
+    plain, few = (adapter_bytes("all_to_all", 32_000, group, FABRIC, copies) for copies in (1, 8))
+    assert plain == 24_000  # 24 of the 32 parts are for other nodes
+    assert few == pytest.approx(plain * 4 * (1 - 0.75**8) / 8)
+    assert seconds("all_to_all", 32e9, group, FABRIC) == pytest.approx(24e9 / 50e9)
+    assert seconds("all_to_all", 32e9, group, FABRIC, copies=8) == pytest.approx(24e9 / 50e9 * single_copies(8, 4))
+
+
+def test_inside_a_domain_each_rank_is_sent_one_copy():
+    inner = msgspec.structs.replace(FABRIC, inner_bandwidth=450e9)
+    group = Group("ep", 8, 1)
+    plain, few = (seconds("all_to_all", 8e9, group, inner, copies=copies) for copies in (1, 8))
+    assert few == pytest.approx(plain * 8 * (1 - 0.875**8) / 8)
+
+
+def test_tokens_and_copies_take_time_of_their_own():
+    wire = Wire(start=1.0, step=1e-3, share=1.0, root=1e-4)
+    fabric = msgspec.structs.replace(FABRIC, wires={"dispatch": wire})
+    took = seconds("all_to_all", 8e3, Group("ep", 8, 1), fabric, copies=2, rows=2000)
+    assert took == pytest.approx(1.0 + 1000 * 1e-3 + 1000 * 8 * (1 - 0.875**2) * 1e-4)
+
+
+def test_both_ways_hide_together():
+    """What forward cannot hide, backward can, as one half of the batch computes either while the other half is sent."""
+    step = "estimate qwen3-30b-a3b --gpu h100-sxm5-80gb --gpus 16 --ep 16 --framework megatron --seq-len 4096 --global-batch 64"
+    apart, beside = (
+        document(f"{step} --micro-batch 1 --overlap {words}")["time"]["parts"] for words in ("dp,pp", "dp,pp,ep")
+    )
+    computed = apart["forward"] + apart["backward"]
+    contention = efficiencies("h100-sxm5-80gb").contention
+    assert apart["ep"] > 0.2 * computed
+    seen = max(apart["ep"] - computed, 0)
+    assert beside["ep"] == pytest.approx(seen + contention * (apart["ep"] - seen), rel=0.02)
+
+
+def test_the_kernels_choose():
+    block, kernels = model("mixtral-8x7b").blocks[0], training("megatron").kernels
+    for dispatch, copies in (("all_to_all", 1), ("deduplicated", 2)):
+        chosen = msgspec.structs.replace(kernels, dispatch=dispatch)
+        layer = block_layer(block, 4096, View.of(4096, 1, ep=8, kernels=chosen))
+        assert {one.copies for op in layer for one in op.forward_comm if one.axis == "ep"} == {copies}

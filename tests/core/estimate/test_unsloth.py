@@ -1,0 +1,69 @@
+"""Unsloth's kernels: what its autograd functions save, by their source (`kernels/fast_lora.py`, `rms_layernorm.py`)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from loadgauge import Layout, Lora, model
+from loadgauge.core.definitions.training.training import Training, training
+from loadgauge.core.estimate.memory.liveness import backward_peak
+from loadgauge.core.estimate.memory.rank_memory import MemoryModel
+from loadgauge.core.estimate.states.gathered import shared_matrix
+from loadgauge.core.estimate.workings import view_of
+from loadgauge.core.layers.block import block_layer
+from loadgauge.core.layers.operations.operations import Layer
+
+LLAMA = model("llama-3.1-8b")
+H, F, HEADS, KV, S = 4096, 14336, 32, 1024, 2048
+LAYOUT = Layout(seq_len=S)
+
+
+def trained(**how: object) -> Training:
+    return training("unsloth", lora=Lora(rank=16, quantised="nf4", **how))  # type: ignore[arg-type]
+
+
+def layer(kind: Training) -> Layer:
+    return block_layer(LLAMA.blocks[0], LLAMA.hidden_size, view_of(LAYOUT, kind))
+
+
+def test_functions_save_their_input_and_both_factors() -> None:
+    """Two norms save X and r; QKV its X; attention Q, K, V, its result and a value a head; MLP its X, e and g."""
+    norms = 2 * (2 * H + 4)
+    projections = 2 * H
+    attention = 2 * (2 * H + 2 * KV) + 4 * HEADS
+    mlp = 2 * (H + 2 * F)
+    assert layer(trained()).saved() == S * (norms + projections + attention + mlp)
+
+
+def test_dropout_saves_a_mask_for_each_matrix() -> None:
+    more = layer(trained(dropout=0.1)).saved() - layer(trained()).saved()
+    assert more == S * (6 * H + F)  # six matrices read H wide, the last one F wide
+
+
+def test_adapters_are_float32_and_have_gradients() -> None:
+    found = [w for w in layer(trained()).weights if w.trainable]
+    wide = sum(16 * (i + o) for i, o in ((H, H), (H, KV), (H, KV), (H, H), (H, F), (H, F), (F, H)))
+    assert sum(w.numel for w in found) == wide
+    assert all(w.wide for w in found)
+
+
+def test_others_run_as_pefts() -> None:
+    """Without an adapter on each of query, key and value, Unsloth calls PEFT's modules for them."""
+    part = trained(targets=frozenset({"query", "value"}))
+    names = layer(part).names
+    assert "attention.query.cloned" in names
+    assert "attention.query.cloned" not in layer(trained()).names
+
+
+def test_gradients_of_the_factors_are_written_over_them() -> None:
+    fused = trained()
+    apart = msgspec.structs.replace(fused, kernels=msgspec.structs.replace(fused.kernels, activation_in_place=False))
+    in_place, beside = (backward_peak(layer(kind)) for kind in (fused, apart))
+    assert beside - in_place == pytest.approx(2 * S * F, rel=2e-3)  # then another moment is the largest
+
+
+def test_one_matrix_in_16_bits_stays_beside_a_quantised_base() -> None:
+    """The buffer is as large as the largest matrix, and has a float32 scale for each block of 64."""
+    kind = trained()
+    assert shared_matrix(MemoryModel(LLAMA, LAYOUT, kind, view_of(LAYOUT, kind))) == pytest.approx(H * F * (2 + 4 / 64))

@@ -1,0 +1,115 @@
+"""What is advised when a run does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.plan.advise.advice import advice
+from loadgauge.core.plan.advise.assumptions import assumptions
+from loadgauge.core.resolve.resolve import resolve_job
+
+
+def test_zero_shards_over_context_parallel_ranks_too() -> None:
+    """One replica whose ranks share the sequence: they hold the same weights, so ZeRO can share those out."""
+    given = resolve_job(Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, cp=8, seq_len=32768, loss="chunked"))
+    assert given.layout.dp == 1
+    assert given.estimate().memory.fits is False
+    found = {change.flags: change.result for change in advice(given)}
+    assert {"--zero 1", "--zero 3"} <= set(found)
+    assert all(result.memory.verdict != "does not fit" for result in found.values())
+
+
+def test_what_fits_precedes_what_is_tight() -> None:
+    given = resolve_job(Job(model="llama-3.1-70b", gpu="h100-sxm5-80gb", gpus=16, tp=8, global_batch=32))
+    verdicts = [change.result.memory.verdict for change in advice(given)]
+    assert set(verdicts) == {"fits", "tight"}
+    assert verdicts == sorted(verdicts)
+
+
+def test_an_alternative_changes_what_its_flag_changes() -> None:
+    job = Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=8192)
+    setup = resolve_job(job)
+    result = setup.estimate()
+    rows = {row.alternative: row for row in assumptions(setup, result)}
+    assert set(rows) == {"--attention eager", "--attention fa2", "--loss fused"}
+    for flag, changed in (
+        ("--attention eager", job.replace(attention="eager")),
+        ("--attention fa2", job.replace(attention="fa2")),
+        ("--loss fused", job.replace(loss="fused")),
+    ):
+        other = resolve_job(changed).estimate()
+        assert rows[flag].memory == other.memory.total - result.memory.total
+        assert result.time is not None
+        assert other.time is not None
+        assert rows[flag].step == other.time.step - result.time.step
+
+
+def test_what_is_assumed_is_said_where_that_alone_is_in_the_way() -> None:
+    """transformers 4 loads float32, 5 what the checkpoint has: full recomputation fits with one, not with the other."""
+    given = resolve_job(Job(model="mistral-7b", gpu="rtx3090", lora_rank=16, seq_len=2048))
+    assert given.estimate().memory.verdict == "does not fit"
+    first, *others = advice(given)
+    assert (first.flags, first.result.memory.verdict) == ("--recompute full --weights bfloat16", "fits")
+    assert resolve_job(first.job).estimate().memory.fits
+    assert {trial.flags: trial.result.memory.verdict for trial in others}["--recompute full"] == "depends"
+
+
+def test_the_same_adapters_on_the_same_card_by_unsloth() -> None:
+    given = resolve_job(Job(model="qwen3-8b", gpu="rtx3060-12gb", qlora=True))
+    first = advice(given)[0]
+    assert (first.flags, first.result.memory.verdict) == ("--framework unsloth", "fits")
+    two = resolve_job(Job(model="qwen3-8b", gpu="rtx3060-12gb", qlora=True, gpus=2))
+    assert not any("unsloth" in trial.flags for trial in advice(two))
+
+
+def test_shorter_sequences_are_advised_where_nothing_else_fits() -> None:
+    given = resolve_job(Job(model="qwen2.5-14b", gpu="rtx3090", qlora=True, framework="unsloth", seq_len=1 << 19))
+    shorter = next(trial for trial in advice(given) if "--seq-len" in trial.flags)
+    assert shorter.result.memory.fits
+    longer = resolve_job(shorter.job.replace(seq_len=2 * shorter.job.seq_len))
+    assert not longer.estimate().memory.fits
+
+
+def test_experts_that_are_not_quantised_are_reported() -> None:
+    """bitsandbytes finds no `nn.Linear` in transformers 5's experts; in those of transformers 4 it does."""
+    job = Job(model="qwen3-30b-a3b", gpu="rtx4090", qlora=True)
+    setup = resolve_job(job)
+    result = setup.estimate()
+    row = next(row for row in assumptions(setup, result) if row.name == "--version")
+    older = resolve_job(job.replace(version="transformers=4.57")).estimate()
+    assert row.memory == older.memory.total - result.memory.total
+    assert row.memory < -0.5 * result.memory.total
+    given = resolve_job(job.replace(version="transformers=5.2"))
+    assert "--version" not in {row.name for row in assumptions(given, given.estimate())}
+
+
+def test_an_unfused_optimizer_step_is_reported_where_it_is_the_peak() -> None:
+    """Little is kept for backward here: the step's temporaries, a copy of the weights, decide the peak."""
+    setup = resolve_job(
+        Job(model="llama-3.2-1b", gpu="h100-sxm5-80gb", seq_len=16, precision="bf16-pure", loss="fused")
+    )
+    rows = {row.name: row.memory for row in assumptions(setup, setup.estimate())}
+    assert rows["optimizer step"] > 0
+    given = resolve_job(Job(model="llama-3.2-1b", gpu="h100-sxm5-80gb", framework="megatron"))
+    assert "optimizer step" not in {row.name for row in assumptions(given, given.estimate())}
+
+
+def test_what_was_given_is_not_assumed() -> None:
+    given = resolve_job(Job(model="gpt2", gpu="rtx4090", attention="flash", loss="float32", framework="megatron"))
+    assert not assumptions(given, given.estimate())
+
+
+def test_that_peft_may_adapt_experts_is_named() -> None:
+    """PEFT adds the adapters of experts to their matrices, and keeps the sums: those of Mixtral's 32 layers, in 16 bits."""
+    job = Job("mixtral-8x7b", gpu="h100", gpus=8, zero=3, lora_rank=16, seq_len=2048, framework="huggingface")
+    setup = resolve_job(job)
+    row = next(row for row in assumptions(setup, setup.estimate()) if row.name == "--lora-targets")
+    assert row.memory == pytest.approx(2 * 32 * 8 * 3 * 4096 * 14336, rel=0.08)
+    for other in (
+        job.replace(model="llama-3.1-8b"),
+        job.replace(lora_targets="all"),
+        job.replace(version="transformers=4.57"),
+    ):
+        given = resolve_job(other)
+        assert "--lora-targets" not in {row.name for row in assumptions(given, given.estimate())}

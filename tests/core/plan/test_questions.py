@@ -1,0 +1,228 @@
+"""Questions the other way round have the answers that a plain loop over single estimates gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from loadgauge import NothingFits, cluster, gpu, model, training
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.definitions.hardware.hardware import gpu as kind_of_gpu
+from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.core.plan import inverse as questions
+from loadgauge.core.plan.advise.replan import what_would_fit
+from loadgauge.core.plan.reopen import reopen
+from loadgauge.core.plan.search import Case, search
+from loadgauge.core.plan.space.axis_values import space_for
+from spaces import case, ends, every_layout
+
+FEW: dict[str, Any] = {"pp": (1,), "cp": (1,), "schedule": ("1f1b",), "vpp": (1,), "replicas": (1,)}
+TWO_NODES = case("llama-3.1-8b", 16, 16, tp=(1, 8), zero=(1, 3), **FEW)
+ONE = case("qwen3-0.6b", 1, 16, 2048, schedule=("1f1b",), zero=(0,), card="rtx4090")
+
+
+def by_hand(given: Case, *, tight: bool = False) -> list[tuple[float, float, Any]]:
+    """Time, memory and layout of all that fit (or may), the fastest first, by a plain loop."""
+    rows = [(*ends(given, layout), layout) for layout in every_layout(given)]
+    room = given.cluster.gpu.capacity
+    fits = [(step, memory, layout) for memory, high, step, layout in rows if (memory if tight else high) <= room]
+    return sorted(fits, key=lambda row: row[:2])
+
+
+PIPELINE = case(
+    "qwen3-0.6b", 4, 4, 4096, pp=(2,), vpp=(1,), cp=(1,), tp=(1,), zero=(0, 2), replicas=(1,), schedule=("1f1b",),
+    card="rtx4090", kind=training("torchtitan"),
+)  # fmt: skip
+SHARDED = case("qwen3-1.7b", 4, 4, 2048, pp=(1,), cp=(1,), tp=(1,), zero=(3,), replicas=(1,), vpp=(1,), schedule=("1f1b",),
+               card="rtx4090", kind=training("huggingface"))  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [ONE, PIPELINE, SHARDED])
+@pytest.mark.parametrize("batch", [None, 4, 12, 64, 1024])
+def test_the_largest_micro_batch_is_the_last_of_all_whole_numbers(given: Case, batch: int | None) -> None:
+    def fits(n: int, whole: int, tight: bool = False) -> bool:
+        return bool(by_hand(questions.with_space(given, micro_batch=(n,), global_batch=whole), tight=tight))
+
+    def needed(n: int) -> int:
+        """The least global batch, of at least what is wanted, that suits every layout."""
+        unit = n * given.space.gpus
+        return unit * max(1, -(-(batch or 1) // unit))
+
+    found = questions.largest_micro_batch(given, batch=batch)
+    assert found.tight is not None
+    most = 2 * found.tight + 3
+    dividing = [n for n in range(1, most) if batch is not None and batch % n == 0 and fits(n, batch)]
+    assert found.value == max([n for n in range(1, most) if fits(n, needed(n))] + dividing)
+    assert found.dividing == (max(dividing) if dividing else None)
+    sizes = [point.layout.micro_batch for point in found.curve]
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert found.value == found.best.layout.micro_batch
+    assert found.best.memory.verdict == "fits"
+    dividing_tight = [n for n in range(1, most) if batch is not None and batch % n == 0 and fits(n, batch, tight=True)]
+    assert (
+        found.tight == sizes[-1] == max([n for n in range(1, most) if fits(n, needed(n), tight=True)] + dividing_tight)
+    )
+    for point in found.curve:
+        n, whole = point.layout.micro_batch, point.layout.global_batch
+        assert whole == (batch if n in dividing_tight else needed(n))
+        there = questions.with_space(given, micro_batch=(n,), global_batch=whole)
+        rows = by_hand(there) or by_hand(there, tight=True)
+        assert point.time is not None
+        assert point.time.step == pytest.approx(rows[0][0], rel=1e-9)
+
+
+def test_the_margin_narrows_the_micro_batch() -> None:
+    free = 4 * 2**30
+    found = questions.largest_micro_batch(ONE, margin=free)
+    assert found.value < questions.largest_micro_batch(ONE).value
+    assert found.best.memory.total <= ONE.cluster.gpu.capacity - free
+
+
+def test_the_longest_sequence_is_the_last_of_all_that_fit() -> None:
+    given = case(
+        "qwen3-1.7b", 1, 1, schedule=("1f1b",), zero=(0,), card="rtx4090", kind=training("huggingface", "bf16-pure")
+    )
+    found = questions.largest_sequence(given)
+    longest = 0
+    for steps in range(1, found.value // 1024 + 3):
+        if by_hand(questions.with_space(given, seq_len=1024 * steps)):
+            longest = 1024 * steps
+    assert found.value == longest
+    assert found.best.layout.seq_len == longest
+
+
+def test_the_smallest_adapter() -> None:
+    share = 0.25
+    found = questions.smallest_nic(TWO_NODES, share)
+    for gigabits in questions.NICS:
+        link = msgspec.structs.replace(TWO_NODES.cluster.links[-1], bandwidth=gigabits * 1e9 / 8)
+        machines = msgspec.structs.replace(TWO_NODES.cluster, links=(TWO_NODES.cluster.links[0], link))
+        slower = msgspec.structs.replace(TWO_NODES, cluster=machines)
+        best = slower.estimate(by_hand(slower)[0][2])
+        assert best.time is not None
+        busy = sum(
+            best.time.parts[lane] for lane in ("forward", "backward", "recompute", "loss", "optimizer", "bubble")
+        )
+        if (best.time.step - busy - best.time.parts.get("fixed", 0)) / best.time.step <= share:
+            break
+    assert found.value == gigabits * 1e9 / 8
+    assert gigabits > questions.NICS[0]
+
+
+@pytest.mark.parametrize(
+    ("axes", "lane", "where"),
+    [
+        ({"tp": (8,), "zero": (0,)}, "tp", "inside a node, where no adapter changes it"),
+        ({"tp": (1,), "zero": (3,), "micro_batch": (1,)}, "zero", "over the network, latency included"),
+    ],
+)
+def test_what_no_adapter_changes_is_named(axes: dict[str, Any], lane: str, where: str) -> None:
+    given = case("llama-3.1-8b", 16, 16, **{**FEW, **axes})
+    with pytest.raises(NothingFits) as caught:
+        questions.smallest_nic(given, 0.0005)
+    link = msgspec.structs.replace(given.cluster.links[-1], bandwidth=400e9)
+    machines = msgspec.structs.replace(given.cluster, links=(given.cluster.links[0], link))
+    fastest = msgspec.structs.replace(given, cluster=machines)
+    time = fastest.estimate(by_hand(fastest)[0][2]).time
+    assert time is not None
+    share = f"{time.parts[lane] / time.step:.1%}"
+    assert str(caught.value).endswith(f"most of it is {lane}, {share} of the step, {where}")
+    assert "under 0.05% of the step" in str(caught.value)
+
+
+def test_no_adapter_makes_room() -> None:
+    with pytest.raises(NothingFits, match="fits 16 x H100 SXM5 80GB, whatever the adapter"):
+        questions.smallest_nic(case("llama-3.1-405b", 16, 16, tp=(8,), zero=(0,), **FEW), 0.1)
+
+
+def test_no_adapter_where_there_is_no_network() -> None:
+    with pytest.raises(ConfigError, match="one domain"):
+        questions.smallest_nic(ONE, 0.1)
+
+
+def test_the_largest_model() -> None:
+    names = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "qwen3-1.7b", "llama-3.2-3b")
+    models = [model(name) for name in names]
+    found = questions.largest_model(msgspec.structs.replace(ONE, locks={}), models)
+    fits = []
+    for one in models:
+        space = space_for(one, ONE.training, 1, ONE.space.global_batch, ONE.space.seq_len)
+        if by_hand(msgspec.structs.replace(ONE, space=space)):
+            fits.append(one)
+    assert 0 < len(fits) < len(models)
+    assert found.value == max(fits, key=lambda one: parameters(one).total).name
+
+
+@pytest.mark.parametrize("kind", [
+    training("megatron"), training("torchtitan"), training("huggingface", "bf16-pure", "adafactor"),
+    training("deepspeed", offload="optimizer"), training("megatron", "fp8"),
+])  # fmt: skip
+def test_no_layout_holds_less_than_is_held_at_least(kind: Any) -> None:
+    given = case("llama-3.1-8b", 8, 8, kind=kind, **FEW)
+    least, _ = questions.leanest(given)
+    assert least * 8 >= questions.held_bytes(given) * parameters(given.space.model).total
+    # And not for the activations' sake alone: a third more would be too much.
+    short = questions.with_space(given, seq_len=128)
+    if kind.framework.name == "megatron" and kind.precision.products is None:
+        assert questions.leanest(short)[0] * 8 < 1.9 * questions.held_bytes(given) * parameters(given.space.model).total
+
+
+def test_the_cheapest_kind_of_gpu() -> None:
+    prices = {"h100-sxm5-80gb": 3.0, "a100-sxm4-80gb": 1.0, "b200-sxm-180gb": 6.0, "rtx4090": 0.1, "rtx3060-12gb": 0.05}
+    given = case("llama-3.1-8b", 8, 8, tp=(1, 2, 8), zero=(1, 3), **FEW)
+
+    def on(name: str) -> list[Case]:
+        return [msgspec.structs.replace(given, cluster=cluster(kind_of_gpu(name), 8))]
+
+    found, rest = questions.cheapest_gpu(on, prices)
+    costs = {}
+    for name, price in prices.items():
+        rows = by_hand(on(name)[0])
+        tight = rows or by_hand(on(name)[0], tight=True)
+        if tight:
+            costs[name] = (not rows, price * 8 * tight[0][0] / 3600 / (8 * 4096) * 1e9)
+    names = [answer.best.cluster.gpu.id for answer in found if answer.best.cluster is not None]
+    assert names == sorted(costs, key=costs.__getitem__)
+    assert [answer.value for answer in found] == pytest.approx([cost for _, cost in sorted(costs.values())])
+    assert len(rest) == len(prices) - len(costs)
+
+
+def test_a_lock_outlives_a_change() -> None:
+    locks: dict[str, tuple[Any, ...]] = {"tp": (2,), "pp": (1,), "cp": (1,), "micro_batch": (1,), "zero": (1,)}
+    kind = training("megatron")
+    space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096, locks=locks)
+    given = Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8), locks=locks)
+    assert questions.fewest_gpus(given).best.layout.tp == 2
+    assert questions.largest_sequence(given).best.layout.tp == 2
+    assert reopen(given, gpus=16, global_batch=16).space.tp == (2,)
+    eight = msgspec.structs.replace(given, cluster=cluster(gpu("rtx4090"), 8))
+    assert all(change.best.layout.tp == 2 for change in what_would_fit([eight], 0.0, "time"))
+
+
+def test_a_job_with_lengths_fits_only_with_its_longest() -> None:
+    lengths = Lengths.of([100] * 99 + [4096])
+    given = case("llama-3.1-8b", 1, 8, schedule=("1f1b",), zero=(0,), card="h100-sxm5-80gb", lengths=lengths,
+                 kind=training("huggingface", optimizer="sgd"))  # fmt: skip
+    found = search([given], top=100)
+    fits = 0
+    for layout in every_layout(given):
+        alike = msgspec.structs.replace(layout, tokens=None, pairs=None)
+        memory, high = (max(ends(given, one)[end] for one in (layout, alike)) for end in (0, 1))
+        if high <= given.cluster.gpu.capacity:
+            fits += 1
+            result = next(one for one in found.layouts if one.layout == layout)
+            assert result.memory.total == pytest.approx(memory, abs=0.5)
+    assert found.fitting == fits == len(found.layouts)
+    # As they come, more would seem to fit.
+    assert fits < sum(ends(given, layout)[1] <= given.cluster.gpu.capacity for layout in every_layout(given))
+
+
+def test_what_does_not_fit_says_so() -> None:
+    given = case("llama-3.1-70b", 1, 1, card="rtx4090")
+    for question in (questions.largest_sequence, questions.largest_micro_batch, questions.fewest_gpus):
+        with pytest.raises(NothingFits):
+            question(given)

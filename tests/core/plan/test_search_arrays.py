@@ -1,0 +1,96 @@
+"""The array reading is the reading of whole numbers: the same layouts, bytes and seconds, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from loadgauge import training
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.plan.search import untimed
+from spaces import CASES, POLICIES, alone, case, ends, every_layout, read, some
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_layouts_are_those_that_are_valid_one_by_one(name: str) -> None:
+    given = CASES[name]
+    assert set(read(given)) == set(every_layout(given))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_and_time_are_those_of_each_alone(name: str) -> None:
+    given = CASES[name]
+    found = read(given)
+    upper = {
+        batch.grid.layout(batch.structure, int(place)): high
+        for batch in given.evaluator().batches(None, untimed)
+        for place, high in zip(batch.places, batch.high, strict=True)
+    }
+    for layout in some(list(found), 100):
+        memory, high, step = ends(given, layout)
+        assert found[layout][0] == pytest.approx(memory, abs=0.5), layout
+        assert found[layout][1] == pytest.approx(step, rel=1e-9), layout
+        assert upper[layout] == pytest.approx(high, abs=0.5), layout
+
+
+def test_a_grid_cut_in_pieces_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = case("llama-3.1-8b", 4, 8, schedule=("1f1b", "zb-h1"))
+    whole = read(given)
+    monkeypatch.setattr("loadgauge.core.plan.space.space.ELEMENTS", 7)
+    assert read(given) == whole
+
+
+def test_every_axis_is_walked() -> None:
+    found = list(read(CASES["experts"]))
+    for axis in (
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "etp",
+        "vpp",
+        "zero",
+        "replicas",
+        "micro_batch",
+        "recompute",
+        "schedule",
+    ):
+        assert len({getattr(layout, axis) for layout in found}) > 1, axis
+    assert isinstance(found[0], Layout)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_step_takes_less_than_the_least(name: str) -> None:
+    given = CASES[name]
+    bounds: list[np.ndarray] = []
+
+    def all_of_them(memory: np.ndarray, high: np.ndarray, least: np.ndarray) -> np.ndarray:
+        bounds.append(least)
+        return np.ones(len(memory), dtype=bool)
+
+    batches = list(given.evaluator().batches(None, all_of_them))
+    assert len(bounds) == len(batches)
+    for batch, least in zip(batches, bounds, strict=True):
+        assert (least <= batch.step).all()
+    # It is worth something: half of the layouts take at most a twentieth more.
+    over = np.concatenate([batch.step / least for batch, least in zip(batches, bounds, strict=True)])
+    assert np.median(over) < 1.05
+
+
+@pytest.mark.parametrize(("schedule", "split"), [("gpipe", (8, 4)), ("1f1b", (7, 5))])
+def test_stages_that_are_slow_in_other_ways_are_read_as_each_alone(schedule: str, split: tuple[int, int]) -> None:
+    """(8, 4): with recomputation one stage is slower backward, one forward; (7, 5): which is slower depends on tp."""
+    given = case("gpt2", 4, 64, 1024, pp=(2,), schedule=(schedule,), vpp=(1,), stage_layers=split)
+    found = read(given)
+    assert len(found) > 100
+    for layout, both in found.items():
+        assert both == pytest.approx(alone(given, layout), rel=1e-9), layout
+
+
+def test_gradients_that_are_added_up_are_told_apart_for_each_number_of_stages() -> None:
+    """Where four stages run two micro-batches and add up their gradients, two stages run one."""
+    axes = {"schedule": ("1f1b",), "vpp": (1,), "zero": (0, 1), "pp": (2, 4), "tp": (1,), "recompute": POLICIES[:1]}
+    given = case("llama-3.1-8b", 8, 8, kind=training("huggingface"), **axes)
+    for layout, both in read(given).items():
+        assert both == pytest.approx(alone(given, layout), rel=1e-9), layout

@@ -1,0 +1,27 @@
+"""TRL's preference trainers, as they ran on the simulated device: every phase within one percent.
+
+What the formula does not count is that of a batch with an attention mask, which `stack.known` names and counts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stack.case import Case
+from stack.compare import ORDER, Row, of_task
+from stack.known import named, within
+
+TRACED = json.loads((Path(__file__).parents[2] / "data" / "posttrain" / "trl.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("words", TRACED)
+def test_phases_of_a_trainer(words: str) -> None:
+    pytest.importorskip("transformers")
+    case, traced = Case.of(words), TRACED[words]
+    found = of_task(case)
+    for name in (phase for phase in ORDER if phase in traced and phase in found):
+        row = Row(name, traced[name], found[name])
+        assert within(found[name], traced[name]) or named(case, row) in ("M", "E", "T", "MT"), (name, row.percent)

@@ -1,0 +1,262 @@
+"""Inference: what is kept, computed and read, against printed figures, brute force and real caches."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.command_line import document, typed
+
+from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.definitions.hardware.cluster import cluster
+from loadgauge.core.definitions.hardware.hardware import gpu
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.families.catalogue import model
+from loadgauge.core.resolve.inference import resolve_inference
+from loadgauge.core.serving.memory import cache, memory
+from loadgauge.core.serving.passes import split, touched
+from loadgauge.core.serving.result import Answer, known_range
+from loadgauge.core.serving.time import Clock
+
+
+def ask(name: str, task: Any = "generate", card: str | None = None, /, **given: Any) -> Answer:
+    job = {key: given.pop(key) for key in ("tp", "pp", "ep", "gpus", "price") if key in given}
+    return resolve_inference(Job(model=name, gpu=card, **job), task, given)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "tokens", "nbytes"),
+    [
+        ("llama-3.1-8b", 1, 20 * 1024, 2.5 * 2**30),  # Unsloth's announcement of GRPO, 2025-02-21: 2.5 GB
+        ("qwen3-235b-a22b", 4, 178_880, 8_609_136_640),  # vllm#21348: a pool of 8.11 GiB, blocks rounded down
+        ("deepseek-v3", 1, 1000, 70_272_000),  # "Insights into DeepSeek-V3", table 1: 70.272 KB a token
+        ("llama-3.1-405b", 1, 1000, 516_096_000),  # the same table
+    ],
+)
+def test_printed_caches(name: str, tp: int, tokens: int, nbytes: float) -> None:
+    spec = model(name)
+    asked = Inference(task="generate", context=tokens, tp=tp)
+    assert cache(spec, asked, split(spec, asked)[0]) == nbytes
+
+
+def test_printed_weights() -> None:
+    """vllm#10511: Llama-3.1-8B takes 14.96 GiB, and 7.48 on each of two ranks."""
+    for tp, gib in ((1, 14.96), (2, 7.48)):
+        assert ask("llama-3.1-8b", tp=tp).memory.weights / 2**30 == pytest.approx(gib, abs=0.005)
+
+
+def test_a_window_bounds_the_cache() -> None:
+    """Mistral 7B sees 4,096 tokens: a longer context keeps no more."""
+    spec = model("mistral-7b-v0.1")
+    kept = [
+        cache(spec, (asked := Inference(task="generate", context=n)), split(spec, asked)[0])
+        for n in (2048, 4096, 32768)
+    ]
+    assert kept[0] * 2 == kept[1] == kept[2] == 32 * 4096 * 2 * 8 * 128 * 2
+
+
+def test_ranks_that_cannot_share_a_key_head_each_hold_one() -> None:
+    one, eight, sixteen = (ask("llama-3.1-70b", tp=tp, context=1000).memory.cache for tp in (1, 8, 16))
+    assert one == 8 * eight
+    assert eight == sixteen
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt2", "deepseek-v2-lite", "qwen3-30b-a3b", "falcon-7b"])
+def test_a_prompt_is_as_much_work_as_its_tokens(name: str) -> None:
+    """Every token meets s keys in a prompt, as counted, and one more at a context of s as well: s passes of one are the prompt.
+
+    But for latent attention, whose products with a cache are of the latents' width.
+    """
+    spec, s = model(name), 512
+    asked = Inference(task="forward", context=s)
+    clock = Clock(spec, asked, split(spec, asked), cluster(gpu("h100-sxm5-80gb"), 1))
+    whole, one = clock.prompts().flops, clock.token(s).flops
+    if name.startswith("deepseek"):
+        mixer: Any = spec.blocks[0].attention
+        wider = 2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim
+        usual = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim
+        one -= 2 * s * spec.num_hidden_layers * mixer.num_attention_heads * (wider - usual)
+    assert s * one == pytest.approx(whole, rel=1e-12)
+
+
+def test_two_flops_a_parameter_and_token() -> None:
+    """Of a short context; embedding tables are looked up, and an MLP's norms are no products."""
+    answer = ask("llama-3.1-8b", "forward", "h100-sxm5-80gb", context=16, batch=4)
+    assert answer.first is not None
+    matrices = answer.params - 128_256 * 4096
+    assert answer.first.flops / (2 * matrices * 64) == pytest.approx(1, abs=0.001)
+
+
+@pytest.mark.parametrize(("experts", "chosen", "tokens"), [(4, 2, 1), (4, 2, 2), (5, 1, 3), (4, 3, 2)])
+def test_experts_that_are_reached(experts: int, chosen: int, tokens: int) -> None:
+    """Every way in which the tokens can choose, equally likely."""
+    choices = list(itertools.combinations(range(experts), chosen))
+    reached = [len(set().union(*ways)) for ways in itertools.product(choices, repeat=tokens)]
+    assert touched(experts, chosen, tokens) == pytest.approx(sum(reached) / len(reached))
+
+
+def test_a_token_takes_no_less_than_the_weights_and_the_cache_at_the_bandwidth() -> None:
+    card = gpu("h100-sxm5-80gb")
+    for batch, form in ((1, "bf16"), (16, "bf16"), (16, "nf4"), (64, "fp8")):
+        answer = ask("llama-3.1-8b", "generate", card.id, context=2048, batch=batch, weight_format=form)
+        assert answer.last is not None
+        table = 128_256 * 4096 * 2  # looked up, not read
+        least = (answer.memory.weights - table + answer.memory.cache) / card.memory_bandwidth
+        assert 1 < answer.last.seconds / least < 2
+
+
+def test_few_bits_are_faster_to_read_and_smaller() -> None:
+    seconds, nbytes = [], []
+    for form in ("bf16", "fp8", "awq"):
+        answer = ask("llama-3.1-8b", "generate", "h100-sxm5-80gb", weight_format=form)
+        assert answer.last is not None
+        seconds.append(answer.last.seconds)
+        nbytes.append(answer.memory.weights)
+    assert seconds == sorted(seconds, reverse=True)
+    ends = 2 * 2 * 128_256 * 4096
+    assert (nbytes[0] - ends) / (nbytes[1] - ends) == pytest.approx(2, abs=0.001)
+
+
+def test_the_cache_in_fewer_bits() -> None:
+    wide, narrow = (ask("llama-3.1-8b", batch=8, cache_format=form).memory.cache for form in ("bf16", "fp8"))
+    assert wide == 2 * narrow
+
+
+def test_the_largest_batch_is_the_largest() -> None:
+    spec, card = model("llama-3.1-8b"), gpu("h100-sxm5-80gb")
+    found = ask("llama-3.1-8b", "generate", card.id, context=4096).largest
+    assert found is not None
+    for batch, fits in ((found, True), (found + 1, False)):
+        asked = Inference(task="generate", context=4096, batch=batch)
+        assert memory(spec, asked, split(spec, asked), card).fits is fits
+
+
+def test_stages_share_layers_and_a_token_passes_them_all() -> None:
+    one, two = (ask("llama-3.1-70b", "generate", "h100-sxm5-80gb", pp=pp, tp=4, batch=4) for pp in (1, 2))
+    assert one.last is not None
+    assert two.last is not None
+    assert one.last.flops == two.last.flops
+    assert two.memory.weights < 0.52 * one.memory.weights
+    sends = sum(row.seconds for row in two.last.traffic if row.axis == "pp")
+    assert two.last.seconds == pytest.approx(one.last.seconds + sends)
+
+
+def test_tensor_parallel_traffic_is_two_all_reduces_a_layer() -> None:
+    """And one of the embedding: 2 (t - 1) / t of 2 b s h bytes each (article 3)."""
+    answer = ask("llama-3.1-70b", "generate", "h100-sxm5-80gb", tp=4, batch=16, context=1025, prefill_tokens=None)
+    assert answer.first is not None
+    (row,) = answer.first.traffic
+    assert row.calls == 2 * 80 + 1
+    assert row.wire == 161 * 2 * 3 / 4 * 2 * 16 * 1024 * 8192
+
+
+POINTS = [  # model, GPU, format, prompt, answer, sequences, tp, ms a token (aiconfigurator, silicon_sample.csv)
+    ("minimax-m2", "h100-sxm5-80gb", "fp8", 1024, 1024, 16, 4, 15.5408),
+    ("llama-3.1-70b", "b200-sxm-180gb", "fp8", 1024, 1024, 64, 4, 9.7201),
+    ("llama-3.1-70b", "b200-sxm-180gb", "fp8", 8192, 1024, 32, 4, 14.7777),
+    ("llama-3.1-70b", "h100-sxm5-80gb", "fp8", 1024, 8192, 64, 8, 16.4892),
+    ("llama-3.1-70b", "h200-sxm-141gb", "fp8", 1024, 1024, 8, 2, 12.4248),
+    ("llama-3.1-70b", "h200-sxm-141gb", "fp8", 1024, 8192, 4, 2, 14.2016),
+    ("llama-3.1-8b", "h100-sxm5-80gb", "bf16", 1024, 512, 32, 2, 6.6483),
+]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_measured_tokens_lie_in_the_range(point: tuple[str, str, str, int, int, int, int, float]) -> None:
+    """With the share of prompts that a server's steps run beside; every fortieth of the points, one at random, nothing fitted."""
+    name, card, form, prompt, answer, batch, tp, milliseconds = point
+    spec, asked = model(name), Inference(
+        task="generate", context=prompt + answer, answer=answer, batch=batch, tp=tp, weight_format=form
+    )  # fmt: skip
+    clocks = [
+        Clock(spec, one, split(spec, one), cluster(gpu(card), tp))
+        for one in (asked, msgspec.structs.replace(asked, batch=1))
+    ]
+    predicted = clocks[0].token(prompt + answer / 2).seconds + batch / answer * clocks[1].prompts().seconds
+    known = known_range()
+    assert known.token_low < milliseconds / 1e3 / predicted < known.token_high
+
+
+def test_linear_mixers_keep_a_state_whatever_the_context() -> None:
+    short, long = (ask("mamba2-2.7b", context=n).memory.cache for n in (128, 65536))
+    assert short == long > 0
+
+
+def test_what_cannot_be_generated() -> None:
+    with pytest.raises(NotModelled):
+        ask("bert-base-uncased")
+    with pytest.raises(ConfigError, match="positions"):
+        ask("gpt2", context=2048)
+    assert ask("bert-base-uncased", "forward", context=512).memory.cache == 0
+
+
+def test_the_command() -> None:
+    line = "estimate llama-3.1-8b --gpu h100-sxm5-80gb --task generate --context 4096 --answer 512 --batch 16"
+    found = document(f"{line} --price 2")
+    assert found["memory"]["parts"]["cache"] == 16 * 4096 * 32 * 2 * 8 * 128 * 2
+    assert found["token"]["low"] == found["token"]["seconds"] * known_range().token_low
+    whole = found["first"]["seconds"] + 512 * found["mean_token"]
+    assert found["money_per_million"] == pytest.approx(2 * whole / 3600 / (16 * 512) * 1e6)
+    text = typed(line).out
+    assert "no planner of serving" in text
+    assert "Time to first token" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--task generate --zero 3", "zero"),
+        ("--task generate --seq-len 512", "--context"),
+        ("--context 512", "--task generate"),
+        ("--task forward --answer 3", "--task generate"),
+        ("--task generate --context 16 --answer 16", "below"),
+        ("--task generate --ep 2", "experts"),
+        ("--task generate --table flops", "--table"),
+    ],
+)
+def test_what_does_not_go_together_is_said(words: str, said: str) -> None:
+    found = typed(f"estimate llama-3.1-8b {words}")
+    assert found.code == 2
+    assert said in found.err
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_without_an_answer_a_token_of_a_server_is_a_step_of_decoding(engine: str) -> None:
+    """It reads the weights and the cache; with one request there are no prompts of others, so longer answers take as long."""
+    line = f"estimate llama-3.1-8b --gpu h100-sxm5-80gb --task generate --context 4096 --server {engine}"
+    one, many = document(line), document(f"{line} --answer 64")
+    table = 128_256 * 4096 * 2
+    least = (one["memory"]["parts"]["weights"] - table + one["memory"]["parts"]["cache"]) / 3.35e12
+    assert least < one["mean_token"] < 2 * least
+    assert one["mean_token"] == pytest.approx(many["mean_token"], rel=0.01)
+    for batch in (1, 8):
+        said = typed(f"{line} --batch {batch}").out.partition("Where it goes")
+        assert not re.search(
+            r"\b0 (us|tokens/s)", said[0] + said[2].partition("The server")[2].partition("Work and time")[0]
+        )
+    # Requests that ask for one token each: no more are answered than their prompts can be read, two FLOPs a parameter and token.
+    eight = document(f"{line} --batch 8")
+    assert 0 < eight["tokens_per_second"] < 989e12 / (2 * 8.03e9 * 4095)
+
+
+def test_what_is_printed_lies_in_its_range() -> None:
+    line = "estimate llama-3.1-8b --gpu h100-sxm5-80gb --context 4096 --batch 4"
+    for more in ("--task generate --answer 512", "--task generate", "--task generate --server vllm", "--task forward"):
+        found = document(f"{line} {more}")
+        for name in ("first", "token"):
+            one = found.get(name, {})
+            if "low" in one:
+                assert one["low"] <= one["seconds"] < one["high"]
+        if "mean_token" in found:
+            assert found["mean_token_range"][0] < found["mean_token"] < found["mean_token_range"][1]
+        assert "low" in found["token" if "generate" in more else "first"]
+    # A score's kernels are those of training's forward, and software adds the same to them.
+    scored, trained = document(f"{line} --task forward"), document(
+        "estimate llama-3.1-8b --gpu h100-sxm5-80gb --seq-len 4096 --micro-batch 4 --framework megatron --memory 140GiB"
+    )  # fmt: skip
+    parts = trained["time"]["parts"]
+    assert scored["first"]["seconds"] == pytest.approx(parts["forward"] + parts["loss"] / 3, rel=0.04)

@@ -1,0 +1,77 @@
+"""`convert` as a function: jobs, names and job files into the files of any dialect, as the command writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import typed
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.job_files.convert import convert
+from loadgauge.job_files.dialects import FILES
+from loadgauge.job_files.exchange import Written, read
+
+SCRIPT = "torchrun --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1  # mine\n"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    place = tmp_path / "train.sh"
+    place.write_text(SCRIPT)
+    return place
+
+
+@pytest.mark.parametrize("dialect", FILES)
+def test_a_job_becomes_a_file_that_says_it(dialect: str) -> None:
+    written = convert(Job(model="llama-3.1-8b", gpus=16, zero=2, micro_batch=2), to=dialect)
+    found = read(str(written), dialect, given={"gpus": 16}).job
+    assert written.dialect == dialect
+    assert found.zero == 2 or any("--zero 2" in line for line in written.left_out)
+    assert found.micro_batch in (2, None)
+    assert (found.micro_batch is None) == any("--micro-batch" in line for line in written.left_out)
+
+
+def test_a_name_and_fields_are_a_job() -> None:
+    assert convert("llama-3.1-8b", to="trl", gpus=8, zero=3) == convert(
+        Job(model="llama-3.1-8b", gpus=8, zero=3), to="trl"
+    )
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "megatron-bridge", "flags"])
+def test_a_file_is_converted_as_by_the_command(script: Path, target: str) -> None:
+    written = convert(script, to=target, gpus=16)
+    found = typed(["convert", str(script), "--to", target, "--gpus", "16"])
+    assert (found.code, found.out.rstrip("\n")) == (0, str(written).rstrip("\n"))
+    assert convert([script], to=target, gpus=16) == convert(Job(model=str(script), gpus=16), to=target) == written
+    for line in written.left_out:
+        assert line in found.err
+
+
+def test_a_file_of_the_dialect_is_patched(script: Path) -> None:
+    assert str(convert(script, tp=4)) == SCRIPT.replace("-size 2", "-size 4")
+    text = str(convert("llama-3.1-8b", onto=script, gpus=8, tp=8, seq_len=4096))
+    assert text.startswith("torchrun --nproc-per-node 8 --nnodes 1 ")
+    assert text.endswith("# mine\n")
+    assert read(text).job.tp == 8
+
+
+def test_none_takes_a_field_back() -> None:
+    job = Job(model="llama-3.1-8b", gpus=8, tp=2)
+    assert convert(job, tp=None) == convert(Job(model="llama-3.1-8b", gpus=8))
+
+
+def test_what_cannot_be_converted_is_refused(script: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean tp"):
+        convert("llama-3.1-8b", tpp=2)
+    with pytest.raises(ConfigError, match=r"unknown dialect 'megatronn' .*; did you mean megatron\?"):
+        convert("llama-3.1-8b", to="megatronn")
+    with pytest.raises(ConfigError, match="no such file"):
+        convert([tmp_path / "none.yaml"])
+    with pytest.raises(ConfigError, match="7 GPUs cannot be split over 2"):
+        convert(script, gpus=7)
+
+
+def test_what_is_written_prints_as_its_text() -> None:
+    assert f"{Written(dialect='trl', text='packing: false')}" == "packing: false"

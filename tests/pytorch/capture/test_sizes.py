@@ -1,0 +1,47 @@
+"""Sizes as formulas: what SymPy and PyTorch make of shapes, read back as numbers."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+from torch.utils._sympy.functions import CeilToInt, CleanDiv, FloorDiv, IntTrueDiv, Mod, PythonMod
+
+from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.pytorch.capture.symbols.sizes import Size, compiled, written
+
+B, S = sympy.symbols("b s", integer=True, positive=True)
+NAMES = {B: "b", S: "s"}
+POINTS = [(1, 1), (2, 15), (3, 128), (5, 129), (64, 500)]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        B * S * 4 + 512, sympy.ceiling(S / 128) * B * 7, sympy.floor((S + 1) / 2) ** 2 * B, sympy.Max(S, 128) * B,
+        FloorDiv(S + 127, 128) * 3 * B, CeilToInt(IntTrueDiv(S, 32)) * B, Mod(S, 16) * B, PythonMod(-S, 16) + 1, CleanDiv(4 * S, 2),
+        (B + S) ** 2 * 3, sympy.Min(B, S) - S,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_size_has_the_value_of_its_expression(expression: sympy.Expr) -> None:
+    size = Size.of(expression, NAMES)
+    for b, s in POINTS:
+        assert size.at({"b": b, "s": s}) == int(expression.subs({B: b, S: s}))
+
+
+@pytest.mark.parametrize(
+    "relation", [sympy.Eq(Mod(S, 16), 0), sympy.Ne(B, 2), S <= 512, B * S > 100, sympy.And(S > 2, B > 1)], ids=str
+)
+def test_a_guard_has_the_truth_of_its_relation(relation: sympy.Basic) -> None:
+    for b, s in POINTS:
+        assert bool(compiled(written(relation, NAMES))({"b": b, "s": s})) == bool(relation.subs({B: b, S: s}))
+
+
+def test_what_is_no_size_is_refused() -> None:
+    for text in ("b.real", "[b]", "b(s)", "lambda: b", "'b'", "__name__", "1.5", "b if s else 1", "9" * 5000, "b +"):
+        with pytest.raises(ConfigError, match="not a size"):
+            compiled(text)
+    with pytest.raises(NotModelled, match="depends on values"):
+        Size.of(sympy.Symbol("u0", integer=True) * 8, NAMES)
+    with pytest.raises(NotModelled, match="sin"):
+        Size.of(sympy.sin(S), NAMES)

@@ -1,0 +1,58 @@
+"""PyTorch's compiler is left out of a process, and is all there for those who ask for it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+START = """
+import torch
+from loadgauge.pytorch.trace.no_compiler import without_compiler
+
+without_compiler()
+import json, os, sys
+
+for program in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        exec(program)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, program
+    print("END", flush=True)
+"""
+STEP = """
+p = torch.nn.Parameter(torch.ones(1))
+p.grad = p.detach()
+torch.optim.SGD([p], 0.5).step()
+print(float(p), 'torch._dynamo.utils' in sys.modules)
+"""
+ASKED = {
+    "import torch._dynamo.source as one; print(one.AttrSource.__module__)": "torch._dynamo.source",
+    "print(torch._dynamo.eval_frame.DisableContext.__module__)": "torch._dynamo.eval_frame",
+    "torch._dynamo.disable; torch.compile(abs, backend='eager'); print(torch._dynamo.disable.__module__)": (
+        "torch._dynamo.decorators"
+    ),
+}
+Said = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def said() -> Said:
+    """What a program of PyTorch without its compiler prints; each in a process of its own, forked from one."""
+    programs = [STEP, *ASKED]
+    done = subprocess.run(
+        [sys.executable, "-c", START, json.dumps(programs)], capture_output=True, text=True, check=True
+    )
+    return dict(zip(programs, done.stdout.split("END"), strict=False)).__getitem__
+
+
+def test_a_step_of_an_optimizer_needs_no_compiler(said: Said) -> None:
+    assert said(STEP).split() == ["0.5", "False"]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_who_asks_for_the_compiler_gets_it(asked: str, said: Said) -> None:
+    assert said(asked).strip() == ASKED[asked]

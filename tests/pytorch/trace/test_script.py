@@ -1,0 +1,163 @@
+"""`loadgauge trace` on the command line, on configs and on scripts that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from command_line import typed
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.pytorch.trace.programs.jobs import of_module
+from loadgauge.pytorch.trace.programs.script import FunctionJob, function
+from loadgauge.pytorch.trace.trace import trace
+
+SCRIPT = """
+import torch, torch.nn as nn
+torch.cuda.manual_seed(0)
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+def main():
+    net = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=True), 2, enable_nested_tensor=False
+    ).to(device)
+    head = nn.Linear(64, 100).cuda()
+    opt = torch.optim.AdamW([*net.parameters(), *head.parameters()], lr=1e-4)
+    for _ in range(2):
+        x = torch.randn(8, 32, 64).cuda(non_blocking=True)
+        y = torch.randint(0, 100, (8, 32), device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = head(net(x))
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    assert loss.item() == 1.0
+
+def stepwise():
+    layer = nn.Linear(256, 256, bias=False, device="cuda")
+    opt = torch.optim.SGD(layer.parameters(), lr=0.1)
+    x = torch.ones(32, 256, device="cuda")
+    def step():
+        layer(x).mean().backward()
+        opt.step()
+        opt.zero_grad()
+    return step
+
+def broken():
+    raise ValueError("as it must")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train_it.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run_on_cuda_names(script: Path, name: str, device: str) -> Any:
+    from loadgauge.pytorch.trace.programs.call import where
+    from loadgauge.pytorch.trace.programs.script import redirect_cuda
+
+    with redirect_cuda(where(device)):
+        job = FunctionJob(function(f"{script}:{name}"), name)
+    return trace(job, device)
+
+
+def test_a_script_for_cuda_runs_as_it_stands(script: Path) -> None:
+    found = run_on_cuda_names(script, "main", "cuda")
+    assert found.steps == 2
+    parameters = 2 * (4 * 64 * 64 + 4 * 64 + 2 * 64 * 128 + 128 + 64 + 4 * 64) + 64 * 100 + 100
+    categories = found.phases and found.peak.categories
+    assert categories["weights"] == 4 * parameters
+    assert categories["optimizer states"] >= 8 * parameters
+    assert found.flops.total > 0
+    assert any(name.startswith("layers.0") for name in found.flops.by_module)
+    assert torch.nn.Module.to.__module__.startswith("torch")  # everything is as it was
+    assert torch.cuda.is_available() == (torch.cuda.device_count() > 0)
+
+
+def test_a_function_that_returns_its_step(script: Path) -> None:
+    found = run_on_cuda_names(script, "stepwise", "cuda")
+    assert found.steps == 2
+    same = trace(of_module(torch.nn.Linear(256, 256, bias=False), torch.empty(32, 256), optimizer="sgd"), "cuda")
+    assert found.flops.total == same.flops.total == 2 * 2 * 32 * 256 * 256
+    assert found.peak.categories["weights"] == same.peak.categories["weights"] == 4 * 256 * 256
+    assert found.saved_nbytes == same.saved_nbytes
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("{script}:missing", "has no function 'missing'"),
+        ("{script}:number", "has no function 'number'"),
+        ("{script}:broken", "ValueError: as it must"),
+        ("{script}:", "is not script.py:function"),
+        ("nowhere.py:main", "no such file"),
+    ],
+)
+def test_what_is_wrong_with_a_script(script: Path, target: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trace(FunctionJob(function(target.format(script=script))), "cpu")
+
+
+def test_the_command(script: Path, tmp_path: Path) -> None:
+    """In a process of its own, which may end as it likes."""
+    viewer = tmp_path / "memory.pickle"
+    found = typed(["trace", "qwen3-0.6b", "--layers", "2", "--seq-len", "128", "--viewer", str(viewer), "--json"])
+    assert not found.err
+    said = json.loads(found.out)
+    assert said["peak"]["categories"]["weights"] == 2 * (151936 * 1024 + 1024 + 2 * (
+        1024 * (16 * 128 + 2 * 8 * 128) + 16 * 128 * 1024 + 2 * 128 + 3 * 1024 * 3072 + 2 * 1024
+    )) + 2 * 4 * 64  # fmt: skip
+    assert said["steps"] == 2
+    assert viewer.stat().st_size > 1000
+    text = typed(["trace", f"{script}:main"])
+    assert text.code == 0, text.err
+    assert text.out.startswith("PEAK")
+    assert "torch.nn" not in text.err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("trace no-such-model", "is neither a model in the catalogue nor a file"),
+        ("trace gpt2 --seq-len 5000", "more than the model's"),
+        ("trace gpt2 --optimizer lion", "optimizer: must be one of"),
+        ("trace gpt2 --precision fp4", "precision: must be one of"),
+        ("trace nowhere.py:main", "no such file"),
+        ("trace gpt2 --viewer /no/such/folder/x", "no such folder"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(line: str, says: str) -> None:
+    found = typed(line)
+    assert found.code == 2
+    assert not found.out
+    assert says in found.err
+    assert found.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["trace", "capture", "measure", "saved"])
+def test_a_script_without_a_function_is_told_what_to_type(command: str, tmp_path: Path) -> None:
+    """Its functions are read from its text; nothing of it is run."""
+    script, ran = tmp_path / "train.py", tmp_path / "ran"
+    script.write_text(
+        f"open({str(ran)!r}, 'w')\ndef step(model): ...\nclass Net:\n    def forward(self): ...\n"
+        "if True:\n    def main(lr=1): ...\nasync def later(): ...\n"
+    )
+    found = typed([command, str(script)])
+    assert (found.code, found.out) == (2, "")
+    assert found.err == f"loadgauge: {script}: name one of its functions, as in {script}:main (it has main, step)\n"
+    assert not ran.exists()
+    script.write_text("x = 1\n")
+    assert f"type {script}:main" in typed([command, str(script)]).err
+    script.write_text("x = (\n")
+    assert "is not Python: '(' was never closed" in typed([command, str(script)]).err
