@@ -246,7 +246,7 @@ def equations_page() -> str:
         "# Equations",
         "",
         "Made by `make docs`: each is what the command above it prints, read off the same list of operations that gives",
-        "the numbers of `loadgauge estimate`. `tests/core/answers/equations/test_equation.py`, `tests/core/answers/equations/test_equation_experts.py` and",
+        "the numbers of `loadgauge estimate`. `tests/core/answers/equations/test_equation.py`, `test_equation_experts.py` and",
         "`tests/core/paper/` compare them with the papers' and with derivations by hand. `loadgauge equation` takes any model",
         "of [the catalogue](models.md) as `--layer` too, a number in place of each letter of ranks (`--tp 8`), and",
         "prints LaTeX (`--latex`) and JSON (`--json`).",

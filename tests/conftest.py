@@ -39,10 +39,11 @@ APART = {
     HERE / place
     for place in (
         # start PyTorch, or build something, without importing it themselves
-        "articles", "capture", "measure", "oom", "test_docs.py", "test_packaging.py", "test_site.py",
+        "evidence/articles", "pytorch", "test_docs.py", "test_packaging.py", "test_site.py",
         # much to compute
-        "equation", "job_files/test_formats_round_trip.py", "core/plan/test_deadline.py", "core/plan/test_planned_choices.py",
-        "core/plan/test_search_arrays.py", "core/plan/test_search_plan.py", "plot",
+        "core/answers/equations", "job_files/test_formats_round_trip.py", "core/plan/test_deadline.py",
+        "core/plan/test_planned_choices.py", "core/plan/test_search_arrays.py", "core/plan/test_search_plan.py",
+        "sheets/test_plot.py",
     )
 }  # fmt: skip
 """Files without an import of other libraries that `make quick` leaves out all the same."""
@@ -52,8 +53,9 @@ ITEMS, EXAMPLES = 2, 10
 KERNELS = {
     HERE / place
     for place in (
-        "core/oracle/test_autocast.py", "core/oracle/test_forward_peak.py", "core/oracle/test_moe_peak.py", "core/oracle/test_peak.py",
-        "core/oracle/test_unpadded_attention.py", "pytorch/measure/test_real.py", "pytorch/measure/test_scratch.py", "pytorch/trace/test_trace.py",
+        "core/oracle/test_autocast.py", "core/oracle/test_forward_peak.py", "core/oracle/test_moe_peak.py",
+        "core/oracle/test_peak.py", "core/oracle/test_unpadded_attention.py", "pytorch/measure/test_real.py",
+        "pytorch/measure/test_scratch.py", "pytorch/trace/test_trace.py",
         "train/test_fused.py", "train/test_padfree_families.py", "train/test_padfree_kernel.py",
         "train/test_padfree_routes.py", "train/test_padfree_training.py",
     )
@@ -63,8 +65,8 @@ KERNELS = {
 WARM = {
     HERE / place
     for place in (
-        "trace", "pytorch/why/test_causes.py", "pytorch/capture/test_command.py", "compare", "pytorch/measure/test_measure_page.py", "test_site.py",
-        "core/command_line/test_cli_errors.py",
+        "pytorch/trace", "pytorch/why/test_causes.py", "pytorch/capture/test_command.py", "pytorch/compare",
+        "pytorch/measure/test_measure_page.py", "test_site.py", "core/command_line/test_cli_errors.py",
     )
 }  # fmt: skip
 """Whose child processes begin with PyTorch imported (`warm_children`)."""

@@ -19,13 +19,13 @@ The same from specifications, with nothing assumed:
 True
 """
 
+import sys as _sys
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from loadgauge._version import __version__ as __version__
-from loadgauge.core.base.callable_package import load as _load
-from loadgauge.core.base.callable_package import make_callable as _make_callable
 from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
-from loadgauge.core.base.model_sources import ROADS as _ROADS
+from loadgauge.core.base.hooks import load as _load
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate, posttrain
@@ -79,6 +79,12 @@ __all__ = [
 
 
 _LAZY = {
+    "capture": "loadgauge.pytorch.capture.call:capture",
+    "equation": "loadgauge.core.answers.equations.equation:equation",
+    "estimate": "loadgauge.api:estimate",
+    "plan": "loadgauge.core.plan.answer:plan",
+    "posttrain": "loadgauge.api:posttrain",
+    "trace": "loadgauge.pytorch.trace.programs.call_job:trace",
     "Job": "loadgauge.core.definitions.job.job:Job",
     "Layout": "loadgauge.core.definitions.layout.layout:Layout",
     "Lora": "loadgauge.core.definitions.model.lora:Lora",
@@ -96,21 +102,16 @@ _LAZY = {
     "training": "loadgauge.core.definitions.training.training:training",
 }
 """Names and where they are defined; each is imported at its first use, so that a command imports only what it needs."""
-_CALLABLE = {
-    "capture": "loadgauge.pytorch.capture.call:capture",
-    "equation": "loadgauge.core.answers.equations.equation:equation",
-    "estimate": "loadgauge.api:estimate",
-    "plan": "loadgauge.core.plan.answer:plan",
-    "posttrain": "loadgauge.api:posttrain",
-    "trace": "loadgauge.pytorch.trace.programs.call_job:trace",
-}
-"""Packages that are functions as well, and the function that answers (see `callable_package`)."""
+
+
+_MOVED = {"measure": "pytorch.measure", "notebook": "sheets.notebook"}
+"""Modules that can be imported by the shorter names that they had."""
 
 
 def __getattr__(name: str) -> object:
     if name in _LAZY:
-        found = globals()[name] = _load(_LAZY[name])
-        return found
+        value = globals()[name] = _load(_LAZY[name])
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -118,12 +119,30 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY})
 
 
-def _captured(job: object, why: str) -> object:
-    """The road of models that no family reads."""
-    road = _load("loadgauge.pytorch.capture.road:road")
-    return road(job, why)
+class _Moved:
+    """Finds a module of `_MOVED` by its shorter name: the same module, not a copy."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> object:
+        head, _, rest = name.removeprefix("loadgauge.").partition(".")
+        if head not in _MOVED or not name.startswith("loadgauge."):
+            return None
+        from importlib.util import spec_from_loader
+
+        return spec_from_loader(name, _Same(".".join(filter(None, ("loadgauge", _MOVED[head], rest)))))
 
 
-_ROADS.append(_captured)
-for _name, _address in _CALLABLE.items():
-    _make_callable(f"{__name__}.{_name}", _address)
+class _Same:
+    """Loads a module by the name where it is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def create_module(self, spec: object) -> object:
+        return _import_module(self.name)
+
+    def exec_module(self, module: object) -> None:
+        """Do nothing: it has run."""
+
+
+_sys.meta_path.append(_Moved)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from loadgauge.page.inputs.uploads import Uploads
 from loadgauge.page.panels.reasons import FIGURES
 from loadgauge.page.server.handlers import OfBlock, Question, estimate, explain
 
-STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
+STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "page" / "static"
 RUNS: dict[str, dict[str, Any]] = {
     "pipeline": {
         "model": "llama-3.1-8b", "gpu": "h100-sxm5-80gb", "gpus": "16", "tp": "4", "pp": "2", "zero": "1", "seq-len": "4096",

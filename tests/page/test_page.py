@@ -257,7 +257,7 @@ def test_in_chinese(opened: Any) -> None:
     assert "Where every byte goes" in page.locator("#body").inner_text()
 
 
-STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
+STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "page" / "static"
 
 
 def test_pinned_the_differences_show(opened: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.training.tasks import TASKS, Objective, Phase
 
-STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
+STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "page" / "static"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((STATIC / "js").glob("*.js"))}
 CHINESE = re.compile(r"[一-鿿]")
 

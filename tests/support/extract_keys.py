@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "formats" / "keys"
+FOLDER = Path(__file__).parents[1] / "job_files" / "keys"
 Section = tuple[str, dict[str, Any]]
 """A class with the version of its package, and its keys with their defaults."""
 

@@ -21,7 +21,7 @@ from loadgauge.core.definitions.model.model import Block, ModelSpec
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.operations.operations import Layer
 
-_TEXT = (Path(__file__).parents[1] / "paper" / "theory_cases.json").read_text(encoding="utf-8")
+_TEXT = (Path(__file__).parents[1] / "core" / "paper" / "theory_cases.json").read_text(encoding="utf-8")
 CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in json.loads(_TEXT)}
 PRINTED: dict[str, Any] = {case["id"]: case["published"] for case in json.loads(_TEXT, parse_float=str, parse_int=str)}
 """The published values as written."""

@@ -199,7 +199,7 @@ The ranges in use, of {known.date}:
 What PyTorch's allocator holds beyond what it hands out, as shares of that: the middle 80 % of the
 trainings of `tools/accuracy/fragmentation.py`, which run on the simulated device. *Reserved* is what `max_memory_reserved`
 shows on a card with room, *needed* by how much the smallest card that serves every request exceeds the allocated peak.
-Under FSDP2 the streams of its collectives have pools of their own, which are counted apart (`core/estimate/states/pools.py`): what is
+Under FSDP2 the streams of its collectives have pools of their own, which are counted apart (`estimate/states/pools.py`): what is
 reserved is the sum of what each holds at most.
 
 {table(("", "low", "usual", "high"), idle)}"""

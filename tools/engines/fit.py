@@ -6,7 +6,7 @@ a tenth differs by 30 % and more in a token and by half in a first one (`engines
 its figures fitted without it; then each card, and each
 engine, whose figures are then those that all start from.
 
-A server's queue is followed request by request (`core/serving/loop.py`). To fit, it is followed once for some times of a prompt around
+A server's queue is followed request by request (`serving/loop.py`). To fit, it is followed once for some times of a prompt around
 each point's own (`SCALES`), and read between them; a step's part of a token is taken as it is.
 """
 

@@ -1,7 +1,7 @@
 """The figures of `data/calibration`, fitted to measurements of single operations (`data/operators`): `make operators`.
 
 No training run is read. Shapes of the forms are common: medians of free fits over the data-centre GPUs. Each GPU with a table
-has its own shares; other GPUs take over those of their chip, by rules in `core/definitions/hardware/calibration.py`. The same functions predict here,
+has its own shares; other GPUs take those of their chip over, by rules in `hardware/calibration.py`. The same functions predict,
 in an estimate and in `validate --operators`.
 """
 

@@ -26,7 +26,7 @@ from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.definitions.training.training import training as trained
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.layers import View, block_layer
-from loadgauge.job_files.ideas.recompute import REMAT, of_kinds, resolve_recompute
+from loadgauge.core.resolve.recompute_words import REMAT, of_kinds, resolve_recompute
 from published_runs import assumptions, recipes, vocabulary
 from published_runs.free_text import Flags, named
 from published_runs.models import Inexpressible, describe

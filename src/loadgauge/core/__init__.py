@@ -1,1 +1,1 @@
-"""The core: what a job needs and takes, from its description alone. It imports no other room; they register with `base/hooks.py`."""
+"""The core: what a job needs and takes, from its description. Other rooms register in `base/hooks.py`."""

@@ -8,10 +8,10 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.definitions.model.lora import ATTENTION_TARGETS
 from loadgauge.core.families.catalogue import config, model_sources
+from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.job_files.exchange import Written, write
 from loadgauge.job_files.ideas.facts import Extra
-from loadgauge.job_files.ideas.recompute import spell_recompute
 from loadgauge.job_files.pre_training.megatron import missing_sizes
 
 FLAGS = "flags"

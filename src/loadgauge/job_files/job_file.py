@@ -20,11 +20,11 @@ from loadgauge.core.definitions.training.training import training
 from loadgauge.core.families.catalogue import model_sources, models
 from loadgauge.core.families.derived import derive
 from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus
-from loadgauge.job_files.ideas.recompute import resolve_recompute
 
 READING = ("beside", "dialect", "version")
 """Flags about how job files are read, and not about the run."""

@@ -18,7 +18,7 @@ from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.simulate import simulate, violation
 from loadgauge.core.families.reference import deepseek_block, gpt_model, llama_model, mixtral_block
-from loadgauge.job_files.ideas.recompute import resolve_recompute
+from loadgauge.core.resolve.recompute_words import resolve_recompute
 
 
 def of_blocks(*blocks: Any) -> ModelSpec:

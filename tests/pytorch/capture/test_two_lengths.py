@@ -16,7 +16,7 @@ import loadgauge  # noqa: E402
 from in_process import in_process  # noqa: E402
 from loadgauge.core.base.errors import ConfigError, NotModelled  # noqa: E402
 from loadgauge.core.definitions.job.job import Job  # noqa: E402
-from loadgauge.pytorch.capture import road
+from loadgauge.pytorch.capture import road  # noqa: E402
 from loadgauge.pytorch.capture.inputs.kinds import of_config  # noqa: E402
 from loadgauge.pytorch.capture.record import record  # noqa: E402
 from loadgauge.pytorch.capture.requests import list_request  # noqa: E402

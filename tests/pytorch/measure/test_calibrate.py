@@ -186,7 +186,8 @@ def test_command_under_torchrun(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     hasty = "".join(f"benchmarks.{name} = {value}\n" for name, value in HASTY.items())
     program.write_text(
-        f"import sys\nfrom loadgauge.core.command_line.main import main\nfrom loadgauge.pytorch.measure import benchmarks\n{hasty}sys.exit(main())\n"
+        "import sys\nfrom loadgauge.core.command_line.main import main\n"
+        f"from loadgauge.pytorch.measure import benchmarks\n{hasty}sys.exit(main())\n"
     )
     done = subprocess.run(
         [

@@ -11,7 +11,8 @@ Error
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 YES, NO, CANNOT_TELL = 0, 1, 2
 """Exit codes: it fits, it does not, the question cannot be answered."""
@@ -91,3 +92,11 @@ def suggest(name: str, known: Iterable[str]) -> str:
     ('; did you mean megatron?', '')
     """
     return "".join(f"; did you mean {match}?" for match in closest(name, known))
+
+
+class NotYet(Exception):
+    """A capture that this process leaves to another: of which configuration, in which regime, at which sizes."""
+
+    def __init__(self, name: str, about: str, keys: dict[str, Any], regime: Any, sizes: Mapping[str, int]) -> None:
+        self.name, self.keys, self.regime, self.sizes = name, keys, regime, dict(sizes)
+        super().__init__(f"{name} {about}, which has not run yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 # Not `importlib.resources`, whose import costs a tenth of a cold start.
-FOLDER = os.path.join(os.path.dirname(__file__), "data")
+FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "data")
 
 
 def read_data(name: str) -> str:

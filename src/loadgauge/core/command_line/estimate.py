@@ -163,9 +163,9 @@ def command(
     if file is not None:
         from pathlib import Path
 
-        from loadgauge.sheets.plot.sheet import plot
+        from loadgauge.core.base.hooks import need
 
-        plot(given, result, Path(file), figure)
+        need("FIGURES").plot(given, result, Path(file), figure)
     if table is not None:
         _table(result, table, as_csv=as_csv, as_json=as_json)
     elif as_json:
@@ -286,9 +286,9 @@ def _sweep(
     if file is not None:
         from pathlib import Path
 
-        from loadgauge.sheets.plot.sweep import plot_sweep
+        from loadgauge.core.base.hooks import need
 
-        plot_sweep(rows, axes, Path(file), job.command())
+        need("FIGURES").plot_sweep(rows, axes, Path(file), job.command())
     if as_json:
         from loadgauge.core.text.table import document
 

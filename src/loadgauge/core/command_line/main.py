@@ -12,35 +12,30 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from loadgauge._version import __version__
+from loadgauge.core.base import hooks
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, Error, NothingFits, NotModelled, suggest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COMMANDS = {
-    "estimate": "does it fit, where does every byte go, how long, what does it cost",
-    "plan": "the best of all valid layouts, or the nearest miss",
-    "network": "what the network must carry, how fast, and whether it can",
-    "fleet": "a whole run on a fleet: failures, spares, checkpoints, topology and sites, by simulation",
-    "equation": "the closed form of a quantity, with its source",
-    "article": "the tables of five articles, as printed and as they are right",
-    "validate": "predicted against published runs",
-    "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
-    "capture": "any model or module: memory and work as formulas, from its own code, with no GPU",
-    "measure": "memory, time and FLOP/s of real training steps",
-    "compare": "formula, trace and measurement side by side, and why they differ",
-    "why": "what held the memory when it ran out",
-    "calibrate": "the efficiencies of this device, as a data file",
-    "saved": "what a PyTorch expression keeps for backward",
-    "convert": "one tool's job file into another's",
-    "check": "whether jobs still fit and stay within a budget, for a pull request",
-    "serve": "the page: the same answers at a glance, recomputed while a slider moves",
-    "gpus": "the catalogue of GPUs",
-    "models": "the catalogue of models",
-    "schema": "the shape of every JSON document, as JSON Schema",
-    "completion": "completion of commands, flags, models and GPUs in bash, zsh and fish",
-}
-"""Commands and what they answer; each is `command` in the file of the same name in this folder."""
+_HERE = "loadgauge.core.command_line"
+OWN = {
+    "estimate": (1, "does it fit, where does every byte go, how long, what does it cost", f"{_HERE}.estimate"),
+    "plan": (2, "the best of all valid layouts, or the nearest miss", f"{_HERE}.plan"),
+    "network": (3, "what the network must carry, how fast, and whether it can", f"{_HERE}.network"),
+    "equation": (5, "the closed form of a quantity, with its source", f"{_HERE}.equation"),
+    "gpus": (18, "the catalogue of GPUs", f"{_HERE}.gpus"),
+    "models": (19, "the catalogue of models", f"{_HERE}.models"),
+    "schema": (20, "the shape of every JSON document, as JSON Schema", f"{_HERE}.schema"),
+    "completion": (
+        21, "completion of commands, flags, models and GPUs in bash, zsh and fish", f"{_HERE}.options.completion",
+    ),
+}  # fmt: skip
+"""The core's own commands: the place in the list, what each answers, and the module whose `command` it is."""
+_ALL = sorted({**OWN, **hooks.commands()}.items(), key=lambda entry: entry[1][0])
+COMMANDS = {name: answers for name, (_, answers, _) in _ALL}
+"""Commands of all rooms, in order of importance, and what they answer."""
+_MODULES = {name: module for name, (_, _, module) in _ALL}
 
 FIRST = {
     "estimate llama-3.1-8b --gpu h100 --gpus 8 --zero 3": "does it fit, where does every byte go, how long does it take?",
@@ -66,7 +61,7 @@ class Commands(click.Group):
         """Import and return the command of that name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"loadgauge.core.command_line.{cmd_name}").command
+        command: click.Command = importlib.import_module(_MODULES[cmd_name]).command
         return command
 
     def resolve_command(
@@ -154,6 +149,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader has closed the output; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except ModuleNotFoundError as error:
+        room = (error.name or "").split(".")[:2]
+        if room[0] != "loadgauge":
+            raise
+        return say(f"this needs {'.'.join(room)}, which is not installed here", CANNOT_TELL)
     except OSError as error:
         return say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", CANNOT_TELL)
     except Exception as error:

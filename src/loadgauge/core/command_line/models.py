@@ -48,15 +48,21 @@ def command(words: tuple[str, ...], check: bool, as_json: bool) -> None:
 
 def _check(words: tuple[str, ...], as_json: bool) -> None:
     from loadgauge.core.base.errors import ConfigError
+    from loadgauge.core.base.hooks import need
     from loadgauge.core.text.table import Column, console, document, draw, points
-    from loadgauge.pytorch.capture.requests.world import counts, installed, tried, world
 
-    rows = [one for one in world() if all(word.lower() in f"{one.type} {one.cls} {one.road}".lower() for word in words)]
+    survey = need("MODEL_SOURCES").survey()
+
+    rows = [
+        one
+        for one in survey.world()
+        if all(word.lower() in f"{one.type} {one.cls} {one.road}".lower() for word in words)
+    ]
     if not rows:
         raise ConfigError(f"no model type matches {' '.join(words)!r}; `loadgauge models --check` lists them all")
-    here, known = installed(), tried()
+    here, known = survey.installed(), survey.tried()
     if as_json:
-        document({"transformers": here, "tried_with": known.transformers, "roads": counts(rows), "types": rows})
+        document({"transformers": here, "tried_with": known.transformers, "roads": survey.counts(rows), "types": rows})
         return
     target = console()
     columns = [
@@ -68,7 +74,7 @@ def _check(words: tuple[str, ...], as_json: bool) -> None:
     ]
     draw(target, columns, [[one.type, one.cls, one.head, one.road, one.why] for one in rows])
     target.print()
-    total = ", ".join(f"{road} {count}" for road, count in counts(rows).items())
+    total = ", ".join(f"{road} {count}" for road, count in survey.counts(rows).items())
     with_ = f"transformers {here}" if here else "no transformers is installed; its types are those that were tried"
     points(
         target,

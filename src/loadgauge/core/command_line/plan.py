@@ -9,13 +9,13 @@ import msgspec
 from click.core import ParameterSource
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.hooks import need
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.options import complete_model, option, options
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
-from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, questions
-from loadgauge.fleets.what_if import FINDS
+from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, fleet_finds, questions
 
 SWEEP = ("sweep", "output", "workers", "ray")
 """Options about a sweep."""
@@ -116,10 +116,8 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
             raise ConfigError("goes with --task", key=name)
     request = PlanRequest.of(model_or_usage(model, flags), flags)
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
-    if request.find in FINDS:
-        from loadgauge.fleets.text import fleet
-
-        return fleet.find_planned(request, as_json=as_json)
+    if request.find in fleet_finds():
+        return int(need("OBJECTIVES").report(request, as_json=as_json))
     if request.find is not None:
         from loadgauge.core.text.plan import inverse
 
@@ -133,10 +131,8 @@ def _sweep(
     file: str, output: str | None, workers: int | None, ray: str | None, flags: dict[str, Any], *, as_json: bool
 ) -> int:
     """Plans every cell of a file that has no result yet, and prints them all; the exit code."""
-    from loadgauge.sheets.sweep.text import answer
-
     context = click.get_current_context()
     for name in (*flags, "model"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ConfigError("belongs in the sweep's file, not next to --sweep", key=name.replace("_", "-"))
-    return answer(file, output, workers, ray, as_json=as_json)
+    return int(need("FIGURES").sweep(file, output, workers, ray, as_json=as_json))

@@ -18,9 +18,9 @@ def task_of_file(job: Job) -> str | None:
 
     if not names_job_file(job.model):
         return None
-    from loadgauge.job_files.job_file import from_job_file
+    from loadgauge.core.base.hooks import need
 
-    return from_job_file(job)[0].task
+    return need("DIALECTS").from_job_file(job)[0].task
 
 
 def answer(

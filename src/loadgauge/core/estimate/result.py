@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.callable_package import load
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.hooks import load
 from loadgauge.core.base.verdict import needs
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu

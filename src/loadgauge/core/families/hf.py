@@ -103,7 +103,7 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
     11008
     >>> from_dict({"model_type": "llama", "num_hidden_layers": 16})
     Traceback (most recent call last):
-    loadgauge.core.base.errors.ConfigError: hidden_size: is missing; state it, as the size of a model is not guessed (llama's default is 4096)
+    loadgauge...ConfigError: hidden_size: is missing; state it, as the size of a model is not guessed (llama's default is 4096)
     """
     reader = Reader(config, file, name=name)
     reader.class_defaults = class_defaults

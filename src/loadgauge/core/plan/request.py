@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NotStated
+from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
@@ -28,9 +29,6 @@ from loadgauge.core.plan.space.space import Space
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.fleets.fleet import Options
-from loadgauge.fleets.sites import OPTIONS as OPTIONS_OF_SITES
-from loadgauge.fleets.what_if import FINDS as FLEET_FINDS
 
 Find = Literal[
     "seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens",
@@ -154,9 +152,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         if asked.get("why_not"):
             asked["why_not_locks"] = _pairs(asked["why_not"])
         if asked.get("export") not in (None, FLAGS):
-            from loadgauge.job_files.dialects import dialect  # only then are dialects read
-
-            asked["export"] = dialect(asked["export"]).name
+            asked["export"] = need("DIALECTS").dialect(asked["export"]).name
         if asked.get("tokens") is not None and asked.get("days") is not None:
             asked.setdefault("find", "gpus")
         request = cls(job=Job.of(model, job), locks=locks, **asked)
@@ -168,7 +164,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         given = {name for name in ("tokens", "days") if getattr(self, name) is not None}
         wanted = {
             "days": {"tokens"}, "tokens": {"days"}, "gpus": {"tokens", "days"} if given else set(),
-            **{name: {"tokens"} for name in FLEET_FINDS},
+            **{name: {"tokens"} for name in fleet_finds()},
         }.get(self.find or "", set())  # fmt: skip
         for name in sorted(wanted - given):
             raise ConfigError(f"is needed by --find {self.find}", key=name)
@@ -185,11 +181,11 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.mfu is not None and self.hfu is not None:
             raise ConfigError("is another way to say --mfu; give one of them", key="hfu")
         for name in ("mfu", "hfu"):
-            if getattr(self, name) is not None and (not given or self.find in FLEET_FINDS):
+            if getattr(self, name) is not None and (not given or self.find in fleet_finds()):
                 raise ConfigError(
                     f"says nothing to --find {self.find}" if given else "goes with --tokens or --days", key=name
                 )
-        if self.find in ("days", "tokens", *FLEET_FINDS) and not self.gpus:
+        if self.find in ("days", "tokens", *fleet_finds()) and not self.gpus:
             raise ConfigError(f"is needed by --find {self.find}", key="gpus")
 
     @property
@@ -205,7 +201,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _check(self) -> None:
         """Refuses questions that do not go together."""
         find = self.find
-        if self.fleet is not None and self.objective != "goodput" and find not in FLEET_FINDS:
+        if self.fleet is not None and self.objective != "goodput" and find not in fleet_finds():
             raise ConfigError("goes with --objective goodput", key="fleet")
         if find == "oversubscription" and self.job.topology is None:
             raise ConfigError("needs --topology", key="find")
@@ -368,7 +364,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
                 price=request.price,
                 locks=locks,
                 others=setup.others,
-                fleet=fleet_options(request.fleet)[0],
+                fleet=fleet_options(request.fleet)[0] if request.objective == "goodput" else None,
             )
         )
     assert setup is not None
@@ -382,20 +378,17 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     return msgspec.structs.replace(setup, assumed=assumed), searches
 
 
-def fleet_options(text: str | None, find: str | None = None) -> tuple[Options, dict[str, str]]:
-    """Read `--fleet`: the options of a fleet, and with `--find sites` those of its sites. Raises `ConfigError`.
+def fleet_finds() -> tuple[str, ...]:
+    """Return the inverse questions about a fleet; none where no room answers them."""
+    fleets = provider("OBJECTIVES")
+    return () if fleets is None else fleets.FINDS
 
-    >>> fleet_options("spares=2%,failures=llama3")[0].failures
-    'llama3'
-    >>> fleet_options("between=100Gbit/s", "sites")[1]
-    {'between': '100Gbit/s'}
-    """
-    given: dict[str, Any] = {} if text is None else dict(_pair(word) for word in text.split(","))
-    sites = {name: given.pop(name) for name in tuple(given) if find == "sites" and name in OPTIONS_OF_SITES}
-    unknown = [name for name in given if name not in Options.__struct_fields__ or name in ("runs", "seed")]
-    if unknown:
-        raise ConfigError(f"has nothing called {unknown[0]!r}", key="fleet")
-    return Options(**{"recover": "elastic", **given}), sites
+
+def fleet_options(text: str | None, find: str | None = None) -> tuple[Any, dict[str, str]]:
+    """Read `--fleet`: the options of a fleet, and with `--find sites` those of its sites. Raises `ConfigError`."""
+    fields = {} if text is None else dict(_pair(word) for word in text.split(","))
+    options: tuple[Any, dict[str, str]] = need("OBJECTIVES").options(fields, find)
+    return options
 
 
 def _pair(word: str) -> tuple[str, str]:
@@ -465,9 +458,7 @@ def _of_the_file(locks: dict[str, tuple[Any, ...]], export: str | None) -> dict[
     """The locks, and those of the file to write."""
     if export in (None, FLAGS) or "zero" in locks:
         return locks
-    from loadgauge.job_files.dialects import dialect
-
-    stages = dialect(export).zero_stages
+    stages = need("DIALECTS").dialect(export).zero_stages
     return locks if stages is None else {**locks, "zero": stages}
 
 
@@ -476,9 +467,7 @@ def _framework(
 ) -> str:  # fmt: skip
     """The framework of the file to write; else the default of a run whose open axes may have any degree."""
     if export not in (None, FLAGS):
-        from loadgauge.job_files.dialects import dialect
-
-        return dialect(export).framework
+        return str(need("DIALECTS").dialect(export).framework)
     if model.listed is not None:
         return "huggingface"
     experts = model.has_experts

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NothingFits
+from loadgauge.core.base.hooks import need
 from loadgauge.core.base.verdict import RANK
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
@@ -28,7 +29,6 @@ from loadgauge.core.plan.memo import Memo
 from loadgauge.core.plan.sample import Sampler
 from loadgauge.core.plan.space.constraints import Constraints
 from loadgauge.core.plan.space.space import SIZES, Grid, Space, Structure
-from loadgauge.fleets.fleet import Options, replicas_left, steady
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -57,7 +57,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     locks: dict[str, tuple[Any, ...]] | None = None
     others: tuple[Training, ...] = ()
-    fleet: Options = Options(recover="elastic")
+    fleet: Any = None
 
     def evaluator(self) -> BatchEvaluator:
         """The evaluator of all layouts of the case at once."""
@@ -345,7 +345,7 @@ def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
     group = batch.grid.rows["tp"][rows] * batch.grid.rows["cp"][rows] * pp
     if zero == 3 or (zero == 2 and case.training.framework.fully_shards):
         group = case.space.gpus / batch.grid.replicas[copies]
-    return found / replicas_left(case.fleet, case.cluster.gpus, case.cluster.gpus_per_node)(group)
+    return found / need("OBJECTIVES").replicas_left(case.fleet, case.cluster.gpus, case.cluster.gpus_per_node)(group)
 
 
 def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
@@ -368,7 +368,7 @@ def score(objective: Objective, case: Case, estimate: Estimate) -> float:
     if objective == "network":
         return carried(estimate)
     if objective == "goodput":
-        return -steady(estimate, case.fleet)
+        return -float(need("OBJECTIVES").steady(estimate, case.fleet))
     return float(_score(objective, case, seconds(estimate), estimate.memory.total))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.hooks import need
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job
@@ -79,9 +80,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     """
     file, trainers = "", "trl"
     if model is None and asks_for_files(job):
-        from loadgauge.job_files.job_file import from_job_file  # only then are dialects read
-
-        reading = from_job_file(job)
+        reading = need("DIALECTS").from_job_file(job)
         job, model, file, trainers = reading.job, reading.model, reading.note, reading.trainers
         job = job.replace(beside=None, dialect=None)
     if job.task is None:

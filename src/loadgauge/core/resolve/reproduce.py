@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgauge.core.base.errors import Error
+from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import rate
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
@@ -94,11 +95,9 @@ def _from_file(job: Job) -> dict[str, Any] | None:
     """The flags of the job file alone; empty where the model is no job file, None where it cannot be read alone."""
     if not asks_for_files(job):
         return {}
-    from loadgauge.job_files.job_file import from_job_file  # only then are dialects read
-
     try:
         named = Job(model=job.model, gpu=job.gpu, beside=job.beside, dialect=job.dialect, version=job.version)
-        own = from_job_file(named)[0]
+        own = need("DIALECTS").from_job_file(named)[0]
     except Error:
         return None
     return {name: value for name in own.__struct_fields__ if (value := getattr(own, name)) is not None}

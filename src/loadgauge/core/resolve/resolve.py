@@ -9,6 +9,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
 from loadgauge.core.base.files import is_script
+from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import gib, parse, rate
 from loadgauge.core.definitions.hardware.cluster import cluster
@@ -29,12 +30,12 @@ from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training
 from loadgauge.core.resolve.adapters import adapters
 from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.core.resolve.rescale import is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.trained import adapt_only, train_only
 from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.core.resolve.unsaid import others, says_what_is_loaded
-from loadgauge.job_files.ideas.recompute import resolve_recompute
 
 JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
 """Endings of files that may be another tool's."""
@@ -58,9 +59,8 @@ def names_job_file(model: str) -> bool:
     """
     if os.path.splitext(model)[1].lower().lstrip(".") not in JOB_FILES:
         return False
-    from loadgauge.job_files.job_file import is_job_file
-
-    return is_job_file(model)
+    dialects = provider("DIALECTS")
+    return dialects is not None and bool(dialects.is_job_file(model))
 
 
 def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
@@ -77,14 +77,11 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     if model is not None and (job.beside is not None or job.dialect is not None):
         raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")
     if model is None and asks_for_files(job):
-        from loadgauge.job_files.job_file import from_job_file  # only then are dialects read
-
+        dialects = need("DIALECTS")  # only then are they imported
         said = {name for name in POSTTRAIN if getattr(job, name) is not None}
-        job, model, file, uncounted, _ = from_job_file(job)
+        job, model, file, uncounted, _ = dialects.from_job_file(job)
         if not said and job.task is not None:
-            from loadgauge.job_files.job_file import update_alone
-
-            job, beside = update_alone(job)
+            job, beside = dialects.update_alone(job)
             uncounted = (*beside, *uncounted)
     for name in POSTTRAIN:
         if getattr(job, name) is not None:

@@ -1,7 +1,7 @@
 """Time of a step of an engine: one more token of each sequence that runs, and prompts that are read meanwhile.
 
 A step reads the matrices once (of experts those that a token goes to), and of every sequence its cache; it multiplies, launches
-kernels from a CUDA graph, sums over ranks, and waits for the host. What engines reach of the card is in `core/definitions/serving/serving.py`.
+kernels from a CUDA graph, sums over ranks, and waits for the host. What engines reach of the card is in `definitions/serving`.
 
 Legend: B sequences that run, c tokens in the cache of each, n ranks of a replica.
 """
@@ -342,7 +342,7 @@ class Steady(msgspec.Struct, frozen=True):
 def serve(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Steady:
     """Return the times of a server under `requests` for each attention. slots: sequences whose cache fits; None: all
 
-    Its queue is followed (`core/serving/loop.py`); what a first token waits for beside it is in `core/definitions/serving/serving.py`.
+    Its queue is followed (`serving/loop.py`); what a first token waits for beside it is in `definitions/serving`.
     """
     known, engine, ranks = server.known, server.engine, server.asked.attentions
     load = load_of(server, requests, prompt, answer, slots)

@@ -1,6 +1,6 @@
 """The layers of a forward pass on one stage: of whole prompts, or of one new token of each sequence.
 
-The operations are those that training is summed from (`core/layers/`), read forward only. Of a mixture, a few tokens reach only some
+The operations are those that training is summed from (`layers/`), read forward only. Of a mixture, a few tokens reach only some
 experts: of E with k a token, E (1 - (1 - k/E)^T) are reached by T tokens whose choices are even and independent.
 """
 

@@ -6,13 +6,14 @@ import csv
 import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.sheets.sweep.results import Kind, arrow_table
+from loadgauge.core.plan.space.grid import Kind
 
 ENDINGS = (".csv", ".json", ".parquet")
 
@@ -55,3 +56,25 @@ def write(file: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Ki
         import pyarrow.parquet
 
         pyarrow.parquet.write_table(table, path)
+
+
+def arrow_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Kind], key: str = "output") -> Any:
+    """Return rows as a pyarrow table of these columns. Raises `ConfigError` without pyarrow. key: the flag that asks for it"""
+    need_pyarrow(key)
+    import pyarrow
+
+    return pyarrow.table(
+        {name: pyarrow.array([row.get(name) for row in rows], _type(pyarrow, kind)) for name, kind in columns.items()}
+    )
+
+
+def need_pyarrow(key: str) -> None:
+    """Raise `ConfigError` without pyarrow."""
+    if find_spec("pyarrow") is None:
+        raise ConfigError("results are Parquet, which needs pyarrow: pip install 'loadgauge[sweep]'", key=key)
+
+
+def _type(pyarrow: Any, kind: Kind) -> Any:
+    return {
+        "text": pyarrow.string(), "whole": pyarrow.int64(), "number": pyarrow.float64(), "truth": pyarrow.bool_()
+    }[kind]  # fmt: skip

@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error, NotModelled
+from loadgauge.core.base.hooks import Door
 from loadgauge.core.base.optional_deps import needs_capture
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families.catalogue import model as catalogued
 from loadgauge.core.families.hf import LARGEST_FILE as LARGEST_CONFIG
 from loadgauge.core.families.hf import decode, from_dict
-from loadgauge.job_files.exchange import JobFile, combine, largest, named_documents, read
-from loadgauge.job_files.ideas.facts import FIELDS
-from loadgauge.job_files.job_file import CONFIG_KEYS, fill_in, find_alike, flags_given, note
 from loadgauge.page.inputs.uploads import own_name, plain_name
 from loadgauge.page.panels.traces import read_measurement, read_trace
-from loadgauge.pytorch.capture.requests.world import may_be_known
-from loadgauge.pytorch.why.message import tells_of_memory
 
 if TYPE_CHECKING:
+    from loadgauge.job_files.exchange import JobFile
     from loadgauge.pytorch.why.diagnose import Findings
+
+PYTORCH, JOB_FILES = Door("pytorch"), Door("job_files")
 
 LARGEST_DOCUMENT = 200_000_000
 """Largest trace or measurement [bytes]; a trace of 32 layers has a few MB."""
@@ -71,7 +70,7 @@ def text(
         raise ConfigError("is empty", file=name)
     if "\0" in text:
         raise ConfigError(BINARY, file=name)
-    if not start.startswith("{") and tells_of_memory(text):
+    if not start.startswith("{") and PYTORCH.tells_of_memory(text):
         return _oom(text)
     if start.startswith("{"):
         content = decode(text.encode("utf-8", "replace"), name)
@@ -91,7 +90,6 @@ def snapshot(path: str, device: int = 0) -> dict[str, Any]:
 
     The pickle is read without classes or functions, so none of it runs. Raises `ConfigError` for what is no snapshot.
     """
-    from loadgauge.pytorch.why.diagnose import of_file
 
     with Path(path).open("rb") as file:
         start = file.read(4096)
@@ -101,7 +99,7 @@ def snapshot(path: str, device: int = 0) -> dict[str, Any]:
     if not start.startswith(PICKLE):
         _too_long(Path(path), b"\0" not in start)
     try:
-        memory, findings = of_file(Path(path), device)
+        memory, findings = PYTORCH.of_file(Path(path), device)
     except ConfigError as error:
         # The path where the server keeps it means nothing to the user.
         raise ConfigError(str(error).replace(f"{path}: ", "")) from None
@@ -122,7 +120,7 @@ def _why(findings: Findings) -> dict[str, Any]:
 
 
 def _is_config(content: Any) -> bool:
-    return isinstance(content, dict) and any(key in content for key in CONFIG_KEYS)
+    return isinstance(content, dict) and any(key in content for key in JOB_FILES.CONFIG_KEYS)
 
 
 def _too_long(path: Path, is_text: bool) -> NoReturn:
@@ -169,9 +167,8 @@ def _pickled(raw: bytes) -> dict[str, Any]:
 
 
 def _oom(text: str) -> dict[str, Any]:
-    from loadgauge.pytorch.why.answer import answer
 
-    found = answer(text)
+    found = PYTORCH.answer(text)
     return _answer("oom", found.error.cause, why=found.document())
 
 
@@ -179,14 +176,12 @@ def _trace(text: str, name: str) -> dict[str, Any]:
     from loadgauge.core.base.optional_deps import needs_torch
 
     needs_torch("why")
-    from loadgauge.pytorch.trace.trace import Trace
-    from loadgauge.pytorch.why.diagnose import of_trace
 
     try:
-        trace = msgspec.json.decode(text, type=Trace)
+        trace = msgspec.json.decode(text, type=PYTORCH.Trace)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"is no trace: {error}", file=name) from None
-    findings = of_trace(trace)
+    findings = PYTORCH.of_trace(trace)
     why = {**_why(findings), "peak": trace.peak.total}
     return _answer("trace", _first_cause(findings), why=why, dots=read_trace(text, name))
 
@@ -209,7 +204,7 @@ def _to_capture(text: str, config: dict[str, Any], name: str, unread: NotModelle
         needs_capture()
     except ConfigError as error:
         raise ConfigError(f"no family here reads {kind[:40]!r}; {error}", file=name) from None
-    if not may_be_known(kind):
+    if not PYTORCH.may_be_known(kind):
         own = "; its own code (auto_map) is not run" if config.get("auto_map") else ""
         raise ConfigError(f"no family here reads {kind[:40]!r}; transformers has no model of that type{own}", file=name)
     message = f"{kind}: no family here reads it; it is captured from its own code"
@@ -251,26 +246,28 @@ def _lengths(text: str, name: str) -> dict[str, Any]:
 
 def _job(text: str, name: str, others: dict[str, str], flags: dict[str, str]) -> dict[str, Any]:
     """Read a job file of another tool. Files that it names are not read from disk: they must have been dropped too."""
-    if len(text.encode("utf-8", "replace")) > largest(name):
-        raise ConfigError(f"is larger than {largest(name) // 1000} kB; a job file has some kB", file=name)
-    given = {field: value for field, value in flags_given(Job.of("", flags)).items() if field in FIELDS}
-    jobs, missing = [read(text, file=name, alone=True, given=given)], []
-    for other in named_documents(text, name):
+    if len(text.encode("utf-8", "replace")) > JOB_FILES.largest(name):
+        raise ConfigError(f"is larger than {JOB_FILES.largest(name) // 1000} kB; a job file has some kB", file=name)
+    given = {
+        field: value for field, value in JOB_FILES.flags_given(Job.of("", flags)).items() if field in JOB_FILES.FIELDS
+    }
+    jobs, missing = [JOB_FILES.read(text, file=name, alone=True, given=given)], []
+    for other in JOB_FILES.named_documents(text, name):
         beside = plain_name(other)
         if beside in others:
-            jobs.append(read(others[beside], "deepspeed", file=beside, alone=True, given=given))
+            jobs.append(JOB_FILES.read(others[beside], "deepspeed", file=beside, alone=True, given=given))
         else:
             missing.append(
                 f"it names {beside}, which says more of the run: drop that file too, and then this one again"
             )
-    job, extra = combine(jobs, given)
+    job, extra = JOB_FILES.combine(jobs, given)
     spec, model, remark = _model(jobs[0])
     asked = {
         key.replace("_", "-"): "true" if value is True else str(value)
-        for key, value in flags_given(fill_in(job, extra, spec)).items()
+        for key, value in JOB_FILES.flags_given(JOB_FILES.fill_in(job, extra, spec)).items()
         if value is not False
     }
-    lines = [*(note(file) for file in jobs), *([remark] if remark else []), *missing]
+    lines = [*(JOB_FILES.note(file) for file in jobs), *([remark] if remark else []), *missing]
     answer: dict[str, Any] = {
         "kind": "deepspeed" if jobs[0].dialect == "deepspeed" else "job",
         "dialect": jobs[0].dialect,
@@ -296,7 +293,7 @@ def _model(file: JobFile) -> tuple[ModelSpec | None, str, str]:
     try:
         return catalogued(name), catalogued(name).name, ""
     except Error:
-        similar = find_alike(name)
+        similar = JOB_FILES.find_alike(name)
     shown = plain_name(name) if os.sep in name else name
     if similar is None:
         return None, "", f"its model {shown} is not in the catalogue: choose one, or drop its config.json"

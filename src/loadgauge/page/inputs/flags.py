@@ -9,6 +9,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.files import is_script
+from loadgauge.core.base.hooks import Door
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import Found, find, names_file
@@ -17,9 +18,10 @@ from loadgauge.core.families.catalogue import model as catalogued
 from loadgauge.core.resolve.reproduce import completer
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.job_files.job_file import WITH_GPU
 from loadgauge.page.inputs.uploads import PREFIX, Uploads
 from loadgauge.page.panels.captured import by_road
+
+JOB_FILES = Door("job_files")
 
 LONGEST = 2000
 """Characters of a flag's value."""
@@ -87,7 +89,7 @@ def request_of(state: State, uploads: Uploads) -> Job:
     """
     texts = {name: written(name, value) for name, value in files_of(state, uploads).items()}
     if not texts.get("gpu"):
-        texts = {name: text for name, text in texts.items() if name.replace("-", "_") not in WITH_GPU}
+        texts = {name: text for name, text in texts.items() if name.replace("-", "_") not in JOB_FILES.WITH_GPU}
     model = texts.pop("model", "")
     if not model:
         raise ConfigError("none is chosen", key="model")

@@ -10,21 +10,25 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.core.base.errors import Error, NotModelled, first_line
+from loadgauge.core.base.hooks import Door
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import AXES, DEGREES, MODEL_PARALLEL
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families.catalogue import Found
 from loadgauge.page.server.errors import Closed
-from loadgauge.pytorch.capture.inputs.target import check_keys
-from loadgauge.pytorch.capture.requests.regime import Regime
-from loadgauge.pytorch.capture.requests.tuned import WHOLE, Tuned
-from loadgauge.pytorch.capture.road import OnDemand, taken
+
+if TYPE_CHECKING:
+    from loadgauge.pytorch.capture.requests.regime import Regime
+    from loadgauge.pytorch.capture.requests.tuned import Tuned
+    from loadgauge.pytorch.capture.road import OnDemand
+
+PYTORCH = Door("pytorch")
 
 MOST = 16
 """Captured models that a process keeps at hand."""
@@ -42,17 +46,18 @@ class Wanted(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
 
 
-def family(name: str, keys: dict[str, Any], tuned: Tuned = WHOLE, job: Job | None = None) -> OnDemand:
+def family(name: str, keys: dict[str, Any], tuned: Tuned | None = None, job: Job | None = None) -> OnDemand:
     """The captured family of a configuration, the same one each time. name: of its file or of the catalogue
 
     job: its lengths beside that of the first text are the family's own
     """
     lengths = (None, None) if job is None else (job.target_len, job.audio)
+    tuned = tuned or PYTORCH.WHOLE
     key = msgspec.json.encode([name, keys, tuned, lengths], order="deterministic")
     if key not in _families:
         stem = name.removesuffix(".json")
         target = str(keys.get("model_type", "")) if stem in ("config", "") else name
-        _families[key] = OnDemand(target or name, keys=keys, where="nowhere", tuned=tuned)
+        _families[key] = PYTORCH.OnDemand(target or name, keys=keys, where="nowhere", tuned=tuned)
         _families[key].most = 0
         if len(_families) > MOST:
             _families.popitem(last=False)
@@ -74,8 +79,8 @@ def by_road(job: Job, read: Callable[[], Found], config: Callable[[], tuple[str,
                 raise
             why = "no family here reads it"
     name, keys = config()
-    check_keys(name, keys)
-    found = taken(job, family(name, keys, Tuned.of(job), job), why)
+    PYTORCH.check_keys(name, keys)
+    found = PYTORCH.taken(job, family(name, keys, PYTORCH.Tuned.of(job), job), why)
     beside = {axis: getattr(job, axis) or 1 for axis in DEGREES}
     if any(degree > 1 for degree in beside.values()):
         shut = closed(found.spec)
@@ -131,7 +136,7 @@ def capture(wanted: dict[str, Any], stage: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
         place = Path(folder) / "config.json"
         place.write_bytes(msgspec.json.encode(asked.keys))
-        target = OnDemand(str(place), where="here", tuned=asked.regime.tuned)
+        target = PYTORCH.OnDemand(str(place), where="here", tuned=asked.regime.tuned)
         try:
             target.document(asked.regime, asked.sizes)
         except Error as error:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from loadgauge.core.base.hooks import Door
 from loadgauge.core.definitions.hardware.hardware import gpu_ids, gpus
 from loadgauge.core.definitions.job.job import Field, fields
 from loadgauge.core.families.catalogue import find_model, models
 from loadgauge.core.text.catalogue import gpu_row, model_row
-from loadgauge.job_files.dialects import FILES
 from loadgauge.page.inputs.flags import CHOSEN
+
+JOB_FILES = Door("job_files")
 
 PRESETS: tuple[dict[str, Any], ...] = (
     {
@@ -68,7 +70,7 @@ def catalogue() -> dict[str, Any]:
         "models": [model_row(find_model(name)) for name in models()],
         "gpus": [gpu_row(card) for card in gpus()],
         "flags": [flag_row(name, field) for name, field in fields().items() if _shown(name, field)],
-        "dialects": list(FILES),
+        "dialects": list(JOB_FILES.FILES),
         "presets": list(PRESETS),
     }
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.hooks import Door
 from loadgauge.core.base.sources import cite
-from loadgauge.fleets.fleet import Fleet, Options, fleet
-from loadgauge.fleets.text.fleet import verdict
-from loadgauge.fleets.text.fleet_reasons import reason
 from loadgauge.page.inputs.flags import State, job_of
 from loadgauge.page.inputs.uploads import Uploads
 from loadgauge.page.panels.reasons import UNITS, Step, shown
+
+if TYPE_CHECKING:
+    from loadgauge.fleets.fleet import Fleet
+
+FLEETS = Door("fleets")
 
 RUNS, BINS, MARKS, COLUMNS = 300, 24, 150, 200
 """Simulated runs, columns of their distribution, failures that are drawn one by one, and the timeline's columns of more."""
@@ -45,14 +48,14 @@ def answer(question: OfFleet, uploads: Uploads) -> dict[str, Any]:
     given = job_of(question.flags, uploads)
     result = given.estimate()
     every = "async" if question.every is None else f"async:{question.every * 60:.3f}s"
-    options = Options(
+    options = FLEETS.Options(
         failures=question.failures,
         spares=f"{question.spares:g}%",
         checkpoint=every,
         recover=question.recover,
         runs=RUNS,
     )
-    found = fleet(result, given.job.tokens or TOKENS, options, price=given.job.price)
+    found = FLEETS.fleet(result, given.job.tokens or TOKENS, options, price=given.job.price)
     if question.why:
         return explained(found, question.why)
     return {
@@ -63,7 +66,7 @@ def answer(question: OfFleet, uploads: Uploads) -> dict[str, Any]:
         "columns": columns(found) if len(found.outcome.events) > MARKS else [],
         "first_days": float(found.outcome.seconds[0]) / 86_400,
         "bins": bins(found),
-        "said": verdict(found),
+        "said": FLEETS.verdict(found),
         "assumed_tokens": None if given.job.tokens else TOKENS,
     }
 
@@ -81,7 +84,7 @@ def columns(found: Fleet) -> list[list[float]]:
 
 def explained(found: Fleet, topic: str) -> dict[str, Any]:
     """Return why a number is what it is, as the page shows reasons; shares with what they are summed from."""
-    why = reason(found, topic)
+    why = FLEETS.reason(found, topic)
     shares = [row for row in why.rows if isinstance(row[1], float) and len(row) < 4 and topic != "days"]
     words = {name: f"fleet.time.{name.replace(' ', '-')}" for name in found.names}
     steps = [

@@ -1,6 +1,6 @@
 """Why a figure of the page is what it is: formula with the user's numbers, the summands, the source.
 
-The formulas are those of `loadgauge.core.answers.why`, which `estimate --explain` prints; here they are put to the page's figures, with the
+The formulas are those of `answers.why`, which `estimate --explain` prints; here they are put to the page's figures, with the
 unit of each letter. Memory by parts is explained in `page/panels/explain.py`.
 """
 

@@ -9,7 +9,10 @@ import msgspec
 
 from loadgauge.core.answers.figures.trace_points import BACKWARD, BOTH, FORWARD, STEP, Bytes, Found, Sizes
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.hooks import Door
 from loadgauge.page.inputs.uploads import plain_name
+
+PYTORCH = Door("pytorch")
 
 MOST_TEXT = 2000
 """Longest line with the settings of a trace [characters]."""
@@ -93,15 +96,14 @@ def _world(rank: str | None) -> int | None:
 
 def _sizes(text: str, name: str) -> Sizes:
     """The settings of a trace in the words of an estimate."""
-    from loadgauge.pytorch.trace.torch_run import OPTIMIZERS, TorchRun, parse_flags
 
     try:
-        job, keep, layers = parse_flags(text)
+        job, keep, layers = PYTORCH.parse_flags(text)
     except ConfigError as error:
         raise ConfigError(f"is no trace: {error}", file=name) from None
-    run = TorchRun.of(job, keep=keep)
+    run = PYTORCH.TorchRun.of(job, keep=keep)
     return Sizes(
         framework="huggingface", layers=layers, seq_len=run.layout.seq_len, micro_batch=run.layout.micro_batch,
         micro_batches=run.accumulate, precision=run.training.precision.name,
-        optimizer=OPTIMIZERS[run.training.optimizer.name][0], recompute="selective" if keep else str(run.layout.recompute),
+        optimizer=PYTORCH.OPTIMIZERS[run.training.optimizer.name][0], recompute="selective" if keep else str(run.layout.recompute),
     )  # fmt: skip

@@ -9,13 +9,17 @@ import json
 import re
 import time
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from loadgauge.core.base.hooks import Door
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.training.software import software
-from loadgauge.evidence.validate.runs import Run, published
-from loadgauge.evidence.validate.summary import summary
-from loadgauge.evidence.validate.validate import Record, validate
+
+if TYPE_CHECKING:
+    from loadgauge.evidence.validate.runs import Run
+    from loadgauge.evidence.validate.validate import Record
+
+EVIDENCE = Door("evidence")
 
 FIRST, SECONDS = 0.3, 1.0
 """Seconds of work for the first answer, and for each later one."""
@@ -33,7 +37,7 @@ class Done:
 @cache
 def order() -> tuple[Run, ...]:
     """Return the published runs, mixed so that the first rows are of many sources."""
-    runs = published().runs
+    runs = EVIDENCE.published().runs
     stride = STRIDE if len(runs) % STRIDE else STRIDE + 2
     return tuple(runs[place * stride % len(runs)] for place in range(len(runs)))
 
@@ -73,7 +77,7 @@ def name(source: str) -> str:
 def _details() -> dict[str, dict[str, object]]:
     why = json.loads(read_data("runs/causes.json"))
     details: dict[str, dict[str, object]] = {}
-    for run in published().runs:
+    for run in EVIDENCE.published().runs:
         cause = why["rows"].get(run.id, "")
         details[run.id] = {
             "name": name(run.source), "where": run.source, "link": link(run.source), "model": run.model,
@@ -93,7 +97,7 @@ def some(since: int = 0) -> dict[str, Any]:
     runs = order()
     end = time.perf_counter() + (SECONDS if Done.runs else FIRST)
     while Done.runs < len(runs) and time.perf_counter() < end:
-        Done.records += validate(runs[Done.runs : Done.runs + 1])
+        Done.records += EVIDENCE.validate(runs[Done.runs : Done.runs + 1])
         Done.runs += 1
     start = since if since <= len(Done.records) else 0
     known = software()
@@ -104,5 +108,5 @@ def some(since: int = 0) -> dict[str, Any]:
         "done": Done.runs,
         "of": len(runs),
         "complete": Done.runs == len(runs),
-        "summary": summary(Done.records),
+        "summary": EVIDENCE.summary(Done.records),
     }

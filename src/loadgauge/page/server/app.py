@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from loadgauge.core.base.errors import NotYet
 from loadgauge.page.inputs.uploads import Uploads
 from loadgauge.page.panels.captured import Wanted
 from loadgauge.page.panels.captures import Captures
@@ -31,7 +32,6 @@ from loadgauge.page.server.errors import Failed, error_answer
 from loadgauge.page.server.guard import Guard
 from loadgauge.page.server.pages import Pages
 from loadgauge.page.server.protocol import decode
-from loadgauge.pytorch.capture.road import NotYet
 
 READ_ONLY = ("catalogue", "validation")
 """Addresses that are read with GET; all others are posted to."""

@@ -15,13 +15,14 @@ import msgspec
 from anyio import open_file
 from starlette.requests import Request
 
-from loadgauge.core.base.callable_package import load
+from loadgauge.core.base.hooks import Door, load
 from loadgauge.page.inputs.flags import State
 from loadgauge.page.inputs.uploads import PREFIX, Uploads, plain_name
 from loadgauge.page.server.errors import Failed, Refused
 from loadgauge.page.server.protocol import TASKS, decode
 from loadgauge.page.server.worker_pool import Pool, Worker
-from loadgauge.pytorch.capture.road import MOST as MOST_CAPTURES
+
+PYTORCH = Door("pytorch")
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -99,7 +100,7 @@ class Background:
         question = msgspec.json.encode([asked.flags, asked.locks], order="deterministic")
         if self.captured[0] != question:
             self.captured = question, set()
-        more = max(0, MOST_CAPTURES - len(self.captured[1]))
+        more = max(0, PYTORCH.MOST_CAPTURES - len(self.captured[1]))
         try:
             return await self.planner.ask(
                 "plan", asked.page, flags=asked.flags, locks=asked.locks, uploads=texts, path=path, more=more

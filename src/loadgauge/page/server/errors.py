@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import CANNOT_TELL, NO, Error, LayoutError, NothingFits
-from loadgauge.pytorch.capture.road import NotYet
+from loadgauge.core.base.errors import CANNOT_TELL, NO, Error, LayoutError, NothingFits, NotYet
 
 LONGEST = 2000
 

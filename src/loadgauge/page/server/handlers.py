@@ -10,21 +10,18 @@ from loadgauge.core.answers.figures import PANELS
 from loadgauge.core.answers.figures.network import what_if as adapter
 from loadgauge.core.answers.figures.trace_points import Found, dots
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.hooks import Door
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.document import estimate_document
-from loadgauge.job_files.dialects import FILES, dialect
-from loadgauge.job_files.export import FLAGS
-from loadgauge.job_files.export import export as as_job_file
 from loadgauge.page.inputs.changes import changes as changed
 from loadgauge.page.inputs.flags import State, command_line, job_of, named
 from loadgauge.page.inputs.uploads import Uploads, plain_name
 from loadgauge.page.panels.captured import facts
 from loadgauge.page.panels.explain import explained
 from loadgauge.page.panels.reasons import FIGURES, reason
-from loadgauge.pytorch.text.why import describe_change
-from loadgauge.pytorch.why.answer import answer
-from loadgauge.pytorch.why.answer import changes as fitting_changes
+
+PYTORCH, JOB_FILES = Door("pytorch"), Door("job_files")
 
 RANGED = (
     "step", "mfu", "hfu", "tokens_per_second_per_gpu", "model_tflops_per_gpu", "days", "gpu_hours", "cost", "energy_kwh",
@@ -127,12 +124,12 @@ def fitting(question: OfError, uploads: Uploads) -> dict[str, Any]:
 
     size: the tensors of the run that have the size which was asked for. Raises `ConfigError` for a text without such an error.
     """
-    given, found = job_of(question.flags, uploads), answer(question.text)
+    given, found = job_of(question.flags, uploads), PYTORCH.answer(question.text)
     memory = given.estimate().memory
     return {
         "total": memory.total, "moment": memory.moment, "verdict": memory.verdict, "micro_batch": given.layout.micro_batch,
         "seq_len": given.layout.seq_len, "size": found.same_size(given),
-        "changes": [describe_change(change) for change in fitting_changes(given, found.place)],
+        "changes": [PYTORCH.describe_change(change) for change in PYTORCH.changes(given, found.place)],
     }  # fmt: skip
 
 
@@ -149,16 +146,16 @@ def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:
 def export(question: Export, uploads: Uploads) -> dict[str, Any]:
     """Write the run as a job file of another tool: file name, text, and what the tool's keys cannot express."""
     given = job_of(question.flags, uploads)
-    if question.dialect == FLAGS:
+    if question.dialect == JOB_FILES.FLAGS:
         return {
             "filename": "loadgauge.sh",
             "text": f"{command_line(given, given.estimate(), uploads)}\n",
             "not_expressed": [],
         }
-    if question.dialect not in FILES:
-        raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(FILES)})", key="dialect")
+    if question.dialect not in JOB_FILES.FILES:
+        raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(JOB_FILES.FILES)})", key="dialect")
     given = msgspec.structs.replace(given, job=named(given.job, uploads))
-    written = as_job_file(given, question.dialect)
-    ending = ENDINGS[dialect(question.dialect).syntaxes[0]]
+    written = JOB_FILES.export(given, question.dialect)
+    ending = ENDINGS[JOB_FILES.dialect(question.dialect).syntaxes[0]]
     name = NAMES.get(question.dialect, question.dialect)
     return {"filename": f"{name}.{ending}", "text": written.text, "not_expressed": list(written.left_out)}

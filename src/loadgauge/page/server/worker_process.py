@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.callable_package import load
+from loadgauge.core.base.hooks import load
 from loadgauge.page.server.errors import error_answer
 from loadgauge.page.server.protocol import READY, TASKS, Asked, Task, framed, read_message
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.optional_deps import needs_capture
@@ -33,14 +33,6 @@ from loadgauge.pytorch.capture.symbols.splits import Splits
 
 MOST = 8
 """Captures at other sizes that one command makes by itself."""
-
-
-class NotYet(Exception):
-    """A capture that this process leaves to another: of which configuration, in which regime, at which sizes."""
-
-    def __init__(self, name: str, keys: dict[str, Any], regime: Regime, sizes: Mapping[str, int]) -> None:
-        self.name, self.keys, self.regime, self.sizes = name, keys, regime, dict(sizes)
-        super().__init__(f"{name} {OWN}, which has not run yet")
 
 
 class OnDemand(Family):
@@ -113,7 +105,7 @@ class OnDemand(Family):
             check_script(self.target, self.inputs)
         needs_capture()
         if self.where == "nowhere":
-            raise NotYet(self.target, self.keys or {}, regime, sizes)
+            raise NotYet(self.target, OWN, self.keys or {}, regime, sizes)
         from loadgauge.pytorch.trace.subprocess import Request, named_in_child
 
         begun = time.perf_counter()

@@ -20,9 +20,8 @@ from loadgauge.core.families.catalogue import models
 from loadgauge.core.plan.answer import Plan, answer
 from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, RANKING, PlanRequest, cases, questions, read_values
 from loadgauge.core.plan.search import cost_per_billion_tokens
-from loadgauge.core.plan.space.grid import LONGEST_FILE, Cell, Row, Value, key, read
+from loadgauge.core.plan.space.grid import KINDS, LONGEST_FILE, Cell, Kind, Row, Value, key, read
 from loadgauge.core.resolve.reproduce import layout_flags
-from loadgauge.sheets.sweep.results import Kind
 
 OUTCOMES = {0: "fits", 1: "nothing fits", 2: "cannot tell"}
 """What the exit code of a single plan means."""
@@ -33,7 +32,6 @@ NUMBERS = (
     *("tokens_per_second_per_gpu", "cost_per_billion_tokens", "inner_bandwidth", "outer_bandwidth"),
 )
 """Results that are numbers: bytes, seconds, shares, money, bytes/s."""
-KINDS: dict[str, Kind] = {"whole": "whole", "positive": "number", "switch": "truth"}
 
 
 @cache

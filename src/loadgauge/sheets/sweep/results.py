@@ -7,14 +7,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
 
 from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.plan.space.grid import Row
+from loadgauge.core.plan.space.grid import Kind, Row
+from loadgauge.core.text.rows import arrow_table, need_pyarrow
 
-Kind = Literal["text", "whole", "number", "truth"]
 KEY = "cell"
 PREFIX, SUFFIX = "part-", ".parquet"
 DIGEST = b"loadgauge.rows"
@@ -31,7 +29,7 @@ class Results:
     """
 
     def __init__(self, folder: str | Path, columns: Mapping[str, Kind]) -> None:
-        _need_pyarrow("output")
+        need_pyarrow("output")
         self.folder, self.columns = Path(folder), dict(columns)
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"{self.folder} is a file; a folder is needed", key="output")
@@ -112,31 +110,10 @@ class Results:
         return int(digits) if digits.isascii() and digits.isdecimal() else None
 
 
-def arrow_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Kind], key: str = "output") -> Any:
-    """Return rows as a pyarrow table of these columns. Raises `ConfigError` without pyarrow. key: the flag that asks for it"""
-    _need_pyarrow(key)
-    import pyarrow
-
-    return pyarrow.table(
-        {name: pyarrow.array([row.get(name) for row in rows], _type(pyarrow, kind)) for name, kind in columns.items()}
-    )
-
-
-def _need_pyarrow(key: str) -> None:
-    if find_spec("pyarrow") is None:
-        raise ConfigError("results are Parquet, which needs pyarrow: pip install 'loadgauge[sweep]'", key=key)
-
-
 def digest(rows: Sequence[Row]) -> bytes:
     """Hash the rows of a file, to detect damage and edits."""
     text = json.dumps(rows, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest().encode()
-
-
-def _type(pyarrow: Any, kind: Kind) -> Any:
-    return {
-        "text": pyarrow.string(), "whole": pyarrow.int64(), "number": pyarrow.float64(), "truth": pyarrow.bool_()
-    }[kind]  # fmt: skip
 
 
 def _locked(folder: Path) -> int | None:

@@ -148,7 +148,7 @@ def equation(
     tp, cp, ep, etp: a number of ranks, or the letter to keep: `"t"`, `"c"`, `"e"`, `"t_e"`
     attention, experts: `loadgauge.core.definitions.model.kernels.Kernels`
     padding_free: tokens and query-key pairs have letters of their own, T and P
-    precision: bytes of an activation by number format; for `states` also a recipe (`loadgauge.core.definitions.training.training.PRECISIONS`)
+    precision: bytes of an activation by number format; for `states` also a recipe (`training.PRECISIONS`)
     zero, optimizer: for `states` only
     kind: which of the model's distinct layers
 

@@ -106,7 +106,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     `wide_norms`: the blocks' norms are LayerNorms of PyTorch, which autocast runs in float32.
     `sharded`: FSDP casts adapters as it gathers them, so that autocast has nothing to cast.
     `experts_stay`: routed experts are not quantised.
-    `method`: LoRA, or another of PEFT's (`loadgauge.core.definitions.model.tuners`); `widest`: the widest input and output of what VeRA adapts;
+    `method`: LoRA, or another of PEFT's (`definitions.model.tuners`); `widest`: the widest input and output of what VeRA adapts;
     `virtual`: tokens that a prompt method trains in front of each sequence.
     `keeps_inputs`: 4-bit layers keep their input for backward, as bitsandbytes' did before 0.44.
     `branching`: bitsandbytes' kernel that makes 16 bits of 4 is that from before 0.48, which decides bit by bit.

@@ -2,7 +2,7 @@
 
 Legend: T rows, i and o the width of the matrix's input and output, r the rank, b the size of a block.
 
-As LoRA's (`loadgauge.core.layers.adapters.adapters`), their weights are float32 beside 16-bit ones, and read a float32 copy of what goes in;
+As LoRA's (`layers.adapters.adapters`), their weights are float32 beside 16-bit ones, and read a float32 copy of what goes in;
 under autocast products make 16-bit copies of that. (Source: peft 0.21, `layer.py` in `tuners/ia3`, `vera`, `adalora`, `loha`,
 `lokr` and `oft`.)
 """

@@ -13,10 +13,8 @@ from typing import Any
 from loadgauge.core.base.errors import ConfigError, Error, suggest
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.estimate.memory.phases import PARTS
-from loadgauge.core.plan.space.grid import Row
+from loadgauge.core.plan.space.grid import KINDS, Kind, Row
 from loadgauge.core.resolve.resolve import resolve_job
-from loadgauge.sheets.sweep.cells import KINDS
-from loadgauge.sheets.sweep.results import Kind
 
 MOST_CELLS = 10_000
 CANNOT_TELL = "cannot tell"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NothingFits
+from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import gib, in_gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL
@@ -26,7 +27,6 @@ from loadgauge.core.text.estimate.step_time import LANES
 from loadgauge.core.text.plan.progress import clear, progress, say
 from loadgauge.core.text.table import Column, console, document, draw, heading, points
 from loadgauge.core.text.verdict import WORDS, question_words
-from loadgauge.fleets.fleet import replica
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,9 +59,7 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
     clear()
     written = None
     if request.export is not None:
-        from loadgauge.job_files.commands.export_text import export_plan
-
-        written = export_plan(plan, as_json=as_json)
+        written = need("DIALECTS").export_plan(plan, as_json=as_json)
     if as_json:
         more = {"why": why(plan.result), "why_not": refused, "changes": _documents(changes, plan.complete)}
         document(plan.to_dict() | more | ({} if written is None else {"export": written}))
@@ -246,7 +244,7 @@ def compare(best: Estimate, other: Estimate, objective: Objective) -> str:
     if objective == "goodput" and other.time.step <= best.time.step:
         return (
             f"its step is {1 - other.time.step / best.time.step:.1%} shorter, but a host that fails takes"
-            f" {replica(other):,} GPUs with it, not {replica(best):,}"
+            f" {need('OBJECTIVES').replica(other):,} GPUs with it, not {need('OBJECTIVES').replica(best):,}"
         )
     more = other.time.step - best.time.step
     if abs(more) < CLOSE * best.time.step:

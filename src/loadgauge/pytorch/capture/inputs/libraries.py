@@ -39,7 +39,7 @@ def library_keys(target: str) -> dict[str, Any]:
 
     >>> library_keys("diffusers:Unknown")
     Traceback (most recent call last):
-    loadgauge.core.base.errors.ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
+    loadgauge...ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
     """
     library, _, name = target.partition(":")
     keys = {"library": library, _CLASS: name}

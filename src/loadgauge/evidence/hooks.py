@@ -1,0 +1,10 @@
+"""What this room adds to the core."""
+
+COMMANDS = {
+    "article": (
+        6,
+        "the tables of five articles, as printed and as they are right",
+        "loadgauge.evidence.commands.article",
+    ),
+    "validate": (7, "predicted against published runs", "loadgauge.evidence.commands.validate"),
+}

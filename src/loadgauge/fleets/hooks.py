@@ -1,0 +1,8 @@
+"""What this room adds to the core."""
+
+COMMANDS = {
+    "fleet": (
+        4, "a whole run on a fleet: failures, spares, checkpoints, topology and sites, by simulation", "loadgauge.fleets.command",
+    ),
+}  # fmt: skip
+OBJECTIVES = "loadgauge.fleets.door"

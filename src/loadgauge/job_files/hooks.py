@@ -1,0 +1,11 @@
+"""What this room adds to the core."""
+
+COMMANDS = {
+    "convert": (15, "one tool's job file into another's", "loadgauge.job_files.commands.convert"),
+    "check": (
+        16,
+        "whether jobs still fit and stay within a budget, for a pull request",
+        "loadgauge.job_files.commands.check",
+    ),
+}
+DIALECTS = "loadgauge.job_files.door"

@@ -1,0 +1,3 @@
+"""What this room adds to the core."""
+
+FIGURES = "loadgauge.sheets.door"
