@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 from random_jobs import TOKENS, Names, job, makers, write_files
 
 Run = Callable[[list[str]], int]
-ENTRY_POINTS = ("loadgauge.core.command_line.main", "loadgauge.show.cli")
+ENTRY_POINTS = ("loadgauge.core.command_line.main", "loadgauge.cli.main", "loadgauge.show.cli")
 """Modules with `run(arguments) -> exit code`, the newest first."""
 KEPT = 0.1
 """Of the jobs that the older tree refuses, how many are kept."""

@@ -457,7 +457,7 @@ def write_files(tree: Path, folder: Path, pick: random.Random) -> tuple[list[str
     for file in sorted((tree / "examples").glob("*.*")):
         shutil.copy(file, folder)
     jobs = [file.name for file in sorted(folder.iterdir()) if file.suffix in (".yaml", ".json", ".sh", ".py")]
-    for file in sorted((tree / "tests" / "formats").glob("test_*.py")):
+    for file in sorted((tree / "tests").glob("**/test_formats_*.py"), key=lambda file: file.name):
         for text in dict.fromkeys(texts(file)):
             name = f"job-{len(jobs)}.{ending(text)}"
             (folder / name).write_text(text, encoding="utf-8")

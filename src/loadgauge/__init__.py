@@ -139,10 +139,13 @@ class _Same:
         self.name = name
 
     def create_module(self, spec: object) -> object:
-        return _import_module(self.name)
+        module = _import_module(self.name)
+        self.spec = module.__spec__
+        return module
 
     def exec_module(self, module: object) -> None:
-        """Do nothing: it has run."""
+        """Leave the module as it is: it has run, and keeps its own name."""
+        module.__spec__ = self.spec  # type: ignore[attr-defined]
 
 
-_sys.meta_path.append(_Moved)  # type: ignore[arg-type]
+_sys.meta_path.insert(0, _Moved)  # type: ignore[arg-type]

@@ -131,7 +131,7 @@ def test_a_file_begins_with_nothing_said(opened: Any, tmp_path: Path) -> None:
     page.go_back()
     until(page, lambda: line.is_visible() and "A sample" in line.inner_text())
     change(page, "seq-len-number", "4096")
-    assert line.is_hidden()
+    until(page, line.is_hidden)
     page.reload()
     page.wait_for_selector("#verdict-step")
     page.wait_for_selector("#flag-gpu", state="attached")

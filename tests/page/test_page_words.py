@@ -176,27 +176,28 @@ def contrast(one: list[float], other: list[float]) -> float:
 
 PACKAGE = STATIC.parents[1]
 REFUSING = (
-    "spec",
-    "families",
-    "layers",
-    "estimate",
-    "reasons",
-    "posttrain",
-    "resolve",
-    "fleet",
-    "plan",
-    "web",
-    "lengths",
-    "formats",
+    *(f"core/{folder}" for folder in ("base/lengths", "definitions", "families", "layers", "estimate", "answers/why")),
+    *(f"core/{folder}" for folder in ("post_training", "resolve", "plan")),
+    "fleets",
+    "job_files",
+    "page",
 )
 """Folders whose errors the page can show."""
 ELSEWHERE = (
-    "plan/sweep",
+    "core/plan/space/grid.py",
+    "core/plan/space/estimates.py",
     "core/plan/inverse.py",
     "core/families/hub.py",
     "core/definitions/hardware/hardware.py",
     "core/definitions/hardware/calibration.py",
-    "estimate/schedule",
+    "core/estimate/schedule",
+    "core/plan/advise",
+    "fleets/text",
+    "fleets/command.py",
+    "job_files/commands",
+    "job_files/convert.py",
+    "job_files/export.py",
+    "page/command.py",
 )
 """What the page never runs, or what only a damaged data file brings about."""
 ERRORS = {

@@ -9,13 +9,28 @@ from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.job_files.ideas.table import Dialect, Document
 
 FILES = {
-    "megatron": "megatron", "megatron-bridge": "bridge", "torchtitan": "torchtitan", "deepspeed": "deepspeed",
-    "accelerate": "accelerate", "transformers": "huggingface", "trl": "huggingface", "axolotl": "axolotl",
-    "llamafactory": "llamafactory", "verl": "verl", "torchtune": "torchtune", "litgpt": "litgpt", "ms-swift": "swift",
-    "automodel": "automodel", "unsloth": "unsloth", "peft": "peft", "openrlhf": "openrlhf", "nemo-rl": "nemo_rl", "slime": "slime",
-    "prime-rl": "prime_rl",
-}  # fmt: skip
-"""Dialects, and the files of this folder that have them, each under its name in capitals."""
+    "megatron": "pre_training.megatron",
+    "megatron-bridge": "pre_training.bridge",
+    "torchtitan": "pre_training.torchtitan",
+    "deepspeed": "hugging_face.deepspeed",
+    "accelerate": "hugging_face.accelerate",
+    "transformers": "hugging_face.huggingface",
+    "trl": "hugging_face.huggingface",
+    "axolotl": "fine_tuning.axolotl",
+    "llamafactory": "fine_tuning.llamafactory",
+    "verl": "rollouts.verl",
+    "torchtune": "fine_tuning.torchtune",
+    "litgpt": "fine_tuning.litgpt",
+    "ms-swift": "fine_tuning.swift",
+    "automodel": "pre_training.automodel",
+    "unsloth": "fine_tuning.unsloth",
+    "peft": "hugging_face.peft",
+    "openrlhf": "rollouts.openrlhf",
+    "nemo-rl": "rollouts.nemo_rl",
+    "slime": "rollouts.slime",
+    "prime-rl": "rollouts.prime_rl",
+}
+"""Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron"}
 """Tools whose files have another's keys too: those of the other mark them as well."""
 CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "nemo-rl": "NEMO_RL", "prime-rl": "PRIME_RL"}
@@ -48,7 +63,7 @@ def dialect(name: str) -> Dialect:
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:
         raise ConfigError(f"unknown dialect {name!r} (known: {', '.join(FILES)}){suggest(wanted, FILES)}")
-    module = import_module(f"loadgauge.job_files.ideas.{FILES[wanted]}")
+    module = import_module(f"loadgauge.job_files.{FILES[wanted]}")
     chosen: Dialect = getattr(module, CONSTANTS.get(wanted, wanted.upper()))
     return chosen
 

@@ -1,4 +1,4 @@
-"""Hooks: what the rooms beside the core add to it. The core imports none of them; each says in its `hooks.py` what it has.
+"""Hooks: what the rooms beside the core add to it. The core imports none of them; each says in its `room.py` what it has.
 
 Five hooks: `COMMANDS` (a command's name, its place in the list, what it answers and its module), and the addresses of modules
 with the functions of `MODEL_SOURCES` (models that no family reads), `DIALECTS` (job files), `OBJECTIVES` (what a plan is ranked
@@ -27,13 +27,13 @@ NEEDS: dict[Hook, str] = {
 
 @cache
 def rooms() -> tuple[Any, ...]:
-    """Return the `hooks` modules of the rooms that are there, by name.
+    """Return the `room` modules of the rooms that are there, by name.
 
     >>> [room.__name__ for room in rooms()][:2]
-    ['loadgauge.evidence.hooks', 'loadgauge.fleets.hooks']
+    ['loadgauge.evidence.room', 'loadgauge.fleets.room']
     """
-    names = sorted(name for name in os.listdir(PACKAGE) if os.path.isfile(os.path.join(PACKAGE, name, "hooks.py")))
-    return tuple(import_module(f"loadgauge.{name}.hooks") for name in names)
+    names = sorted(name for name in os.listdir(PACKAGE) if os.path.isfile(os.path.join(PACKAGE, name, "room.py")))
+    return tuple(import_module(f"loadgauge.{name}.room") for name in names)
 
 
 def commands() -> dict[str, tuple[int, str, str]]:

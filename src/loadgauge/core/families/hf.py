@@ -22,37 +22,37 @@ LARGEST_FILE = 10_000_000
 """Bytes. Published configs have some thousands."""
 
 FILES = {
-    "alibi": ("bloom", "falcon", "mpt"),
-    "dbrx": ("dbrx",),
-    "deepseek": (
+    "decoders.alibi": ("bloom", "falcon", "mpt"),
+    "mixtures.dbrx": ("dbrx",),
+    "mixtures.deepseek": (
         *("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "glm_moe_dsa", "kimi_k2", "longcat_flash", "mistral4"),
         "youtu",
     ),
-    "deepseek_v4": ("deepseek_v4",),
-    "encoder": ("bert", "modernbert", "roberta", "xlm-roberta", "xlm-roberta-xl"),
-    "fairseq": ("biogpt", "xglm"),
-    "gemma": ("gemma", "gemma2", "gemma3_text", "gemma4_text", "vaultgemma"),
-    "gemma3n": ("gemma3n_text",),
-    "glm": ("glm", "glm4", "glm4_moe", "glm4_moe_lite"),
-    "gpt": ("gpt2", "gpt_bigcode", "gpt_neox", "opt"),
-    "gptj": ("codegen", "gpt_neo", "gptj"),
-    "hybrid": ("bamba", "falcon_h1", "granitemoehybrid", "jamba"),
-    "hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
-    "layer_norm": ("cohere", "cohere2", "jais2", "nemotron", "persimmon", "phi", "stablelm", "starcoder2"),
-    "ling": ("bailing_moe", "bailing_moe_v2"),
-    "linear_attention": (
+    "mixtures.deepseek_v4": ("deepseek_v4",),
+    "encoders.encoder": ("bert", "modernbert", "roberta", "xlm-roberta", "xlm-roberta-xl"),
+    "decoders.fairseq": ("biogpt", "xglm"),
+    "decoders.gemma": ("gemma", "gemma2", "gemma3_text", "gemma4_text", "vaultgemma"),
+    "decoders.gemma3n": ("gemma3n_text",),
+    "decoders.glm": ("glm", "glm4", "glm4_moe", "glm4_moe_lite"),
+    "decoders.gpt": ("gpt2", "gpt_bigcode", "gpt_neox", "opt"),
+    "decoders.gptj": ("codegen", "gpt_neo", "gptj"),
+    "hybrids.hybrid": ("bamba", "falcon_h1", "granitemoehybrid", "jamba"),
+    "mixtures.hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
+    "decoders.layer_norm": ("cohere", "cohere2", "jais2", "nemotron", "persimmon", "phi", "stablelm", "starcoder2"),
+    "mixtures.ling": ("bailing_moe", "bailing_moe_v2"),
+    "hybrids.linear_attention": (
         *("bailing_hybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax", "olmo_hybrid"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     ),
-    "llama": (
+    "decoders.llama": (
         *("apertus", "arcee", "ernie4_5", "exaone4", "granite", "helium", "internlm3", "iquestcoder", "llama"),
         *("ministral", "ministral3", "mistral", "phi3", "phi4_multimodal", "seed_oss", "smollm3"),
     ),
-    "mixtral": (
+    "mixtures.mixtral": (
         *("ernie4_5_moe", "gpt_oss", "granitemoe", "granitemoeshared", "llama4_text", "minimax_m2", "mixtral"),
         "phimoe",
     ),
-    "multimodal": (
+    "encoders.multimodal": (
         *(
             "aya_vision",
             "cohere2_vision",
@@ -68,12 +68,12 @@ FILES = {
         *("internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "llava_next", "llava_onevision", "mistral3"),
         *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
     ),
-    "nas": ("nemotron-nas",),
-    "newer": ("afmoe", "cwm", "exaone_moe", "hy_v3", "mellum", "mimo_v2_flash", "nanochat", "solar_open"),
-    "olmo": ("flex_olmo", "olmo", "olmo2", "olmo3", "olmoe"),
-    "small_encoders": ("albert", "distilbert", "electra"),
-    "state_space": ("mamba2", "nemotron_h"),
-    "qwen": ("mimo", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    "hybrids.nas": ("nemotron-nas",),
+    "mixtures.newer": ("afmoe", "cwm", "exaone_moe", "hy_v3", "mellum", "mimo_v2_flash", "nanochat", "solar_open"),
+    "decoders.olmo": ("flex_olmo", "olmo", "olmo2", "olmo3", "olmoe"),
+    "encoders.small_encoders": ("albert", "distilbert", "electra"),
+    "hybrids.state_space": ("mamba2", "nemotron_h"),
+    "decoders.qwen": ("mimo", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 }
 """The files of this folder, and which model types the `READERS` of each has."""
 
@@ -111,7 +111,7 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
     if model_type not in FAMILIES:
         raise reader.unmodelled(
             "model_type",
-            f"{shown(model_type)} is not modelled; add it in src/loadgauge/core/families/hf.py"
+            f"{shown(model_type)} is not modelled"
             f" ({_near(model_type)}docs/models.md lists the {len(FAMILIES)} that are); where transformers has it,"
             " `loadgauge capture` runs its own code and answers",
         )

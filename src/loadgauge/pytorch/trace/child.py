@@ -64,7 +64,7 @@ def main() -> None:
     asked, answered = map(Path, sys.argv[1:3])
     call = msgspec.msgpack.decode(asked.read_bytes(), type=Call)
     quick_scan()
-    if call.module.startswith("loadgauge.capture."):  # nothing is compiled
+    if call.module.startswith("loadgauge.pytorch.capture."):  # nothing is compiled
         without_compiler()
     if not is_script(call.request.job.model):  # the libraries' own; a script's are the user's
         logging.disable(logging.CRITICAL)

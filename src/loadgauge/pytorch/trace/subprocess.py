@@ -76,7 +76,7 @@ def named_in_child(work: str, result: type[T], request: Request, shown: TextIO |
     Raises ConfigError too where a capture has not ended after the seconds of `LIMIT`.
     """
     module, _, function = work.partition(":")
-    limit = seconds_allowed() if module.startswith("loadgauge.capture.") else None
+    limit = seconds_allowed() if module.startswith("loadgauge.pytorch.capture.") else None
     call = Call(module, function, request, arguments)
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "request", Path(folder) / "reply"

@@ -129,9 +129,7 @@ def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
         inner.config = {"model_type": wrapper.text, **inner.config}
     text_type = inner.model_type
     if text_type not in TEXT_READERS:
-        raise inner.unmodelled(
-            "model_type", f"a text tower {shown(text_type)} is not modelled (see core/families/encoders/multimodal.py)"
-        )
+        raise inner.unmodelled("model_type", f"a text tower {shown(text_type)} is not modelled")
     parts.refuse_unusual(inner)
     spec = TEXT_READERS[text_type](inner)
     tied = reader.flag("tie_word_embeddings", nullable=True)

@@ -29,7 +29,7 @@ def whole_mixer(build: Builder, kind: str, file: str, *, heads: bool) -> None:
     }
     for reason, applies in reasons.items():
         if applies:
-            raise NotModelled(f"{reason} on a {kind} mixer is not modelled; extend src/loadgauge/core/layers/{file}.py")
+            raise NotModelled(f"{reason} on a {kind} mixer is not modelled")
 
 
 def chunk_pairs(view: View, chunk: Size) -> Size:
@@ -70,9 +70,7 @@ def causal_convolution(
     if activation is None or fused:
         return output
     if activation not in ("silu", "swish"):
-        raise NotModelled(
-            f"activation {activation!r} of a convolution is not modelled; extend core/layers/mixers/convolution.py"
-        )
+        raise NotModelled(f"activation {activation!r} of a convolution is not modelled")
     active = build.tensor(f"{name}_activation", view.tokens * channels)
     return build.elementwise(active.name, (output,), active, keeps=(output,))
 

@@ -29,7 +29,7 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
     whole_mixer(build, "gated delta net", "delta", heads=True)
     if spec.hidden_act not in ("silu", "swish"):
-        raise NotModelled(f"activation {spec.hidden_act!r} of a delta net is not modelled; extend layers/delta.py")
+        raise NotModelled(f"activation {spec.hidden_act!r} of a delta net is not modelled")
     view, tokens = build.view, build.view.tokens
     heads = shard(spec.linear_num_value_heads, view.tp, "linear_num_value_heads")
     key_heads = shard(spec.linear_num_key_heads, view.tp, "linear_num_key_heads")
@@ -144,10 +144,7 @@ def _gated_norm(build: Builder, x: Tensor, gate: Tensor, heads: Size, width: Siz
 def _reference(build: Builder, spec: GatedDeltaNet, active: Tensor, beta: Tensor, decay: Tensor, heads: Size) -> Tensor:
     """transformers' `torch_chunk_gated_delta_rule`, operation by operation, in float32, keys repeated to all heads."""
     if build.dtypes.activation == 4:
-        raise NotModelled(
-            "the reference code of the gated delta net in float32 is not modelled (16 bits are);"
-            " extend src/loadgauge/core/layers/delta.py"
-        )
+        raise NotModelled("the reference code of the gated delta net in float32 is not modelled (16 bits are)")
     view, tokens, exact = build.view, build.view.tokens, build.float32
     key, value, chunk = spec.linear_key_head_dim, spec.linear_value_head_dim, spec.chunk_size
     chunks = ceil_div(view.positions, chunk)

@@ -30,9 +30,7 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
     whole_mixer(build, "Mamba-2", "mamba", heads=True)
     if spec.hidden_act not in ("silu", "swish"):
-        raise NotModelled(
-            f"activation {spec.hidden_act!r} of a Mamba-2 mixer is not modelled; extend core/layers/mixers/mamba.py"
-        )
+        raise NotModelled(f"activation {spec.hidden_act!r} of a Mamba-2 mixer is not modelled")
     view, tokens = build.view, build.view.tokens
     heads = shard(spec.num_heads, view.tp, "num_heads of Mamba-2")
     groups = shard(spec.n_groups, view.tp, "n_groups of Mamba-2")
@@ -220,9 +218,7 @@ def _reference_gate(
 ) -> Tensor:
     """The gate and the norm as transformers' code writes them, in float32 (a gate alone: in the model's dtype)."""
     if spec.gated_norm and spec.norm_before_gate:
-        raise NotModelled(
-            "a Mamba-2 norm before the gate has no reference list; extend src/loadgauge/core/layers/mixers/mamba.py"
-        )
+        raise NotModelled("a Mamba-2 norm before the gate has no reference list")
     size, wide = build.view.tokens * heads * spec.head_dim, build.float32
     output = build.tensor("mamba.gated", size)
     if not spec.gated_norm:
