@@ -21,7 +21,7 @@ True
 
 import sys as _sys
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadgauge._version import __version__ as __version__
 from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
@@ -123,13 +123,14 @@ class _Moved:
     """Finds a module of `_MOVED` by its shorter name: the same module, not a copy."""
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> object:
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         head, _, rest = name.removeprefix("loadgauge.").partition(".")
         if head not in _MOVED or not name.startswith("loadgauge."):
             return None
         from importlib.util import spec_from_loader
 
-        return spec_from_loader(name, _Same(".".join(filter(None, ("loadgauge", _MOVED[head], rest)))))
+        loader: Any = _Same(".".join(filter(None, ("loadgauge", _MOVED[head], rest))))
+        return spec_from_loader(name, loader)
 
 
 class _Same:
@@ -138,14 +139,14 @@ class _Same:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def create_module(self, spec: object) -> object:
+    def create_module(self, spec: Any) -> Any:
         module = _import_module(self.name)
         self.spec = module.__spec__
         return module
 
-    def exec_module(self, module: object) -> None:
+    def exec_module(self, module: Any) -> None:
         """Leave the module as it is: it has run, and keeps its own name."""
-        module.__spec__ = self.spec  # type: ignore[attr-defined]
+        module.__spec__ = self.spec
 
 
-_sys.meta_path.insert(0, _Moved)  # type: ignore[arg-type]
+_sys.meta_path.insert(0, _Moved)

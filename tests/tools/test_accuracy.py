@@ -10,7 +10,7 @@ from accuracy.samples import samples
 from loadgauge.evidence.validate.runs import Run, published
 from loadgauge.evidence.validate.summary import errors
 from loadgauge.evidence.validate.validate import validate
-from published_runs.source_rows import published as source_rows
+from published_runs.tables import published as source_rows
 
 RUNS = {run.id: run for run in published().runs}
 

@@ -15,20 +15,20 @@ from loadgauge.core.definitions.layout.layout import FULL_PIPE
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.estimate.states.parameters import parameters
-from loadgauge.evidence.validate import runs
+from loadgauge.evidence.published import assumptions, tables, vocabulary
+from loadgauge.evidence.published.counters import counter
+from loadgauge.evidence.published.expression import express
+from loadgauge.evidence.published.free_text import Flags, chunks_of
+from loadgauge.evidence.published.models import named
+from loadgauge.evidence.published.rows import difference, row_of
+from loadgauge.evidence.published.source_rows import MEASURED, SourceRow, parse, read
+from loadgauge.evidence.published.stages import _chunks
 from loadgauge.evidence.validate.overrides import apply
 from loadgauge.evidence.validate.runs import Measured, Run
 from loadgauge.evidence.validate.runs import published as packaged
 from loadgauge.evidence.validate.setups import setup_of, variant_setups
-from published_runs import assumptions, vocabulary
 from published_runs.convert import main
-from published_runs.counters import counter
-from published_runs.expression import express
-from published_runs.free_text import Flags, chunks_of
-from published_runs.models import named
-from published_runs.rows import difference, row_of
-from published_runs.source_rows import MEASURED, RAW, SourceRow, parse, published, read
-from published_runs.stages import _chunks
+from published_runs.tables import RAW, published
 
 RUNS = {run.id: run for run in published()}
 ROWS = {run.id: run for run in packaged().runs}
@@ -339,17 +339,17 @@ def test_every_column_of_the_tables_has_a_meaning() -> None:
 @pytest.mark.parametrize("name", ["throughput", "memory"])
 def test_validate_reads_tables_in_the_words_of_their_sources(name: str) -> None:
     """`validate --runs` of a source's table is what the package has of it; columns of neither kind are reported."""
-    rows = [run for run in runs.published().runs if run.id.startswith("T-" if name == "throughput" else "M-")]
-    table = runs.read(RAW / f"{name}.csv")
+    rows = [run for run in packaged().runs if run.id.startswith("T-" if name == "throughput" else "M-")]
+    table = tables.read(RAW / f"{name}.csv")
     assert not table.rejected
-    ours = {run.id: msgspec.structs.replace(run, measured=runs.Measured()) for run in rows}
-    assert {run.id: msgspec.structs.replace(run, measured=runs.Measured()) for run in table.runs} == ours
+    ours = {run.id: msgspec.structs.replace(run, measured=Measured()) for run in rows}
+    assert {run.id: msgspec.structs.replace(run, measured=Measured()) for run in table.runs} == ours
 
 
 def test_a_table_with_a_wrong_cell_and_an_unknown_column(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("id,task,framework,model,hardware,gpus,colour\nT-X-1,pretrain,Megatron-LM,gpt2,H100,many,red\n")
-    table = runs.read(file)
+    table = tables.read(file)
     assert (table.runs, table.ignored) == ((), ("colour",))
     assert "gpus: must be a whole number" in table.rejected[0].reason
 

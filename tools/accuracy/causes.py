@@ -13,9 +13,9 @@ import msgspec
 
 from loadgauge.core.definitions.hardware.calibration import chip_of, efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu
+from loadgauge.evidence.published.free_text import Flags, named
+from loadgauge.evidence.published.source_rows import SourceRow
 from loadgauge.evidence.validate.validate import Record
-from published_runs.free_text import Flags, named
-from published_runs.source_rows import SourceRow
 
 FAR = 0.20
 """Absolute error from which a row gets a line that says why."""

@@ -15,12 +15,12 @@ from accuracy.slack import Left
 from accuracy.slack import calibrated_level as slack_level
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.core.definitions.training.software import software
+from loadgauge.evidence.published.source_rows import SourceRow
 from loadgauge.evidence.validate.baseline import baseline, rescaled
 from loadgauge.evidence.validate.runs import Run
 from loadgauge.evidence.validate.summary import Errors, errors, grouped, reasons
 from loadgauge.evidence.validate.validate import Record
-from published_runs.source_rows import SourceRow
-from published_runs.source_rows import published as source_rows
+from published_runs.tables import published as source_rows
 
 TARGETS = {"time": (0.06, 0.15), "memory": (0.02, 0.06)}
 """Median and 90th percentile of the absolute error that quality A is to stay below."""
@@ -314,7 +314,7 @@ _RULES = """## What a row does not state
 
 A column that a source leaves empty takes the value that its framework uses when nothing is said; every other plausible
 value is predicted too, and the range that `validate --json` prints is over all of them, one knob at a time, added up for
-memory and multiplied for time. No rule looks at a measurement. The rules are in `tools/published_runs/assumptions.py` and
+memory and multiplied for time. No rule looks at a measurement. The rules are in `evidence/published/assumptions.py` and
 `models.py`. Some rules were changed after rows of memory had shown them to be wrong, each for every row and never for
 one: attention kernels of Megatron-LM before 2024, the float32 gradients that it keeps for bf16 alone, dropout of its test
 models, the layers that a pipeline gives to its last stage, the number of GPUs where none is stated, and the unit of one

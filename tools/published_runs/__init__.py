@@ -1,1 +1,1 @@
-"""Published runs, from tables in their sources' words to the rows of `Job` fields that loadgauge comes with."""
+"""The published runs' tables, in their sources' words, and what writes the package's rows from them."""

@@ -17,8 +17,9 @@ import msgspec
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from published_runs.rows import row_of
-from published_runs.source_rows import RAW, SourceRow, SourceRows, read, read_memory
+from loadgauge.evidence.published.rows import row_of
+from loadgauge.evidence.published.source_rows import SourceRow, SourceRows, read, read_memory
+from published_runs.tables import RAW
 
 PACKAGE = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "runs"
 SOURCES: dict[str, tuple[tuple[str, Callable[[Path], SourceRows]], ...]] = {

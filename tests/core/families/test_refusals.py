@@ -83,7 +83,7 @@ def test_wrong_values(base: str, change: dict[str, Any], message: str) -> None:
         (
             "llama-7b",
             {"model_type": "mamba9"},
-            "model_type: 'mamba9' is not modelled; add it in src/loadgauge",
+            "model_type: 'mamba9' is not modelled",
         ),
         ("llama-7b", {"architectures": ["T5ForConditionalGeneration"]}, "architectures: 'T5For"),
         ("llama-7b", {"per_layer_config": {"0": {"hidden_size": 1}}}, "per_layer_config"),
@@ -139,7 +139,7 @@ def test_reader_marks_what_it_read() -> None:
 
 
 def test_a_family_that_is_not_modelled_names_its_neighbours() -> None:
-    with pytest.raises(NotModelled, match=r"'qwen3_mo' is not modelled; add it in .*close to it: qwen3_moe"):
+    with pytest.raises(NotModelled, match=r"'qwen3_mo' is not modelled .*close to it: qwen3_moe"):
         from_dict({"model_type": "qwen3_mo"})
 
 
@@ -170,7 +170,7 @@ def test_contradictions_of_hybrids(config: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "zamba2"}, r"'zamba2' is not modelled; add it in src/loadgauge/core/families/hf\.py"),
+        ({"model_type": "zamba2"}, r"'zamba2' is not modelled"),
         ({"model_type": "recurrent_gemma"}, "'recurrent_gemma' is not modelled"),
         ({"model_type": "falcon_mamba"}, "'falcon_mamba' is not modelled"),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M?"}, r"hybrid_override_pattern: '\?'"),

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.evidence.published.tables import read
 from loadgauge.evidence.validate.counters import Counter
-from loadgauge.evidence.validate.runs import Measured, parse, published, read
+from loadgauge.evidence.validate.runs import Measured, parse, published
 from loadgauge.evidence.validate.validate import validate
 
 HEAD = "id,model,pp,gpus,tp,tokens_per_s_per_gpu"
@@ -182,7 +183,7 @@ def test_products_in_eight_bits_go_with_weights_that_are_loaded(tmp_path: Path) 
 def test_a_row_whose_words_make_no_job_is_listed_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = in_source_words(tmp_path, {"id": "bad", "notes": "one\ntwo"}, {"id": "M-SW-931"})
     read(path)  # which makes the tools known
-    rows = importlib.import_module("published_runs.rows")
+    rows = importlib.import_module("loadgauge.evidence.published.rows")
     row_of = rows.row_of
 
     def refuses(source: Any) -> Any:

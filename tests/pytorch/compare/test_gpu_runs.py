@@ -15,7 +15,7 @@ from command_line import typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.hardware.hardware import gpu, gpu_ids
-from loadgauge.evidence.validate.runs import read
+from loadgauge.evidence.published.tables import read
 from loadgauge.evidence.validate.validate import validate
 from loadgauge.pytorch.compare.formula import Formula
 from loadgauge.pytorch.compare.gpu_runs import CASES, ON_CPU, Report, case, find_gpu_by_name, main, report, row, write

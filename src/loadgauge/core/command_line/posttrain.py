@@ -20,7 +20,8 @@ def task_of_file(job: Job) -> str | None:
         return None
     from loadgauge.core.base.hooks import need
 
-    return need("DIALECTS").from_job_file(job)[0].task
+    task: str | None = need("DIALECTS").from_job_file(job)[0].task
+    return task
 
 
 def answer(

@@ -50,7 +50,8 @@ def command(
     """
     if operators:
         return _operators(as_json=as_json, alone=path is None and not source and quantity is None and show_rows is None)
-    from loadgauge.evidence.validate.runs import published, read
+    from loadgauge.evidence.published.tables import read
+    from loadgauge.evidence.validate.runs import published
     from loadgauge.evidence.validate.summary import summary
     from loadgauge.evidence.validate.validate import validate
 

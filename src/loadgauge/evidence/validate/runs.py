@@ -6,16 +6,12 @@ The published ones are in `data/runs/*.jsonl`, written by `tools/published_runs`
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.base.files import read_text
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
@@ -27,8 +23,6 @@ LARGEST_FILE = 100_000_000
 """Bytes; the largest file that is read."""
 FILES = ("throughput.jsonl", "memory.jsonl")
 """The published runs, in `data/runs`."""
-SOURCE_COLUMNS = frozenset({"split", "task", "layers", "hidden", "other_flags", "arch_source", "moe_experts"})
-"""Columns by which a table in the words of its sources is known."""
 SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3}
 """Words of the column `sharding`, as ZeRO stages."""
 WORDS = {"yes": "true", "no": "false"}
@@ -138,74 +132,11 @@ def published() -> Runs:
     >>> len(published().runs) > 1500
     True
     """
-    timed, weighed = (_of_lines(read_data(f"runs/{name}")) for name in FILES)
+    timed, weighed = (of_lines(read_data(f"runs/{name}")) for name in FILES)
     return timed + weighed
 
 
-def read(path: str | Path) -> Runs:
-    """Read the runs of a file: a CSV whose columns are fields of `Job` and what was measured, a CSV in the words of its
-    sources (the columns of tools/published_runs/README.md), the JSON that `make gpu` writes, or rows as `data/runs` has
-    them (.jsonl).
-
-    Raises `ConfigError` for a file that is none of them; a row that is wrong is in `rejected`.
-    """
-    text, file = read_text(path, LARGEST_FILE), str(path)
-    if file.endswith(".jsonl"):
-        return _of_lines(text)
-    if not text.lstrip().startswith("{"):
-        return _of_source(text, file) if _in_source_words(text) else parse(text, file)
-    try:
-        runs = msgspec.json.decode(text, type=_Report).runs
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"is no result of `make gpu`: {error}", file=file) from None
-    if not runs:
-        raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
-    return Runs(runs)
-
-
-class _Report(msgspec.Struct):
-    """What is read of the JSON of `make gpu`."""
-
-    runs: tuple[Run, ...]
-
-
-def _in_source_words(text: str) -> bool:
-    """Whether a CSV has columns that only tables in the words of their sources have."""
-    header = text.partition("\n")[0].strip()
-    return not SOURCE_COLUMNS.isdisjoint(name.strip().strip('"') for name in header.split(","))
-
-
-def _of_source(text: str, file: str) -> Runs:
-    """The runs of a table in the words of its sources, converted as the published ones are."""
-    package = Path(__file__).parents[2]
-    for folder in (package / "tools", package.parents[1] / "tools"):  # as installed, and in the source tree
-        if (folder / "published_runs").is_dir() and str(folder) not in sys.path:
-            sys.path.append(str(folder))
-    try:
-        table = import_module("published_runs.source_rows").parse(text, file)
-        row_of = import_module("published_runs.rows").row_of
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"has columns in the words of its sources, and {error.name} is not there", file=file
-        ) from None
-    runs: list[Run] = []
-    rejected = list(table.rejected)
-    for row in table.rows:
-        try:
-            runs.append(row_of(row))
-        except Error as error:
-            rejected.append(Rejected(row.id, _line_of(row.id, text), str(error)))
-    return Runs(tuple(runs), tuple(rejected), table.ignored)
-
-
-def _line_of(name: str, text: str) -> int:
-    """The line of a CSV on which the row of an id ends."""
-    lines = csv.reader(text.splitlines(keepends=True))
-    place = [cell.strip() for cell in next(lines)].index("id")
-    return next(lines.line_num for row in lines if name in (row[place].strip(), f"line {lines.line_num}"))
-
-
-def _of_lines(text: str) -> Runs:
+def of_lines(text: str) -> Runs:
     """The runs in JSON, one a line."""
     decode = msgspec.json.Decoder(Run).decode
     runs: list[Run] = []

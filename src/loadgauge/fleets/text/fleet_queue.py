@@ -11,13 +11,13 @@ import msgspec
 
 from loadgauge._version import __version__
 from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.hooks import Door
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.plan.space.grid import Cell, Row, key, run
 from loadgauge.core.text.plan.progress import clear, progress
 from loadgauge.core.text.table import Column, console, document, draw, points
 from loadgauge.fleets.fleet import Options, fleet
 from loadgauge.fleets.queue import Want, pack, read_jobs
-from loadgauge.sheets.sweep.workers import OnRay, Processes
 
 MORE = (1.0, 1.1, 1.25, 1.5)
 """Times the fleet."""
@@ -149,9 +149,11 @@ def sweep(job: Job, given: dict[str, Any], more: dict[str, Any], *, as_json: boo
     missing = [cell for cell in cells if cell.key not in rows]
     try:
         if more["ray"] is not None:
-            _through(OnRay(work, more["ray"], more["workers"], {}), missing, rows, more["output"], len(cells))
+            _through(
+                Door("sheets").OnRay(work, more["ray"], more["workers"], {}), missing, rows, more["output"], len(cells)
+            )
         elif (more["workers"] or 1) > 1 and len(missing) > 1:
-            _through(Processes(work, more["workers"]), missing, rows, more["output"], len(cells))
+            _through(Door("sheets").Processes(work, more["workers"]), missing, rows, more["output"], len(cells))
         else:
             for cell in missing:
                 rows[cell.key] = work(cell, {})

@@ -80,7 +80,7 @@ def by_road(job: Job, read: Callable[[], Found], config: Callable[[], tuple[str,
             why = "no family here reads it"
     name, keys = config()
     PYTORCH.check_keys(name, keys)
-    found = PYTORCH.taken(job, family(name, keys, PYTORCH.Tuned.of(job), job), why)
+    found: Found = PYTORCH.taken(job, family(name, keys, PYTORCH.Tuned.of(job), job), why)
     beside = {axis: getattr(job, axis) or 1 for axis in DEGREES}
     if any(degree > 1 for degree in beside.values()):
         shut = closed(found.spec)

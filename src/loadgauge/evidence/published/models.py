@@ -12,8 +12,8 @@ import msgspec
 
 from loadgauge.core.definitions.model.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
 from loadgauge.core.families import catalogue
-from published_runs.free_text import Flags
-from published_runs.source_rows import SourceRow
+from loadgauge.evidence.published.free_text import Flags
+from loadgauge.evidence.published.source_rows import SourceRow
 
 FAMILIES: tuple[tuple[str, str], ...] = (
     # pattern of the lower-case model name, model of the catalogue that stands for the family

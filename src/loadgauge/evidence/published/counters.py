@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from loadgauge.evidence.published.models import Inexpressible
+from loadgauge.evidence.published.source_rows import SourceRow
 from loadgauge.evidence.validate.counters import Counter
-from published_runs.models import Inexpressible
-from published_runs.source_rows import SourceRow
 
 
 def counter(run: SourceRow) -> Counter:

@@ -13,11 +13,11 @@ import msgspec
 
 from loadgauge.core.definitions.layout.layout import FULL_PIPE
 from loadgauge.core.definitions.model.model import ModelSpec
-from published_runs import vocabulary
-from published_runs.free_text import Flags, named
-from published_runs.models import Inexpressible
-from published_runs.recipes import packed
-from published_runs.source_rows import SourceRow
+from loadgauge.evidence.published import vocabulary
+from loadgauge.evidence.published.free_text import Flags, named
+from loadgauge.evidence.published.models import Inexpressible
+from loadgauge.evidence.published.recipes import packed
+from loadgauge.evidence.published.source_rows import SourceRow
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

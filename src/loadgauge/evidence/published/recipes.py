@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from published_runs.free_text import Flags
-from published_runs.source_rows import SourceRow
+from loadgauge.evidence.published.free_text import Flags
+from loadgauge.evidence.published.source_rows import SourceRow
 
 TARGETS = frozenset({"query", "value", "output", "gate", "up", "down"})
 """`lora_attn_modules: [q_proj, v_proj, output_proj]` and `apply_lora_to_mlp: True`."""

@@ -27,12 +27,12 @@ from loadgauge.core.definitions.training.training import training as trained
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.resolve.recompute_words import REMAT, of_kinds, resolve_recompute
-from published_runs import assumptions, recipes, vocabulary
-from published_runs.free_text import Flags, named
-from published_runs.models import Inexpressible, describe
-from published_runs.run_defaults import with_overlap
-from published_runs.source_rows import TAKEN, SourceRow
-from published_runs.stages import stage_layers
+from loadgauge.evidence.published import assumptions, recipes, vocabulary
+from loadgauge.evidence.published.free_text import Flags, named
+from loadgauge.evidence.published.models import Inexpressible, describe
+from loadgauge.evidence.published.run_defaults import with_overlap
+from loadgauge.evidence.published.source_rows import TAKEN, SourceRow
+from loadgauge.evidence.published.stages import stage_layers
 
 LARGEST = (8, 4, 2)
 """Micro-batches that are tried, from the largest, where the source states none."""

@@ -15,16 +15,16 @@ from loadgauge.core.definitions.training.stacks import NEWEST_STACK, Stack
 from loadgauge.core.definitions.training.training import Training, spell_loss
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.resolve.setup import Setup
+from loadgauge.evidence.published import vocabulary
+from loadgauge.evidence.published.counters import counter
+from loadgauge.evidence.published.expression import Expressed, express
+from loadgauge.evidence.published.free_text import named
+from loadgauge.evidence.published.models import Inexpressible
+from loadgauge.evidence.published.source_rows import SourceRow
 from loadgauge.evidence.validate.counters import UNKNOWN
 from loadgauge.evidence.validate.overrides import UNCHANGED, Changes, Overrides, apply
 from loadgauge.evidence.validate.runs import Measured, Run, Variant
 from loadgauge.evidence.validate.setups import resolve
-from published_runs import vocabulary
-from published_runs.counters import counter
-from published_runs.expression import Expressed, express
-from published_runs.free_text import named
-from published_runs.models import Inexpressible
-from published_runs.source_rows import SourceRow
 
 IDENTITY = ("source", "unused_keys", "defaults", "num_nextn_predict_layers")
 """Fields of a `ModelSpec` on which no prediction depends; nor on the longest sequence, unless it has a table of positions."""

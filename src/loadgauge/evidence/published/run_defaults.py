@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.core.definitions.training.training import Training
-from published_runs.free_text import Flags
-from published_runs.source_rows import SourceRow
+from loadgauge.evidence.published.free_text import Flags
+from loadgauge.evidence.published.source_rows import SourceRow
 
 OVERLAP_SINCE = 2023
 """The year from which the runs of Megatron-LM and its kin reduce gradients, and send activations, beside compute."""

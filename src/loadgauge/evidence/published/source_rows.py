@@ -14,8 +14,6 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.files import read_text
 from loadgauge.evidence.validate.runs import LARGEST_FILE, Rejected, read_rows
 
-RAW = Path(__file__).with_name("raw")
-
 
 class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run, as its source states it; the columns are explained in README.md.
@@ -162,11 +160,6 @@ def _number(key: str, text: str, *, whole: bool) -> float | int:
     if value > largest:
         raise ConfigError(f"must be at most {largest:,}, got {text[:40]!r}", key=key)
     return int(value) if whole else value
-
-
-def published() -> tuple[SourceRow, ...]:
-    """The rows of all files in `raw`, in the order of the package's."""
-    return (*read(RAW / "throughput.csv").rows, *read_memory(RAW / "memory.csv").rows)
 
 
 # -- tables that are published anew with every release -----------------------------------------------------------------

@@ -7,9 +7,9 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.layers import block_layer, head_layer
-from published_runs.free_text import Flags, chunks_of
-from published_runs.models import Inexpressible
-from published_runs.source_rows import SourceRow
+from loadgauge.evidence.published.free_text import Flags, chunks_of
+from loadgauge.evidence.published.models import Inexpressible
+from loadgauge.evidence.published.source_rows import SourceRow
 
 
 def stage_layers(
