@@ -142,7 +142,7 @@ class TaskFlags(Flags, total=False):
 
 
 class TaskAnswer(msgspec.Struct, frozen=True):
-    """What a run of a task needs. run: its roles, sequences and engine; memory: by phase and role
+    """Needs of a post-training task. run: its roles, sequences and engine; memory: by phase and role
 
     time: of a step, by phase; None where `untimed` says why
     """
@@ -197,9 +197,7 @@ def estimate(
 
 
 @overload
-def estimate(
-    model: str | Path | ModelSpec, *, gpu: str | Gpu | None = None, **flags: Unpack[Flags]
-) -> Estimate: ...  # fmt: skip
+def estimate(model: str | Path | ModelSpec, *, gpu: str | Gpu | None = None, **flags: Unpack[Flags]) -> Estimate: ...
 
 
 def estimate(

@@ -118,9 +118,7 @@ def failures(text: str) -> Failures:
         raise ConfigError(f"{text}: needs gpus and days, or per_thousand_node_days", key="failures")
     if not 0 < low <= high:
         raise ConfigError(f"{text}: rates must be positive and rise", key="failures")
-    return Failures(
-        id=Path(text).stem, name=found.name, source=found.source, low=low, high=high, parts=found.parts
-    )  # fmt: skip
+    return Failures(id=Path(text).stem, name=found.name, source=found.source, low=low, high=high, parts=found.parts)
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

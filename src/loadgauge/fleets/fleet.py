@@ -206,12 +206,18 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "energy_kwh": self.kilowatt_hours,
             "shares": self.names,
             "failures": {
-                "id": self.failures.id, "source": list(self.failures.source),
+                "id": self.failures.id,
+                "source": list(self.failures.source),
                 "per_gpu_hour": [self.failures.low * HOUR, self.failures.high * HOUR],
             },
             "checkpoint": {
-                "way": self.checkpoint.way, "every": None if math.isinf(run.every) else run.every, "stall": run.stall,
-                "lag": run.lag, "reload": run.reload, "bytes": self.nbytes, "storage": self.storage,
+                "way": self.checkpoint.way,
+                "every": None if math.isinf(run.every) else run.every,
+                "stall": run.stall,
+                "lag": run.lag,
+                "reload": run.reload,
+                "bytes": self.nbytes,
+                "storage": self.storage,
             },
             "tiers": [msgspec.structs.asdict(load) for load in self.load],
             "runs": self.options.runs,
@@ -219,7 +225,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "events": [event._asdict() for event in self.outcome.events[:2000]],
             "assumed": self.assumed,
             "not_counted": list(NOT_COUNTED),
-        }  # fmt: skip
+        }
 
 
 NOT_COUNTED = (
@@ -269,10 +275,20 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
     if options.machines is None:
         assumed["--machines"] = "0% (all as fast as the measured ones)"
     run = Run(
-        work=work, gpus=gpus, node=node, spares=hosts_of(options.spares, gpus, node), every=every, stall=stall, lag=lag,
-        reload=reload, storage=saved.storage if saved.way == "memory" else 0.0,
-        group=replica(result), slow=slow, failures=what, recovery=_recovery(result, options),
-    )  # fmt: skip
+        work=work,
+        gpus=gpus,
+        node=node,
+        spares=hosts_of(options.spares, gpus, node),
+        every=every,
+        stall=stall,
+        lag=lag,
+        reload=reload,
+        storage=saved.storage if saved.way == "memory" else 0.0,
+        group=replica(result),
+        slow=slow,
+        failures=what,
+        recovery=_recovery(result, options),
+    )
     return Case(
         run=run,
         tokens=total,
@@ -305,9 +321,13 @@ def steady(result: Estimate, options: Options) -> float:
 def replicas_left(options: Options, gpus: int, node: int) -> Callable[[Size], Size]:
     """Return what gives, for the GPUs of a replica, the share of the replicas that work on average: for many layouts at once."""
     run = Run(
-        work=1.0, gpus=gpus, node=node, spares=hosts_of(options.spares, gpus, node), failures=failures(options.failures),
+        work=1.0,
+        gpus=gpus,
+        node=node,
+        spares=hosts_of(options.spares, gpus, node),
+        failures=failures(options.failures),
         recovery=options.recovery(),
-    )  # fmt: skip
+    )
     lacking = away(run) if run.failures.parts else 0.0
     return lambda group: capacity(run, lacking, group)
 
@@ -325,10 +345,19 @@ def fleet(result: Estimate, tokens: str | float, options: Options, *, price: flo
     """
     made = case(result, tokens, options)
     return Fleet(
-        estimate=result, options=options, failures=made.failures, checkpoint=made.checkpoint, run=made.run,
-        outcome=simulate(made.run, options.runs, options.seed), tokens=made.tokens, nbytes=made.nbytes,
-        storage=made.storage, price=price, watts=made.watts, assumed=made.assumed,
-    )  # fmt: skip
+        estimate=result,
+        options=options,
+        failures=made.failures,
+        checkpoint=made.checkpoint,
+        run=made.run,
+        outcome=simulate(made.run, options.runs, options.seed),
+        tokens=made.tokens,
+        nbytes=made.nbytes,
+        storage=made.storage,
+        price=price,
+        watts=made.watts,
+        assumed=made.assumed,
+    )
 
 
 def _bandwidth(text: str) -> float:
@@ -355,7 +384,7 @@ def _saving(result: Estimate, saved: Checkpoint, nbytes: float, storage: float) 
 
 def _interval(
     saved: Checkpoint, stall: float, lag: float, what: Failures, gpus: int, step: float, work: float
-) -> float:  # fmt: skip
+) -> float:
     """Seconds of work between checkpoints, in whole steps: the next one begins when the last is written."""
     if saved.way == "none" or (saved.every is None and not what.rate):
         return math.inf

@@ -57,10 +57,15 @@ def loads(result: Estimate) -> tuple[Load, ...]:
         carried = sum(axes.values())
         listed.append(
             Load(
-                tier=tier.name, span=tier.span, bandwidth=tier.reached, oversubscription=tier.oversubscription,
-                carried=carried, busy=carried / tier.reached / time.step, axes=axes,
+                tier=tier.name,
+                span=tier.span,
+                bandwidth=tier.reached,
+                oversubscription=tier.oversubscription,
+                carried=carried,
+                busy=carried / tier.reached / time.step,
+                axes=axes,
             )
-        )  # fmt: skip
+        )
         below = tier.span
     return tuple(listed)
 

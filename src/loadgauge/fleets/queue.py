@@ -96,9 +96,12 @@ def pack(wants: Sequence[Want], gpus: int) -> Packed:
     days = max(slot.end for slot in slots) if slots else 0.0
     worked = sum(slot.gpus * (slot.end - slot.start) for slot in slots)
     return Packed(
-        gpus=gpus, slots=tuple(slots), days=days, used=worked / (gpus * days) if days else 0.0,
+        gpus=gpus,
+        slots=tuple(slots),
+        days=days,
+        used=worked / (gpus * days) if days else 0.0,
         waited=sum(slot.waited for slot in slots) / len(slots) if slots else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _enough(running: list[tuple[float, int]], free: int, gpus: int) -> tuple[float, int]:

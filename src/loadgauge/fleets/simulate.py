@@ -466,6 +466,9 @@ class _Simulation:
         names = {name: part * values / whole for name, values in self.total.items()}
         names["idle spares"] = part * self.seconds * spare / whole
         return Outcome(
-            seconds=part * self.seconds, names=names, interruptions=part * self.interruptions, work=part * self.done,
+            seconds=part * self.seconds,
+            names=names,
+            interruptions=part * self.interruptions,
+            work=part * self.done,
             events=tuple(self.events),
-        )  # fmt: skip
+        )

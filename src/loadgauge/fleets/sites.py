@@ -69,11 +69,15 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
             if len(speeds) != sites or min(speeds) <= 0 or not all(map(math.isfinite, speeds)):
                 raise ConfigError(f"must be {sites} numbers above 0", key="site_speeds")
         return cls(
-            sites=sites, inner_steps=int(str(given.get("inner_steps") or INNER_STEPS)), between=between,
+            sites=sites,
+            inner_steps=int(str(given.get("inner_steps") or INNER_STEPS)),
+            between=between,
             bits=int(str(given.get("delta_bits") or BITS)),
             sent=1.0 if given.get("sparse") is None else share(str(given["sparse"]), "sparse"),
-            stale=bool(given.get("stale")), speeds=speeds, distance_km=distance_km,
-        )  # fmt: skip
+            stale=bool(given.get("stale")),
+            speeds=speeds,
+            distance_km=distance_km,
+        )
 
 
 class Local(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,8 +130,10 @@ def on_one_site(result: Estimate, sites: int) -> Estimate:
     if layout.dp % sites or layout.global_batch % sites:
         raise LayoutError(
             f"dp {layout.dp:,} and the batch of {layout.global_batch:,} are not divisible by {sites} sites",
-            dimension="sites", size=layout.dp, ranks=sites,
-        )  # fmt: skip
+            dimension="sites",
+            size=layout.dp,
+            ranks=sites,
+        )
     replicas = layout.replicas // math.gcd(layout.replicas, sites)
     part = msgspec.structs.replace(
         layout, dp=layout.dp // sites, global_batch=layout.global_batch // sites, replicas=replicas
@@ -170,11 +176,19 @@ def local(result: Estimate, sites: Sites) -> Local:
     wall = compute + shown
     tokens = sum(steps) * part.time.tokens
     return Local(
-        estimate=part, sites=sites, compute=compute, sent=sent, exchange=exchange, shown=shown, waiting=waiting, steps=steps,
+        estimate=part,
+        sites=sites,
+        compute=compute,
+        sent=sent,
+        exchange=exchange,
+        shown=shown,
+        waiting=waiting,
+        steps=steps,
         needed=sent / max(compute - light, 1e-9) if sent else 0.0,
-        outer=OUTER_BYTES * result.params / part.layout.gpus, tokens_per_second=tokens / wall,
+        outer=OUTER_BYTES * result.params / part.layout.gpus,
+        tokens_per_second=tokens / wall,
         one=result.time.tokens / result.time.step,
-    )  # fmt: skip
+    )
 
 
 class Across(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,9 +232,13 @@ def across(result: Estimate, sites: Sites) -> tuple[Across, ...]:
 def _across(way: str, sent: float, under: float, step: float, sites: Sites) -> Across:
     seconds = sent / sites.between
     return Across(
-        way=way, sent=sent, seconds=seconds, under=under, step=step + max(0.0, seconds - under),
+        way=way,
+        sent=sent,
+        seconds=seconds,
+        under=under,
+        step=step + max(0.0, seconds - under),
         needed=sent / under if under else math.inf,
-    )  # fmt: skip
+    )
 
 
 def most(

@@ -93,9 +93,13 @@ def _of_task(job: Job, to: str, onto: str | None) -> Written:
     if run.engine is not None:
         sequences = run.sequences
         known = {
-            "prompts": sequences.prompts, "samples": sequences.samples, "prompt_len": sequences.prompt,
-            "answers": str(sequences.answers.longest), "epochs": sequences.epochs, "rollout": run.engine.text(),
-        } | known  # fmt: skip
+            "prompts": sequences.prompts,
+            "samples": sequences.samples,
+            "prompt_len": sequences.prompt,
+            "answers": str(sequences.answers.longest),
+            "epochs": sequences.epochs,
+            "rollout": run.engine.text(),
+        } | known
     if to == FLAGS:
         return Written(dialect=FLAGS, text=job.replace(**known).command())
     if run.engine is not None and dialect_of(to).trainers == "own":  # without a word, these have no reference

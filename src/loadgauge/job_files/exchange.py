@@ -192,8 +192,9 @@ def read(
     if chosen is None and syntax == "python":
         raise ConfigError(
             "is a program or a notebook, which is not run, and none of Unsloth's calls are in it; give the flags or the file"
-            " that it is started with", file=file,
-        )  # fmt: skip
+            " that it is started with",
+            file=file,
+        )
     if chosen is None:
         raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
     if syntax not in chosen.syntaxes:
@@ -219,17 +220,22 @@ def read(
 
 
 def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False) -> JobFile:
-    """What one file says, without the arithmetic of a whole job. `keeping`: what there is no estimate with is no error."""
+    """Return what one file says, without the arithmetic of a whole job. `keeping`: what there is no estimate with is no error."""
     stopped = chosen.stopped(keys)
     if stopped and not keeping:
         raise _first(stopped)
     facts = chosen.read(keys, known)
     return JobFile(
-        dialect=chosen.name, syntax=keys.document.syntax, file=keys.file, job=Job(model=""), facts=facts,
-        unread=chosen.unread(keys.document), uncounted=chosen.uncounted(keys),
+        dialect=chosen.name,
+        syntax=keys.document.syntax,
+        file=keys.file,
+        job=Job(model=""),
+        facts=facts,
+        unread=chosen.unread(keys.document),
+        uncounted=chosen.uncounted(keys),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
-    )  # fmt: skip
+    )
 
 
 def _first(errors: list[ConfigError]) -> ConfigError:
@@ -291,8 +297,11 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
         if place is None:
             if "zero" in known:
                 continue
-            raise ConfigError(f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
-                              key=keys.document.shown(key), file=file)  # fmt: skip
+            raise ConfigError(
+                f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
+                key=keys.document.shown(key),
+                file=file,
+            )
         chosen = dialect_of(dialect)
         written = SYNTAXES[place.suffix.lower()]
         other = Keys(document(load(place), written, chosen, str(place)), str(place), chosen.auto)
@@ -381,7 +390,7 @@ def _put(target: Document, key: str, value: Any) -> bool:
 
 
 def _stale(have: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str, Any]) -> bool:
-    """Whether what an idea reads in a file is not what is wanted."""
+    """Return whether what an idea reads in a file is not what is wanted."""
     for name in names:
         if name not in wanted or (name == "framework" and wanted[name] == "torchtitan"):
             continue
@@ -413,7 +422,7 @@ def _left_out(job: Job, text: str, chosen: Dialect, syntax: str, file: str) -> t
 
 
 def _runs(asked: str, got: str | None) -> bool:
-    """Whether an optimizer is one way to run the one that was asked for."""
+    """Return whether an optimizer is one way to run the one that was asked for."""
     name, _, options = (got or "").partition(":")
     return name in OPTIMIZERS and ":".join(filter(None, (OPTIMIZERS[name].variant_of, options))) == asked
 

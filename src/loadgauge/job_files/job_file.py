@@ -35,7 +35,7 @@ CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
 
 
 def is_job_file(text: str) -> bool:
-    """Whether a model's name is the path of a job file, by its ending; JSON is one where it is no `config.json`.
+    """Return whether a model's name is the path of a job file, by its ending; JSON is one where it is no `config.json`.
 
     >>> is_job_file("llama-3.1-8b"), is_job_file("./no-such-file.yaml")
     (False, True)
@@ -236,10 +236,13 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     # Where an unsaid loss may be one of several, the usual one says which.
     usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))
     meaningless = {
-        "cp_comm": (job.cp or 1) == 1, "schedule": (job.pp or 1) == 1, "base": job.qlora is not True,
+        "cp_comm": (job.cp or 1) == 1,
+        "schedule": (job.pp or 1) == 1,
+        "base": job.qlora is not True,
         "seq_len": job.task in TASKS and TASKS[job.task].rollout,  # a prompt and its answer
-        "loss": usual or (model is not None and model.head.kind != "lm"), "lora_rank": not job.lora_rank,
-    }  # fmt: skip
+        "loss": usual or (model is not None and model.head.kind != "lm"),
+        "lora_rank": not job.lora_rank,
+    }
     return job.replace(**changes, **{name: None for name, drop in meaningless.items() if drop})
 
 

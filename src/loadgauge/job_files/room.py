@@ -1,4 +1,4 @@
-"""What this room adds to the core."""
+"""Registration of this room with the core (`core/base/hooks.py`)."""
 
 COMMANDS = {
     "convert": (15, "one tool's job file into another's", "loadgauge.job_files.commands.convert"),

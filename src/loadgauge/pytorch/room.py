@@ -1,4 +1,4 @@
-"""What this room adds to the core."""
+"""Registration of this room with the core (`core/base/hooks.py`)."""
 
 _AT = "loadgauge.pytorch.commands"
 COMMANDS = {

@@ -105,8 +105,12 @@ def _slider(name: str, asked: Any, resolved: Any) -> _Slider:
     if name != "recompute":
         values.sort()
     made = _Slider(
-        options=values, value=begin, description=name.replace("_", " "), continuous_update=True,
-        tooltip=fields()[name].help, layout=ipywidgets.Layout(width="28em"),
-    )  # fmt: skip
+        options=values,
+        value=begin,
+        description=name.replace("_", " "),
+        continuous_update=True,
+        tooltip=fields()[name].help,
+        layout=ipywidgets.Layout(width="28em"),
+    )
     made.initial = begin
     return made

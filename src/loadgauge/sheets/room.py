@@ -1,3 +1,3 @@
-"""What this room adds to the core."""
+"""Registration of this room with the core (`core/base/hooks.py`)."""
 
 FIGURES = "loadgauge.sheets.door"

@@ -41,7 +41,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether no token sees another sequence and all outputs and gradients agree with sequences run alone."""
+        """Return whether no token sees another sequence and all outputs and gradients agree with sequences run alone."""
         errors = [e for e in (self.output_error, self.loss_error, self.gradient_error) if e is not None]
         return not self.reason and self.leak.worst == 0 and all(error <= self.tolerance for error in errors)
 

@@ -40,7 +40,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass
 class Plan:
-    """What `enable` did to a model, and what `disable` puts back."""
+    """Changes that `enable` made to a model, and what `disable` puts back."""
 
     wiring: Wiring
     implementation: str
@@ -174,7 +174,7 @@ def paused(model: nn.Module) -> Iterator[None]:
 
 
 def enabled(model: nn.Module) -> bool:
-    """Whether `enable` was run on this model."""
+    """Return whether `enable` was run on this model."""
     return any("padding_free_plan" in module.__dict__ for module in model.modules())
 
 

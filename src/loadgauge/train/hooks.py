@@ -1,4 +1,4 @@
-"""What a call of an enabled model holds, and how it goes on: flat, or padded and flattened inside, or untouched.
+"""The route of a call of an enabled model: flat, or padded and flattened inside, or untouched.
 
 Two hooks do it. The one on the backbone turns its arguments into one flat row with boundaries in place of the mask, and
 pads its outputs again where they came padded. The one on the whole model is needed where boundaries would not get

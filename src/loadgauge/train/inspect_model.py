@@ -1,4 +1,4 @@
-"""Which parts of a model mix tokens: attention behind the interface, and everything else that does.
+"""Parts of a model that mix tokens: attention behind the interface, and everything else that does.
 
 Found by looking, not by name: the model runs on two short sequences, every layer and its parts are noted, and a part mixes
 tokens when the gradient of its output at one position with respect to its input at another is not exactly zero.
@@ -234,7 +234,7 @@ class _Noted:
 
 
 def mixes(module: nn.Module, notes: Notes) -> bool:
-    """Whether an output at one position depends on an input at another, by the exact gradient."""
+    """Return whether an output at one position depends on an input at another, by the exact gradient."""
     if {"first", "second"} - notes.calls.keys():
         return False
     (first, output), (second, output_second) = notes.calls["first"], notes.calls["second"]

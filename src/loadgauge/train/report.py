@@ -1,4 +1,4 @@
-"""What padding costs a batch, and what a model saves without it.
+"""The cost of padding in a batch, and what a model saves without it.
 
 >>> print(report([3, 8, 5]))
 3 sequences: 16 tokens, 24 with padding to 8 (33 % padding); attention sees 98 pairs instead of 192
@@ -59,7 +59,7 @@ class Report:
 
 
 def report(lengths: Sequence[int], model: nn.Module | None = None) -> Report:
-    """What a batch of sequences of these `lengths` costs padded and padding-free.
+    """Return what a batch of sequences of these `lengths` costs padded and padding-free.
 
     With an enabled `model`, the bytes it keeps for backward are measured on two small batches of different size; between
     them they grow by exactly so many bytes a token, whatever the batch, and that is what the forecast uses.

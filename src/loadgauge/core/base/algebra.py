@@ -46,8 +46,10 @@ def shard(size: Size, ranks: Size, dimension: str = "dimension") -> Size:
         if size % ranks:
             raise LayoutError(
                 f"{dimension} = {size} cannot be divided over {ranks} ranks: remainder {size % ranks}",
-                dimension=dimension, size=size, ranks=ranks,
-            )  # fmt: skip
+                dimension=dimension,
+                size=size,
+                ranks=ranks,
+            )
         return size // ranks
     return size / ranks
 
@@ -113,7 +115,7 @@ def common_divisor(first: Size, second: Size) -> Size:
 
 
 def same(first: Size, second: Size) -> bool:
-    """Whether two sizes are equal: numbers, expressions, or arrays in every element. For decisions about structure only.
+    """Return whether two sizes are equal: numbers, expressions, or arrays in every element. For decisions about structure only.
 
     >>> same(300, 150 * 2), same(8, 64)
     (True, False)

@@ -61,7 +61,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def is_script(target: str) -> bool:
-    """Whether a target is `script.py:function` instead of a model.
+    """Return whether a target is `script.py:function` instead of a model.
 
     >>> is_script("train.py:main"), is_script("gpt2")
     (True, False)

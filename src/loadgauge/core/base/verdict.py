@@ -21,11 +21,11 @@ RANK: dict[Verdict, int] = {"fits": 0, "unknown": 0, "depends": 1, "tight": 2, "
 
 
 class Needs(Protocol):
-    """What a run needs of a card [bytes], whatever its task."""
+    """Memory that a run needs of a card [bytes], whatever its task."""
 
     @property
     def total(self) -> float:
-        """As predicted."""
+        """The predicted memory [bytes]."""
 
     @property
     def low(self) -> float:
@@ -37,11 +37,11 @@ class Needs(Protocol):
 
     @property
     def capacity(self) -> float | None:
-        """What the card has; None without one."""
+        """Return what the card has; None without one."""
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it holds the run."""
+        """Return whether it holds the run."""
 
 
 def needs(memory: Needs) -> dict[str, Any]:
@@ -53,9 +53,13 @@ def needs(memory: Needs) -> dict[str, Any]:
     """
     verdict = memory.verdict
     return {
-        "total": memory.total, "low": memory.low, "high": memory.high, "capacity": memory.capacity,
-        "fits": None if verdict == "unknown" else verdict == "fits", "verdict": verdict,
-    }  # fmt: skip
+        "total": memory.total,
+        "low": memory.low,
+        "high": memory.high,
+        "capacity": memory.capacity,
+        "fits": None if verdict == "unknown" else verdict == "fits",
+        "verdict": verdict,
+    }
 
 
 def judge(low: float, high: float, capacity: float | None, widest: float | None = None) -> Verdict:

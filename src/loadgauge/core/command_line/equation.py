@@ -105,7 +105,7 @@ _APPLY = {
 
 
 def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
-    """What the user gave, as arguments of `equations`; a flag that does not apply is an error."""
+    """Return what the user gave, as arguments of `equations`; a flag that does not apply is an error."""
     known = (*QUANTITIES, *FORMS)
     if quantity not in known:
         raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(known)}){suggest(quantity, known)}")

@@ -41,24 +41,29 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @click.option("--mfu", metavar="SHARE", help="Model FLOPs utilisation to assume (40%), in place of the predicted one.")
 @click.option("--hfu", metavar="SHARE", help="The same with recomputation counted (50%).")
 @click.option(
-    "--counter", type=click.Choice(COUNTERS),
+    "--counter",
+    type=click.Choice(COUNTERS),
     help="What this counter shows at the peak: torch.cuda.max_memory_allocated, active_bytes, max_memory_reserved, or the"
     " driver's.",
-)  # fmt: skip
+)
 @click.option(
     "--allow-tight", is_flag=True, help="Exit code 0 where it is TIGHT: the card's memory lies inside the range."
 )
 @click.option(
-    "--brief/--no-brief", default=None,
+    "--brief/--no-brief",
+    default=None,
     help="The verdict, the largest parts, the step and the remedy in ten lines; the default in a terminal of fewer than 80"
     " columns.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 @click.option(
-    "--explain", "part", type=click.Choice((*PARTS, *TOPICS, *after.TOPICS)), metavar="PART",
+    "--explain",
+    "part",
+    type=click.Choice((*PARTS, *TOPICS, *after.TOPICS)),
+    metavar="PART",
     help=f"Explain one part: formula, your numbers, source. Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)};"
     f" with --task of a rollout {', '.join(after.TOPICS)}.",
-)  # fmt: skip
+)
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
 )
@@ -83,10 +88,24 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
 def command(
-    model: str | None, counter: Counter | None, allow_tight: bool, brief: bool | None, as_json: bool, part: str | None,
-    at: When | None, table: TableName | None, sweeps: tuple[str, ...], output: str | None, as_csv: bool, file: str | None,
-    figure: str, task: str | None, mfu: str | None, hfu: str | None, **flags: Any,
-) -> int:  # fmt: skip
+    model: str | None,
+    counter: Counter | None,
+    allow_tight: bool,
+    brief: bool | None,
+    as_json: bool,
+    part: str | None,
+    at: When | None,
+    table: TableName | None,
+    sweeps: tuple[str, ...],
+    output: str | None,
+    as_csv: bool,
+    file: str | None,
+    figure: str,
+    task: str | None,
+    mfu: str | None,
+    hfu: str | None,
+    **flags: Any,
+) -> int:
     """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
     MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
@@ -123,9 +142,16 @@ def command(
     if task not in (None, "train"):
         assert task is not None
         others = {
-            "--sweep": sweeps, "--table": table, "--explain": part, "--plot": file, "--counter": counter, "--csv": as_csv,
-            "--at": at, "--figure": figure != "all", "--output": output,
-        }  # fmt: skip
+            "--sweep": sweeps,
+            "--table": table,
+            "--explain": part,
+            "--plot": file,
+            "--counter": counter,
+            "--csv": as_csv,
+            "--at": at,
+            "--figure": figure != "all",
+            "--output": output,
+        }
         if task in AFTER:
             _not_of(of_inference, "generate or forward")
             del others["--explain"]
@@ -198,7 +224,7 @@ def command(
 
 
 def shortly(brief: bool | None) -> bool:
-    """Whether the short answer is printed: where it is asked for, and by default in a narrow terminal."""
+    """Return whether the short answer is printed: where it is asked for, and by default in a narrow terminal."""
     from loadgauge.core.text.estimate.brief import narrow
 
     return narrow() if brief is None else brief
@@ -213,7 +239,7 @@ def _not_of(given: dict[str, Any], tasks: str) -> None:
 
 def _infer(
     job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool, allow_tight: bool, brief: bool
-) -> int:  # fmt: skip
+) -> int:
     """Estimates a forward pass or generation and prints it. others: answers that only training has, by their flags"""
     from loadgauge.core.resolve.inference import resolve_inference
 
@@ -269,8 +295,15 @@ def _table(result: Estimate, name: TableName, *, as_csv: bool, as_json: bool) ->
 
 
 def _sweep(
-    job: Job, texts: tuple[str, ...], output: str | None, file: str | None, *, as_csv: bool, as_json: bool, allow_tight: bool
-) -> int:  # fmt: skip
+    job: Job,
+    texts: tuple[str, ...],
+    output: str | None,
+    file: str | None,
+    *,
+    as_csv: bool,
+    as_json: bool,
+    allow_tight: bool,
+) -> int:
     """Estimates every cell and prints them; the exit code: 0 one fits, 1 none does, 2 no cell is a run."""
     from loadgauge.core.plan.space.estimates import CANNOT_TELL as UNTOLD
     from loadgauge.core.plan.space.estimates import columns, read_axes, swept

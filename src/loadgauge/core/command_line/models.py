@@ -34,10 +34,15 @@ def command(words: tuple[str, ...], check: bool, as_json: bool) -> None:
         return
     target = console()
     columns = [
-        Column("model"), Column("type", rank=1), Column("parameters", "right"), Column("layers", "right"),
-        Column("hidden", "right"), Column("vocabulary", "right"), Column("positions", "right", wide=True),
+        Column("model"),
+        Column("type", rank=1),
+        Column("parameters", "right"),
+        Column("layers", "right"),
+        Column("hidden", "right"),
+        Column("vocabulary", "right"),
+        Column("positions", "right", wide=True),
         Column("source", wide=True, wrap=True),
-    ]  # fmt: skip
+    ]
     rows = [[row["name"], row["model_type"], *_figures(row), row["source"]] for row in chosen]
     draw(target, columns, rows)
     target.print()

@@ -116,9 +116,16 @@ def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rai
     if given.cluster is None:
         raise NotStated(given.untimed)
     return NetworkCase.of(
-        given.model, given.layout, given.training, given.cluster, efficiencies(given.gpu.id), oversubscription=oversubscription,
-        pod=pod, rails=rails, **how,
-    )  # fmt: skip
+        given.model,
+        given.layout,
+        given.training,
+        given.cluster,
+        efficiencies(given.gpu.id),
+        oversubscription=oversubscription,
+        pod=pod,
+        rails=rails,
+        **how,
+    )
 
 
 def _achieved(text: str | None) -> float | None:
@@ -161,8 +168,12 @@ def _plain(given: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
         "network": [row.to_dict() for row in answer.traffic],
         "needs": [need.to_dict() for need in answer.needs],
         "what_if": [
-            {"name": change.name, "step": change.result.step, "exposed": change.result.exposed,
-             "enough": change.result.enough}
+            {
+                "name": change.name,
+                "step": change.result.step,
+                "exposed": change.result.exposed,
+                "enough": change.result.enough,
+            }
             for change in what_if(setup, answer)
         ],
         "limits": {
@@ -172,7 +183,7 @@ def _plain(given: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
         "basis": _basis(given, setup),
         "assumed": given.assumed,
         "not_counted": list(NOT_COUNTED),
-    }  # fmt: skip
+    }
 
 
 def _basis(given: Setup, setup: NetworkCase) -> dict[str, str]:

@@ -24,9 +24,7 @@ def task_of_file(job: Job) -> str | None:
     return task
 
 
-def answer(
-    job: Job, others: dict[str, Any], part: str | None, *, as_json: bool, allow_tight: bool, brief: bool
-) -> int:  # fmt: skip
+def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool, allow_tight: bool, brief: bool) -> int:
     """Estimate a run of a task and print it. others: answers that only training has, by their flags. Raises `ConfigError`"""
     from loadgauge.core.text.post_training.posttrain_answer import answered
 

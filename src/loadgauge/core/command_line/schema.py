@@ -50,9 +50,11 @@ def schema_of(name: str, text: str) -> dict[str, Any]:
     for each in needed:
         needed += dict.fromkeys(other for other in _references(shapes[each]) if other not in needed)
     return whole | {
-        "$id": f"{whole['$id']}:{name}", "title": f"{whole['title']}: {name}", "anyOf": [{"$ref": PREFIX + name}],
+        "$id": f"{whole['$id']}:{name}",
+        "title": f"{whole['title']}: {name}",
+        "anyOf": [{"$ref": PREFIX + name}],
         "$defs": {each: shape for each, shape in shapes.items() if each in needed},
-    }  # fmt: skip
+    }
 
 
 def _references(shape: object) -> list[str]:

@@ -1,1 +1,1 @@
-"""What things are: model, layout, training, hardware. Frozen records, with no sums over them."""
+"""Definitions: model, layout, training, hardware, job. Frozen records, with no sums over them."""

@@ -65,7 +65,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one part is made of, on the worst rank at one phase. `steps` add up to `total` [bytes].
+    """The items of one part of the memory, on the worst rank at one phase. `steps` add up to `total` [bytes].
 
     peak, largest: the phase of the rank's peak and the one at which this part is largest; at_peak, at_largest: bytes
     of the part then

@@ -308,14 +308,14 @@ def _tells_apart(place: str, described: list[dict[str, str]]) -> bool:
 
 
 def _trained(block: Block) -> str:
-    """What of a block is trained, where it is not all of it."""
+    """Return what of a block is trained, where it is not all of it."""
     if block.trained is None:
         return "trained weights"
     return "a part of its weights trained" if block.trained else "frozen weights"
 
 
 def _features(block: Block) -> dict[str, str]:
-    """What may tell one block from another, in words."""
+    """Return what may tell one block from another, in words."""
     mixer, mlp = block.attention, block.mlp
     window = getattr(mixer, "sliding_window", None)
     plain = mixer is None or isinstance(mixer, Attention | LatentAttention)

@@ -82,21 +82,33 @@ def _operations(where: str, layer: Layer, again: Recompute, times: Size) -> Iter
         kept = sum(left.pop(tensor.name, 0) for tensor in mine)
         flops = _flops_of(operation, operation.name in again)
         yield {
-            "layer": where, "operation": operation.name, "kind": operation.kind, "times": times,
-            "weights": operation.params, "forward": flops["forward"], "backward": operation.backward_flops,
-            "recomputed": flops["recomputed"], "kept": kept, "moved": operation.hbm_bytes(),
+            "layer": where,
+            "operation": operation.name,
+            "kind": operation.kind,
+            "times": times,
+            "weights": operation.params,
+            "forward": flops["forward"],
+            "backward": operation.backward_flops,
+            "recomputed": flops["recomputed"],
+            "kept": kept,
+            "moved": operation.hbm_bytes(),
             "sent": sum(one.wire for one in (*operation.forward_comm, *operation.backward_comm)),
-        }  # fmt: skip
+        }
 
 
 def _weights(where: str, layer: Layer, again: Recompute, times: Size) -> Iterator[Row]:
     for operation in layer:
         for weight in operation.weights:
             yield {
-                "layer": where, "weight": weight.name, "kind": weight.kind, "times": times,
+                "layer": where,
+                "weight": weight.name,
+                "kind": weight.kind,
+                "times": times,
                 "shape": "" if weight.shape is None else " x ".join(f"{size:,}" for size in _shape(weight)),
-                "elements": weight.numel, "shards": weight.shards, "trainable": weight.trainable,
-            }  # fmt: skip
+                "elements": weight.numel,
+                "shards": weight.shards,
+                "trainable": weight.trainable,
+            }
 
 
 def _shape(weight: Any) -> tuple[Size, ...]:
@@ -118,9 +130,15 @@ def _flops(where: str, layer: Layer, again: Recompute, times: Size) -> Iterator[
 def _activations(where: str, layer: Layer, again: Recompute, times: Size) -> Iterator[Row]:
     for tensor in layer.kept(again):
         yield {
-            "layer": where, "tensor": tensor.name, "role": tensor.dtype, "times": times, "elements": tensor.numel,
-            "itemsize": tensor.itemsize, "kept": tensor.nbytes, "by": ", ".join(layer.keepers(tensor.name, again)),
-        }  # fmt: skip
+            "layer": where,
+            "tensor": tensor.name,
+            "role": tensor.dtype,
+            "times": times,
+            "elements": tensor.numel,
+            "itemsize": tensor.itemsize,
+            "kept": tensor.nbytes,
+            "by": ", ".join(layer.keepers(tensor.name, again)),
+        }
 
 
 _Reader = Callable[[str, Layer, Recompute, Size], Iterable[Row]]

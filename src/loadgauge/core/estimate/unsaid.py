@@ -1,4 +1,4 @@
-"""What a run decides without a word: other outcomes of the habits of libraries, which widen the range of the memory."""
+"""Alternative outcomes of unspecified library defaults, which widen the range of the memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _spell_optimizer(optimizer: Optimizer) -> str:
 
 
 def _recipe_of(other: Training, result: Estimate) -> Training:
-    """What of another way to train the memory depends on: what its weights were loaded in is in its recipe."""
+    """Return what of another way to train the memory depends on: what its weights were loaded in is in its recipe."""
     own = result.training
     there = other.under(result.layout.zero)
     return msgspec.structs.replace(there, weights=own.weights, by_sharding=own.by_sharding)
@@ -95,7 +95,7 @@ def _change(result: Estimate, other: Training) -> float:
 
 
 def _freezes(workings: Workings) -> bool:
-    """Whether any weight is not trained."""
+    """Return whether any weight is not trained."""
     memory = workings.memory
     layers = (memory.embedding, memory.head, *(facts.layer for facts in memory.facts.values()))
     return any(not weight.trainable for layer in layers for weight in layer.weights)

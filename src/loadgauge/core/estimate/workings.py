@@ -1,4 +1,4 @@
-"""What an estimate is computed from: one memory model and one step model, each built once, on first use."""
+"""`Workings`: the memory model and the step model of an estimate, each built once, on first use."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Workings:
 
     @property
     def gpu_has_bf16(self) -> bool:
-        """Whether the GPU multiplies in bf16; where none is known, as if it did."""
+        """Return whether the GPU multiplies in bf16; where none is known, as if it did."""
         return self.gpu is None or self.gpu.bf16
 
     @cached_property

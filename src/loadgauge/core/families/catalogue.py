@@ -119,7 +119,7 @@ def find_model(text: str) -> ModelSpec:
 
 
 def names_file(text: str) -> bool:
-    """Whether the name of a model is a path, if no model of the catalogue has it.
+    """Return whether the name of a model is a path, if no model of the catalogue has it.
 
     >>> names_file("./gpt2"), names_file("gpt2")
     (True, False)

@@ -1,4 +1,4 @@
-"""What every family's reader needs: which head the model class has, how heads divide, which layers are alike."""
+"""Helpers of the families' readers: which head the model class has, how heads divide, which layers are alike."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Switch: TypeAlias = bool | str
 
 
 def switch(reader: Reader, value: Switch) -> bool:
-    """Whether a model has what `value` switches.
+    """Return whether a model has what `value` switches.
 
     >>> switch(Reader({"model_type": "llama", "mlp_bias": True}), "mlp_bias")
     True
@@ -245,9 +245,7 @@ def multi_head(reader: Reader, hidden_size: int, heads: int, key: str = "hidden_
 
 def plain_mlp(reader: Reader, intermediate_size: int, activation: str, *, bias: bool = True, **own: Any) -> Mlp:
     """An MLP of two matrices, with biases unless said otherwise; activation: the key that states it; own: other fields."""
-    return Mlp(
-        intermediate_size=intermediate_size, gated=False, bias=bias, activation=reader.text(activation), **own
-    )  # fmt: skip
+    return Mlp(intermediate_size=intermediate_size, gated=False, bias=bias, activation=reader.text(activation), **own)
 
 
 def assembled(reader: Reader, hidden_size: int, layers: Sequence[Block], **own: Any) -> ModelSpec:

@@ -122,9 +122,13 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
     windowed = any(getattr(block.attention, "sliding_window", None) for block in spec.blocks)
     defaults = tuple((key, size) for key, size in reader.defaults.items() if windowed or not key.endswith(WINDOW))
     return msgspec.structs.replace(
-        spec, unused_keys=reader.unused(spec.unused_keys), towers=_towers(reader, module), defaults=defaults,
-        dtype=_dtype(config), source=file,
-    )  # fmt: skip
+        spec,
+        unused_keys=reader.unused(spec.unused_keys),
+        towers=_towers(reader, module),
+        defaults=defaults,
+        dtype=_dtype(config),
+        source=file,
+    )
 
 
 def _towers(reader: Reader, module: Any) -> tuple[Tower, ...]:

@@ -67,7 +67,7 @@ REMARKS = {
 
 @functools.cache
 def class_defaults(model_type: str) -> Mapping[str, Any]:
-    """What transformers' configuration class of a family declares: each key and its default; empty where it has none.
+    """Return what transformers' configuration class of a family declares: each key and its default; empty where it has none.
 
     From `data/family_defaults.json`, which `tools/family_defaults.py` writes.
 
@@ -140,7 +140,7 @@ class Reader:
         return NotModelled(str(self.wrong(key, message)))
 
     def has(self, key: str) -> bool:
-        """Whether the config states the key, be it null."""
+        """Return whether the config states the key, be it null."""
         return key in self.config
 
     def ignore(self, *keys: str) -> None:

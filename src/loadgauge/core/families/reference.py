@@ -29,12 +29,16 @@ def gpt_block(hidden_size: Size, num_attention_heads: Size, *, dropout: float = 
             num_attention_heads=num_attention_heads,
             num_key_value_heads=num_attention_heads,
             head_dim=shard(hidden_size, num_attention_heads, "hidden_size"),
-            qkv_bias=True, output_bias=True, fused_qkv=True, rotary=False, dropout=dropout,
+            qkv_bias=True,
+            output_bias=True,
+            fused_qkv=True,
+            rotary=False,
+            dropout=dropout,
         ),
         mlp=Mlp(intermediate_size=4 * hidden_size, gated=False, bias=True, activation="gelu"),
         norm=LAYER_NORM,
         dropout=dropout,
-    )  # fmt: skip
+    )
 
 
 def gpt_model(
@@ -49,11 +53,18 @@ def gpt_model(
 ) -> ModelSpec:
     """A GPT with a tied head; `positions` rows of learned positions (0: none, as where they are neglected)."""
     return ModelSpec(
-        name=name, model_type="gpt2", hidden_size=hidden_size, vocab_size=vocab_size,
-        blocks=(gpt_block(hidden_size, num_attention_heads, dropout=dropout),), pattern=(0,) * layers,
-        tie_word_embeddings=True, learned_positions=positions, embedding_dropout=dropout, final_norm=LAYER_NORM,
+        name=name,
+        model_type="gpt2",
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        blocks=(gpt_block(hidden_size, num_attention_heads, dropout=dropout),),
+        pattern=(0,) * layers,
+        tie_word_embeddings=True,
+        learned_positions=positions,
+        embedding_dropout=dropout,
+        final_norm=LAYER_NORM,
         source="narayanan2021",
-    )  # fmt: skip
+    )
 
 
 def llama_block(
@@ -83,15 +94,23 @@ def llama_model(
     """Return a Llama (source: touvron2023); multi-head and with the published feed-forward width unless said otherwise."""
     width = llama_ffn(hidden_size) if intermediate_size is None else intermediate_size
     block = llama_block(
-        hidden_size, num_attention_heads,
+        hidden_size,
+        num_attention_heads,
         num_attention_heads if num_key_value_heads is None else num_key_value_heads,
-        shard(hidden_size, num_attention_heads, "hidden_size"), width,
-    )  # fmt: skip
+        shard(hidden_size, num_attention_heads, "hidden_size"),
+        width,
+    )
     return ModelSpec(
-        name=name, model_type="llama", hidden_size=hidden_size, vocab_size=vocab_size, blocks=(block,),
-        pattern=(0,) * layers, tie_word_embeddings=tie_word_embeddings, final_norm=Norm("rmsnorm"),
+        name=name,
+        model_type="llama",
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        blocks=(block,),
+        pattern=(0,) * layers,
+        tie_word_embeddings=tie_word_embeddings,
+        final_norm=Norm("rmsnorm"),
         source="touvron2023",
-    )  # fmt: skip
+    )
 
 
 def mixtral_block(
@@ -109,11 +128,13 @@ def mixtral_block(
             num_attention_heads=num_attention_heads, num_key_value_heads=num_key_value_heads, head_dim=head_dim
         ),
         mlp=Moe(
-            num_experts=num_experts, num_experts_per_tok=num_experts_per_tok,
-            moe_intermediate_size=moe_intermediate_size, weights_float32=True,
+            num_experts=num_experts,
+            num_experts_per_tok=num_experts_per_tok,
+            moe_intermediate_size=moe_intermediate_size,
+            weights_float32=True,
         ),
         norm=Norm("rmsnorm"),
-    )  # fmt: skip
+    )
 
 
 def deepseek_block(
@@ -137,13 +158,21 @@ def deepseek_block(
     """
     return Block(
         attention=LatentAttention(
-            num_attention_heads=num_attention_heads, q_lora_rank=q_lora_rank, kv_lora_rank=kv_lora_rank,
-            qk_nope_head_dim=qk_nope_head_dim, qk_rope_head_dim=qk_rope_head_dim, v_head_dim=v_head_dim,
+            num_attention_heads=num_attention_heads,
+            q_lora_rank=q_lora_rank,
+            kv_lora_rank=kv_lora_rank,
+            qk_nope_head_dim=qk_nope_head_dim,
+            qk_rope_head_dim=qk_rope_head_dim,
+            v_head_dim=v_head_dim,
         ),
         mlp=Moe(
-            num_experts=num_experts, num_experts_per_tok=num_experts_per_tok,
-            moe_intermediate_size=moe_intermediate_size, router_score="sigmoid", router_float32=True,
-            weights_float32=True, shared=Mlp(intermediate_size=shared_intermediate_size),
+            num_experts=num_experts,
+            num_experts_per_tok=num_experts_per_tok,
+            moe_intermediate_size=moe_intermediate_size,
+            router_score="sigmoid",
+            router_float32=True,
+            weights_float32=True,
+            shared=Mlp(intermediate_size=shared_intermediate_size),
         ),
         norm=Norm("rmsnorm"),
-    )  # fmt: skip
+    )

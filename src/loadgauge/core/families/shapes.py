@@ -70,9 +70,14 @@ class _Family(NamedTuple):
 
 def _gpt_config(shape: Shape) -> dict[str, Any]:
     return {
-        "model_type": "gpt2", "n_embd": shape.hidden, "n_layer": shape.layers, "n_head": shape.heads,
-        "n_inner": shape.ffn, "n_positions": shape.positions, "vocab_size": shape.vocab,
-    }  # fmt: skip
+        "model_type": "gpt2",
+        "n_embd": shape.hidden,
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_inner": shape.ffn,
+        "n_positions": shape.positions,
+        "vocab_size": shape.vocab,
+    }
 
 
 def _gpt_params(shape: Shape) -> int:
@@ -83,11 +88,17 @@ def _gpt_params(shape: Shape) -> int:
 
 def _llama_config(shape: Shape) -> dict[str, Any]:
     return {
-        "model_type": "llama", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.hidden // shape.heads, "intermediate_size": shape.ffn, "vocab_size": shape.vocab,
-        "max_position_embeddings": shape.positions, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.hidden // shape.heads,
+        "intermediate_size": shape.ffn,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.positions,
+        "tie_word_embeddings": False,
+    }
 
 
 def _llama_params(shape: Shape) -> int:
@@ -106,9 +117,11 @@ def _attention(shape: Shape) -> int:
 
 def _moe_config(shape: Shape) -> dict[str, Any]:
     return {
-        **_llama_config(shape), "model_type": "mixtral", "num_local_experts": shape.experts,
+        **_llama_config(shape),
+        "model_type": "mixtral",
+        "num_local_experts": shape.experts,
         "num_experts_per_tok": shape.top_k,
-    }  # fmt: skip
+    }
 
 
 def _moe_params(shape: Shape) -> int:
@@ -133,7 +146,7 @@ def _keys(family: str) -> tuple[str, ...]:
 
 
 def is_shape(text: str) -> bool:
-    """Whether the name of a model is a family and sizes.
+    """Return whether the name of a model is a family and sizes.
 
     >>> is_shape("llama:13B"), is_shape("meta-llama/Llama-2-13b-hf")
     (True, False)
@@ -212,10 +225,17 @@ def _shape(family: str, given: Mapping[str, int]) -> Shape:
     if top_k > experts:
         raise ConfigError(f"a token cannot go to {top_k:,} of {experts:,} experts", key="top-k")
     return Shape(
-        family=family, layers=given["layers"], hidden=hidden, heads=heads, kv_heads=kv_heads,
-        ffn=given.get("ffn") or kind.ffn(hidden), vocab=given.get("vocab", kind.vocab),
-        positions=given.get("positions", kind.positions), experts=experts, top_k=top_k,
-    )  # fmt: skip
+        family=family,
+        layers=given["layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=given.get("ffn") or kind.ffn(hidden),
+        vocab=given.get("vocab", kind.vocab),
+        positions=given.get("positions", kind.positions),
+        experts=experts,
+        top_k=top_k,
+    )
 
 
 def _heads(hidden: int) -> int:
@@ -274,7 +294,7 @@ def _choices(family: str, size: float, given: Mapping[str, int]) -> Iterator[_Ch
 
 
 def _odd(layers: int, heads: int, hidden: int) -> float:
-    """What speaks against sizes that no tensor or pipeline parallelism divides well, on the scale of a logarithm."""
+    """Return what speaks against sizes that no tensor or pipeline parallelism divides well, on the scale of a logarithm."""
     stages = 0.1 if layers % 2 else 0.05 if layers % 4 else 0.0
     ranks = next(penalty for by, penalty in ((8, 0.0), (4, 0.1), (2, 0.2), (1, 0.4)) if heads % by == 0)
     return stages + (ranks if hidden >= 2048 else ranks / 4)

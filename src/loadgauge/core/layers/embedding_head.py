@@ -1,4 +1,4 @@
-"""What stands before the first block and after the last: embeddings, the head, and the loss.
+"""Embeddings, the head, and the loss.
 
 Legend: T tokens, h hidden size, v vocabulary on this rank, t tensor-parallel ranks.
 """
@@ -54,12 +54,16 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
     saved = saved_copy(view.lora, "embedding", whole)
     build.operations.append(
         Operation(
-            "embedding.tokens", "lookup", (indices,), (x,), (whole, *saved, *vera_matrices(build)),
+            "embedding.tokens",
+            "lookup",
+            (indices,),
+            (x,),
+            (whole, *saved, *vera_matrices(build)),
             keeps=(indices,) if trainable or saved else (),
             forward_comm=(Collective(summed, "tp", full, view.tp),),
             backward_comm=(Collective("all_gather", "tp", full, view.tp),) if view.sequence_parallel else (),
         )
-    )  # fmt: skip
+    )
     if view.lora is not None and "embedding" in view.lora.targets:
         x = embedded(build, x, vocabulary(model, view), width, indices)
     if view.lora is not None and view.lora.virtual:
@@ -132,7 +136,7 @@ def mask_bytes(model: ModelSpec, view: View) -> Size:
 
 
 def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False) -> Layer:
-    """What a multi-token prediction module puts before its block (source: deepseek2024v3, equation 21).
+    """Return what a multi-token prediction module puts before its block (source: deepseek2024v3, equation 21).
 
     The next token's embedding, from the model's own table, and the hidden state each pass a norm; a matrix of 2h x h
     makes one of the two. `holds_table`: count that table here too, as a stage does which does not have the embedding.
@@ -156,11 +160,18 @@ def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False)
     source, kept, reduced, workspace = build.enter("prediction.gather", joined, 2 * hidden)
     full = build.dtypes.activation * view.tokens * hidden
     build.linear(
-        "prediction.project", source, view.tokens, 2 * hidden, shard(hidden, view.tp, "hidden_size"),
-        kept_input=kept, shards=view.tp, backward_comm=reduced, workspace=workspace,
+        "prediction.project",
+        source,
+        view.tokens,
+        2 * hidden,
+        shard(hidden, view.tp, "hidden_size"),
+        kept_input=kept,
+        shards=view.tp,
+        backward_comm=reduced,
+        workspace=workspace,
         output=build.hidden("prediction.project", hidden),
         forward_comm=(Collective("all_gather", "tp", full, view.tp),),
-    )  # fmt: skip
+    )
     return build.layer("prediction")
 
 
@@ -238,10 +249,20 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
     if view.lora is not None and "head" in view.lora.targets and (chunked or in_pieces):
         raise NotModelled(f"an adapter of the head under the loss {build.kernels.loss}: its own is --loss float32")
     logits = build.linear(
-        "head.logits", source, view.tokens, width, columns,
-        bias=head.bias, kept_input=kept, shards=view.tp, kind="head", output=logits,
-        weight=owned, backward_comm=reduced, workspace=workspace,
-    )  # fmt: skip
+        "head.logits",
+        source,
+        view.tokens,
+        width,
+        columns,
+        bias=head.bias,
+        kept_input=kept,
+        shards=view.tp,
+        kind="head",
+        output=logits,
+        weight=owned,
+        backward_comm=reduced,
+        workspace=workspace,
+    )
     if build.kernels.gradient_placeholders and build.trains("head.logits") and not chunked:
         product = build.operations[-1]
         beside = build.dtypes.activation * width * columns + logits.nbytes
@@ -287,9 +308,17 @@ def _tiled(build: Builder, x: Tensor, width: Size, columns: Size, owned: bool, b
     rows = view.tokens - view.sequences  # the last token of a sequence predicts nothing
     tall = minimum(rows, TILE_ROWS)
     build.linear(
-        "head.logits", x, rows, width, columns, bias=bias, shards=view.tp, kind="head", weight=owned,
+        "head.logits",
+        x,
+        rows,
+        width,
+        columns,
+        bias=bias,
+        shards=view.tp,
+        kind="head",
+        weight=owned,
         output=build.tensor("head.logits", tall * TILE_COLUMNS),
-    )  # fmt: skip
+    )
     product = build.operations.pop()
     if build.operations and build.operations[-1].name == "head.logits.cast":
         build.operations.pop()  # it casts tile by tile
@@ -302,10 +331,13 @@ def _tiled(build: Builder, x: Tensor, width: Size, columns: Size, owned: bool, b
     narrow = 4 * ((x.itemsize != 4) * rows + (trained and not wide and act != 4) * columns) * width
     build.operations.append(
         msgspec.structs.replace(
-            product, inputs=(x,), keeps=(hidden,), workspace=product.workspace + casts,
+            product,
+            inputs=(x,),
+            keeps=(hidden,),
+            workspace=product.workspace + casts,
             backward_workspace=product.outputs[0].nbytes + narrow,
         )
-    )  # fmt: skip
+    )
     build.operations.append(
         Operation(
             "head.loss", "loss", product.outputs, (build.float32("head.loss", 1),), rerun_flops=product.forward_flops
@@ -322,10 +354,17 @@ def _liger_loss(build: Builder, logits: Tensor, x: Tensor, input_gradient: Tenso
     one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
     build.operations.append(
         Operation(
-            "head.loss", "loss", (logits,), (build.float32("head.loss", 1),), keeps=(input_gradient,), holds=(x,),
-            forward_comm=(one, one, one), overwrites=True, workspace=workspace,
+            "head.loss",
+            "loss",
+            (logits,),
+            (build.float32("head.loss", 1),),
+            keeps=(input_gradient,),
+            holds=(x,),
+            forward_comm=(one, one, one),
+            overwrites=True,
+            workspace=workspace,
         )
-    )  # fmt: skip
+    )
 
 
 def _sums_pieces(build: Builder, numel: Size) -> None:
@@ -358,19 +397,28 @@ def _loss_in_pieces(build: Builder, logits: Tensor, upcast: bool) -> None:
         # Compiled, a piece keeps its logits as they are, and takes the gradient from them (torchtune, `compile_loss`).
         build.operations.append(
             Operation(
-                "head.loss", "loss", (logits,), (build.float32("head.loss", 1),), keeps=(logits, others, labels),
+                "head.loss",
+                "loss",
+                (logits,),
+                (build.float32("head.loss", 1),),
+                keeps=(logits, others, labels),
                 forward_comm=(one, one, one),
             )
-        )  # fmt: skip
+        )
         return
     held = (logits, others) if build.kernels.holds_logits else ()
     build.operations.append(
         Operation(
-            "head.loss", "loss", (logits,), (build.float32("head.loss", 1),), keeps=(probabilities, labels, *held),
-            forward_comm=(one, one, one), workspace=(0 if held else others.nbytes) + (piece if upcast else 0),
+            "head.loss",
+            "loss",
+            (logits,),
+            (build.float32("head.loss", 1),),
+            keeps=(probabilities, labels, *held),
+            forward_comm=(one, one, one),
+            workspace=(0 if held else others.nbytes) + (piece if upcast else 0),
             backward_workspace=2 * piece,
         )
-    )  # fmt: skip
+    )
 
 
 def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_flops: Size) -> None:
@@ -392,26 +440,42 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
             # There is no copy: the logits become the probabilities.
             build.operations.append(
                 Operation(
-                    "head.log_softmax", "loss", (logits,), (value,), keeps=(logits,), forward_comm=reduced, overwrites=True
+                    "head.log_softmax",
+                    "loss",
+                    (logits,),
+                    (value,),
+                    keeps=(logits,),
+                    forward_comm=reduced,
+                    overwrites=True,
                 )
-            )  # fmt: skip
+            )
             return
         build.operations.append(
             Operation(
-                "head.log_softmax", "loss", (logits,), (value,), keeps=(probabilities,), forward_comm=reduced,
+                "head.log_softmax",
+                "loss",
+                (logits,),
+                (value,),
+                keeps=(probabilities,),
+                forward_comm=reduced,
                 workspace=second,
             )
-        )  # fmt: skip
+        )
         return
     if build.kernels.loss in ("fused", "compiled"):
         statistic = Tensor("head.lse", view.tokens, build.dtypes.softmax_statistic, "statistic")
         overwrites = build.kernels.loss == "fused"
         build.operations.append(
             Operation(
-                "head.loss", "loss", (logits,), (value,), keeps=(logits,) if overwrites else (logits, statistic),
-                forward_comm=reduced, overwrites=overwrites,
+                "head.loss",
+                "loss",
+                (logits,),
+                (value,),
+                keeps=(logits,) if overwrites else (logits, statistic),
+                forward_comm=reduced,
+                overwrites=overwrites,
             )
-        )  # fmt: skip
+        )
         return
     upcast = upcast and build.dtypes.activation != 4
     source = build.float32("head.float32", logits.numel) if upcast else logits
@@ -419,10 +483,15 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
         # Logits, loss and their gradients live for one chunk at a time, and are computed again for the gradient.
         build.operations.append(
             Operation(
-                "head.loss", "loss", (logits,), (value,), forward_comm=reduced, rerun_flops=logits_flops,
+                "head.loss",
+                "loss",
+                (logits,),
+                (value,),
+                forward_comm=reduced,
+                rerun_flops=logits_flops,
                 workspace=3 * probabilities.nbytes,
             )
-        )  # fmt: skip
+        )
         return
     if upcast:
         build.elementwise("head.float32", (logits,), source, keeps=(logits,) if build.kernels.holds_logits else ())
@@ -433,8 +502,14 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
     more = where(view.tp > 1, probabilities.nbytes, 0)
     build.operations.append(
         Operation(
-            "head.log_softmax", "loss", (source,), (probabilities,), keeps=(probabilities,), forward_comm=reduced,
-            workspace=more, backward_workspace=more,
+            "head.log_softmax",
+            "loss",
+            (source,),
+            (probabilities,),
+            keeps=(probabilities,),
+            forward_comm=reduced,
+            workspace=more,
+            backward_workspace=more,
         )
-    )  # fmt: skip
+    )
     build.operations.append(Operation("head.loss", "loss", (probabilities, labels), (value,), keeps=(labels,)))

@@ -26,19 +26,30 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
     if loss == "chunked":
         build.operations.append(
             Operation(
-                "head.logprobs", "loss", (logits,), (value,), forward_comm=reduced, rerun_flops=flops,
+                "head.logprobs",
+                "loss",
+                (logits,),
+                (value,),
+                forward_comm=reduced,
+                rerun_flops=flops,
                 workspace=4 * logits.numel,
             )
-        )  # fmt: skip
+        )
         return
     if loss in ("fused", "compiled", "inplace", "jit"):
         wide = 4 * logits.numel if loss in ("inplace", "jit") and logits.itemsize != 4 else 0
         build.operations.append(
             Operation(
-                "head.logprobs", "loss", (logits,), (value,), keeps=(logits,), forward_comm=reduced, overwrites=True,
+                "head.logprobs",
+                "loss",
+                (logits,),
+                (value,),
+                keeps=(logits,),
+                forward_comm=reduced,
+                overwrites=True,
                 workspace=wide,
             )
-        )  # fmt: skip
+        )
         return
     source, unit = logits, build.kernels.logprobs
     if (upcast or unit == "softmax") and logits.itemsize != 4:
@@ -52,28 +63,45 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
         held = source if unit != "softmax" else build.float32("head.log_softmax", source.numel)
         build.operations.append(
             Operation(
-                "head.logprobs", "loss", (source, labels), (value,), keeps=(held, labels), forward_comm=reduced,
+                "head.logprobs",
+                "loss",
+                (source, labels),
+                (value,),
+                keeps=(held, labels),
+                forward_comm=reduced,
                 backward_workspace=source.nbytes * {"whole": 0, "slices": 1, "softmax": 2}[unit] / 2,
             )
-        )  # fmt: skip
+        )
         return
     again = row
     if source.itemsize == 4:
         # The logarithm of a sum keeps the logits; its gradient is as large as they are, made a sequence at a time.
         build.operations.append(
             Operation(
-                "head.logprobs", "loss", (source, labels), (value,), keeps=(source, labels), forward_comm=reduced,
-                workspace=row, backward_workspace=again,
+                "head.logprobs",
+                "loss",
+                (source, labels),
+                (value,),
+                keeps=(source, labels),
+                forward_comm=reduced,
+                workspace=row,
+                backward_workspace=again,
             )
-        )  # fmt: skip
+        )
         return
     kept = Tensor("head.log_softmax", logits.numel, logits.itemsize)
     build.operations.append(
         Operation(
-            "head.logprobs", "loss", (logits, labels), (value,), keeps=(kept, labels), forward_comm=reduced,
-            workspace=row, backward_workspace=again,
+            "head.logprobs",
+            "loss",
+            (logits, labels),
+            (value,),
+            keeps=(kept, labels),
+            forward_comm=reduced,
+            workspace=row,
+            backward_workspace=again,
         )
-    )  # fmt: skip
+    )
 
 
 DISTANCES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -104,10 +132,14 @@ def divergence(build: Builder, logits: Tensor, upcast: bool) -> None:
     )
     build.operations.append(
         Operation(
-            "head.divergence", "loss", (source,), (build.float32("head.divergence", 1),),
-            keeps=(Tensor("head.distributions", kept, 1),), workspace=most - kept - source.nbytes,
+            "head.divergence",
+            "loss",
+            (source,),
+            (build.float32("head.divergence", 1),),
+            keeps=(Tensor("head.distributions", kept, 1),),
+            workspace=most - kept - source.nbytes,
         )
-    )  # fmt: skip
+    )
 
 
 STREAMED_ROWS, STREAMED_COLUMNS = 2048, 4096
@@ -143,8 +175,14 @@ def liger_logprobs(build: Builder, logits: Tensor, x: Tensor, width: Size, train
     one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
     build.operations.append(
         Operation(
-            "head.logprobs", "loss", (logits,), (build.float32("head.logprobs", view.tokens),),
-            keeps=(Tensor("head.input_gradient", view.tokens * width, x.itemsize),), holds=(x,),
-            forward_comm=(one, one, one), overwrites=True, workspace=workspace,
+            "head.logprobs",
+            "loss",
+            (logits,),
+            (build.float32("head.logprobs", view.tokens),),
+            keeps=(Tensor("head.input_gradient", view.tokens * width, x.itemsize),),
+            holds=(x,),
+            forward_comm=(one, one, one),
+            overwrites=True,
+            workspace=workspace,
         )
-    )  # fmt: skip
+    )

@@ -32,10 +32,16 @@ def _product(
     """A small matrix of each token times its streams."""
     build.operations.append(
         Operation(
-            name, "gemm", (first, second), (output,), keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
+            name,
+            "gemm",
+            (first, second),
+            (output,),
+            keeps=keeps,
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
             input_gradient_flops=2 * gemm.flops,
         )
-    )  # fmt: skip
+    )
     return output
 
 
@@ -55,9 +61,15 @@ def _mixed(build: Builder, name: str, x: Tensor, count: Size, hidden: Size, colu
         Operation(f"{name}.norm", "norm", (wide,), (normed,), keeps=(wide, root), backward_workspace=2 * normed.nbytes)
     )
     mixed = build.linear(
-        f"{name}.mix", normed, rows, count * hidden, columns, operation="router", exact=True,
+        f"{name}.mix",
+        normed,
+        rows,
+        count * hidden,
+        columns,
+        operation="router",
+        exact=True,
         output=build.float32(f"{name}.mix", rows * columns),
-    )  # fmt: skip
+    )
     if build.dtypes.activation != 4 and not build.wide_weights:
         # The float32 copy of the matrix is kept for the gradient of the streams.
         copy = build.float32(f"{name}.mix.matrix", columns * count * hidden)
@@ -80,10 +92,15 @@ def _collapsed(build: Builder, name: str, x: Tensor, made: Tensor, count: Size, 
     summed = build.float32(f"{name}.sum", rows * hidden)
     build.operations.append(
         Operation(
-            f"{name}.sum", "elementwise", (share, x), (summed,), keeps=(share, x), workspace=4 * x.numel,
+            f"{name}.sum",
+            "elementwise",
+            (share, x),
+            (summed,),
+            keeps=(share, x),
+            workspace=4 * x.numel,
             backward_workspace=4 * x.numel,
         )
-    )  # fmt: skip
+    )
     if x.itemsize == 4:
         return summed
     return build.elementwise(f"{name}.collapsed", (summed,), stream(build, f"{name}.collapsed", rows * hidden))
@@ -109,9 +126,14 @@ def connected(build: Builder, name: str, x: Tensor, spec: HyperConnections, hidd
     spread = stream(build, f"{name}.spread", x.numel)
     build.elementwise(f"{name}.spread", (narrow[0], output), spread, keeps=(narrow[0], output))
     mixed = _product(
-        build, f"{name}.streams", narrow[1], x, stream(build, f"{name}.streams", x.numel),
-        Gemm(count, hidden, count, rows), (narrow[1], x),
-    )  # fmt: skip
+        build,
+        f"{name}.streams",
+        narrow[1],
+        x,
+        stream(build, f"{name}.streams", x.numel),
+        Gemm(count, hidden, count, rows),
+        (narrow[1], x),
+    )
     return build.add(f"{name}.residual", spread, mixed)
 
 
@@ -139,9 +161,14 @@ def split(build: Builder, x: Tensor, model: ModelSpec) -> Tensor:
 
 
 def _as_loud(
-    build: Builder, name: str, first: Tensor, spec: AltUp, hidden: Size, source: Callable[[int], Tensor],
+    build: Builder,
+    name: str,
+    first: Tensor,
+    spec: AltUp,
+    hidden: Size,
+    source: Callable[[int], Tensor],
     streams: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """All streams side by side: the first, and of the others the product with a matrix, scaled to be as large as the first.
 
     streams: what the sources are views of

@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"<Plan of {self.setup.model.name}: {self.best.flags()}>"
 
     def __str__(self) -> str:
-        """What `loadgauge plan` prints."""
+        """Return what `loadgauge plan` prints."""
         text: str = load("loadgauge.core.text.plan.plan:text")(self)
         return text
 
@@ -108,14 +108,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
 
 
-def answer(
-    request: PlanRequest, setup: Setup, searches: list[Case], progress: Progress | None = None
-) -> Plan:  # fmt: skip
+def answer(request: PlanRequest, setup: Setup, searches: list[Case], progress: Progress | None = None) -> Plan:
     """The plan of a request and what `cases` makes of it. Raises `LayoutError` or `NothingFits` as `search` does."""
     result = search(
-        searches, objective=request.objective, margin=request.margin_bytes, top=max(request.top, KEPT),
+        searches,
+        objective=request.objective,
+        margin=request.margin_bytes,
+        top=max(request.top, KEPT),
         progress=progress,
-    )  # fmt: skip
+    )
     return Plan(request=request, setup=setup, cases=tuple(searches), result=result)
 
 

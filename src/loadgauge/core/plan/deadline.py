@@ -144,7 +144,7 @@ def _whole(gpus: float, node: int) -> int:
 
 
 def _smooth(gpus: int, suits: int) -> bool:
-    """Whether layouts may divide a size evenly: no prime above 13 but those of layers x batch.
+    """Return whether layouts may divide a size evenly: no prime above 13 but those of layers x batch.
 
     >>> _smooth(1152, 96), _smooth(1272, 96), _smooth(1272, 53 * 96)
     (True, False, True)

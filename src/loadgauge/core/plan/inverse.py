@@ -111,7 +111,7 @@ def with_space(case: Case, **changes: Any) -> Case:
 
 def largest_sequence(
     case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
-) -> Answer:  # fmt: skip
+) -> Answer:
     """Find the longest sequence with which a layout fits, in steps of `STEP` tokens; raises `NothingFits` below one step."""
     model, limit = case.space.model, case.cluster.gpu.capacity - margin
     longest = model.max_position_embeddings if model.learned_positions else None
@@ -245,9 +245,7 @@ def sizes(most: int, node: int) -> Iterator[int]:
     yield from range(2 * node, most + 1, node)
 
 
-def fewest_gpus(
-    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
-) -> Answer:  # fmt: skip
+def fewest_gpus(case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet) -> Answer:
     """Find the fewest GPUs on which a layout fits, at most those of the case. Raises `NothingFits`."""
     return surest(lambda end: _fewest_gpus(case, objective, margin, progress, end))
 
@@ -291,9 +289,15 @@ def smallest_link(
 
 
 def _slowest_link(
-    case: Case, place: int, what: str, speeds: Sequence[tuple[str, float]], share: float, objective: Objective, margin: float,
+    case: Case,
+    place: int,
+    what: str,
+    speeds: Sequence[tuple[str, float]],
+    share: float,
+    objective: Objective,
+    margin: float,
     progress: Progress,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """Tries speeds of the link at `place`, the slowest first."""
     if case.cluster.topology is not None:
         raise ConfigError("asks for a link that --topology states", key="find")
@@ -354,7 +358,7 @@ def _lost(best: Estimate) -> float:
 
 
 def _dominant(best: Estimate, changed: str = "adapter") -> str:
-    """What takes the most of a step of all communication that nothing hides, and over which link, in words."""
+    """Return what takes the most of a step of all communication that nothing hides, and over which link, in words."""
     assert best.time is not None
     parts = best.time.parts
     component = max(COMMUNICATION, key=parts.__getitem__)
@@ -385,7 +389,7 @@ def largest_model(
 
 def _largest_model(
     case: Case, models: Sequence[ModelSpec], objective: Objective, margin: float, progress: Progress, end: End
-) -> Answer:  # fmt: skip
+) -> Answer:
     limit, space = case.cluster.gpu.capacity - margin, case.space
     for model in sorted(models, key=lambda model: -parameters(model).total):
         if parameters(model).total * held_bytes(case) > limit * space.gpus:
@@ -393,9 +397,16 @@ def _largest_model(
         progress(model.name)
         try:
             other = space_for(
-                model, case.training, space.gpus, space.global_batch, space.seq_len, locks=case.locks,
-                lengths=space.lengths, padded=space.padded, base=space.base,
-            )  # fmt: skip
+                model,
+                case.training,
+                space.gpus,
+                space.global_batch,
+                space.seq_len,
+                locks=case.locks,
+                lengths=space.lengths,
+                padded=space.padded,
+                base=space.base,
+            )
             larger = msgspec.structs.replace(case, space=other)
             if leanest(larger, end)[0] > limit:
                 continue

@@ -60,15 +60,24 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         if job.staleness:
             placements = tuple(
                 f"split:{trainer}+{gpus - trainer}"
-                for trainer in sorted({max(1, gpus // 4), max(1, gpus // 2), max(1, 3 * gpus // 4)}) if trainer < gpus
-            )  # fmt: skip
+                for trainer in sorted({max(1, gpus // 4), max(1, gpus // 2), max(1, 3 * gpus // 4)})
+                if trainer < gpus
+            )
         found: dict[str, tuple[Any, ...]] = {
-            "tp": inside, "pp": inside, "zero": (1, 3), "recompute": ("none", "selective", "full"),
-            "micro_batch": (1, 2, 4, 8), "logprob_batch": (1, 4, 16),
+            "tp": inside,
+            "pp": inside,
+            "zero": (1, 3),
+            "recompute": ("none", "selective", "full"),
+            "micro_batch": (1, 2, 4, 8),
+            "logprob_batch": (1, 4, 16),
             "rollout_tp": (engine.tp,) if engine is not None and "tp" in named else inside,
-            "share": (getattr(engine, own),) if fixed and engine is not None else (0.5, 0.6, 0.7, 0.8, 0.9) if own else (0.0,),
+            "share": (getattr(engine, own),)
+            if fixed and engine is not None
+            else (0.5, 0.6, 0.7, 0.8, 0.9)
+            if own
+            else (0.0,),
             "placement": (job.placement,) if job.placement else placements,
-        }  # fmt: skip
+        }
         return cls(**found | given)
 
 
@@ -81,7 +90,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan found. candidates: with a time; refused: that are no layouts; looked: whose memory was found; nearest: of those
+    """Outcome of a search. candidates: with a time; refused: that are no layouts; looked: whose memory was found; nearest: of those
     that do not fit, the one whose largest phase is the smallest, at its upper end
     """
 
@@ -102,10 +111,17 @@ def candidates(job: Job, space: Space) -> Iterator[Job]:
             continue
         for rollout in rollouts(job, space):
             yield job.replace(
-                placement=placement, tp=tp if tp > 1 else None, pp=pp if pp > 1 else None, zero=zero,
-                framework=job.framework or ("megatron" if zero < 3 else "fsdp"), recompute=recompute,
-                sequence_parallel=True if tp > 1 else None, micro_batch=micro, logprob_batch=logprobs, rollout=rollout,
-            )  # fmt: skip
+                placement=placement,
+                tp=tp if tp > 1 else None,
+                pp=pp if pp > 1 else None,
+                zero=zero,
+                framework=job.framework or ("megatron" if zero < 3 else "fsdp"),
+                recompute=recompute,
+                sequence_parallel=True if tp > 1 else None,
+                micro_batch=micro,
+                logprob_batch=logprobs,
+                rollout=rollout,
+            )
 
 
 def rollouts(job: Job, space: Space) -> list[str]:
@@ -292,9 +308,14 @@ def plan_task(job: Job, space: Space) -> Found:
             break
     nearest = search.nearest(timed_ones) if best is None else None
     return Found(
-        best=best, runner_up=runner_up, candidates=len(timed_ones), refused=refused, looked=len(search.held), nearest=nearest,
+        best=best,
+        runner_up=runner_up,
+        candidates=len(timed_ones),
+        refused=refused,
+        looked=len(search.held),
+        nearest=nearest,
         why="" if best is None or runner_up is None else why(best, runner_up),
-    )  # fmt: skip
+    )
 
 
 def _side(phase: str) -> str:
@@ -324,12 +345,13 @@ def _keys(one: Job) -> dict[str, tuple[Any, int]]:
     return {
         "update": (("update", *trainer, one.recompute, asleep), one.micro_batch or 1),
         "score": (("score", *trainer, asleep), one.logprob_batch or 1),
-        "generate": (("generate", *resting), 1), "sync": (("sync", *trainer, asleep), 1),
-    }  # fmt: skip
+        "generate": (("generate", *resting), 1),
+        "sync": (("sync", *trainer, asleep), 1),
+    }
 
 
 def _shape(one: Job) -> tuple[Any, ...]:
-    """What makes two candidates different in kind: the trainer's layout, the engine's ranks, the split."""
+    """Return what makes two candidates different in kind: the trainer's layout, the engine's ranks, the split."""
     return (one.placement, one.tp, one.pp, one.zero, Engine.parse(one.rollout or "vllm").tp)
 
 

@@ -35,9 +35,17 @@ def reopen(
     if case.locks is None and gpus is None:
         return msgspec.structs.replace(case, space=msgspec.structs.replace(space, **sizes), training=kind)
     space = space_for(
-        space.model, kind, machines.gpus, global_batch or space.global_batch, seq_len or space.seq_len,
-        locks=case.locks, stage_layers=space.stage_layers, lengths=space.lengths, padded=space.padded, base=space.base,
-    )  # fmt: skip
+        space.model,
+        kind,
+        machines.gpus,
+        global_batch or space.global_batch,
+        seq_len or space.seq_len,
+        locks=case.locks,
+        stage_layers=space.stage_layers,
+        lengths=space.lengths,
+        padded=space.padded,
+        base=space.base,
+    )
     return msgspec.structs.replace(case, space=space, training=kind, cluster=machines)
 
 

@@ -63,7 +63,7 @@ def _question(kind: Any, help: str, **more: Any) -> msgspec.Meta:
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a plan.
+    """The request for a plan.
 
     job: the run, its open axes and `gpus` left out; gpus: numbers of GPUs to compare; locks: the values that an open axis
     may have, by its name; why_not_locks, gpu_prices: `why_not` and `prices` as read
@@ -163,9 +163,11 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Refuses tokens, days and utilisation where they answer nothing."""
         given = {name for name in ("tokens", "days") if getattr(self, name) is not None}
         wanted = {
-            "days": {"tokens"}, "tokens": {"days"}, "gpus": {"tokens", "days"} if given else set(),
+            "days": {"tokens"},
+            "tokens": {"days"},
+            "gpus": {"tokens", "days"} if given else set(),
             **{name: {"tokens"} for name in fleet_finds()},
-        }.get(self.find or "", set())  # fmt: skip
+        }.get(self.find or "", set())
         for name in sorted(wanted - given):
             raise ConfigError(f"is needed by --find {self.find}", key=name)
         for name in sorted(given - wanted):
@@ -190,7 +192,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dated(self) -> bool:
-        """Whether a whole run is asked about."""
+        """Return whether a whole run is asked about."""
         return self.tokens is not None or self.days is not None
 
     @property
@@ -236,7 +238,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def questions() -> dict[str, Field]:
-    """What each question of a plan may hold, by name.
+    """Return what each question of a plan may hold, by name.
 
     >>> questions()["top"].low, questions()["top"].high
     (1, 100)
@@ -351,11 +353,17 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         if setup.cluster is None:
             raise NotStated(setup.untimed)
         space = space_for(
-            setup.model, setup.training, gpus, setup.layout.global_batch, setup.layout.seq_len, locks=locks,
+            setup.model,
+            setup.training,
+            gpus,
+            setup.layout.global_batch,
+            setup.layout.seq_len,
+            locks=locks,
             stage_layers=None if own is not None and layers is None else setup.layout.stage_layers,
-            lengths=None if setup.layout.tokens is None else setup.lengths, padded=setup.padded,
+            lengths=None if setup.layout.tokens is None else setup.lengths,
+            padded=setup.padded,
             base=setup.layout,
-        )  # fmt: skip
+        )
         searches.append(
             Case(
                 space=space,
@@ -462,9 +470,7 @@ def _of_the_file(locks: dict[str, tuple[Any, ...]], export: str | None) -> dict[
     return locks if stages is None else {**locks, "zero": stages}
 
 
-def _framework(
-    model: ModelSpec, job: Job, locks: dict[str, tuple[Any, ...]], gpus: int, export: str | None
-) -> str:  # fmt: skip
+def _framework(model: ModelSpec, job: Job, locks: dict[str, tuple[Any, ...]], gpus: int, export: str | None) -> str:
     """The framework of the file to write; else the default of a run whose open axes may have any degree."""
     if export not in (None, FLAGS):
         return str(need("DIALECTS").dialect(export).framework)

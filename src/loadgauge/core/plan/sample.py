@@ -19,7 +19,7 @@ class Sampler:
 
     @property
     def rows(self) -> list[tuple[float, float, Layout]]:
-        """What was kept."""
+        """Return what was kept."""
         return self.sure or self.tight
 
     def widen(self, wanted: Wanted, limit: float) -> Wanted:

@@ -169,7 +169,7 @@ class _Pool:
         self._front(number, batch, score, members)
 
     def contenders(self, score: Any, memory: Any, least: Any) -> Any:
-        """Which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
+        """Return which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
         if len(self.rows) >= self.kept:
             self.trim()
         return (score <= self.ceiling) | self._before_front(memory, least)
@@ -257,9 +257,14 @@ class _Best:
 
 def _row(number: int, batch: Batch, score: Any, index: int) -> Row:
     return Row(
-        float(score[index]), float(batch.step[index]), float(batch.memory[index]), number, batch.structure, batch.grid,
+        float(score[index]),
+        float(batch.step[index]),
+        float(batch.memory[index]),
+        number,
+        batch.structure,
+        batch.grid,
         int(batch.places[index]),
-    )  # fmt: skip
+    )
 
 
 def search(
@@ -326,11 +331,19 @@ def search(
     front = _exact(cases, objective, estimates, best.pool.front)
     tighter = _tighter(cases, objective, estimates, best, ranked[0][1])
     return SearchResult(
-        cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(exact for _, exact in ranked[:top]),
-        pareto=tuple(sorted((exact for _, exact in front), key=seconds)), evaluated=evaluated,
-        valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved, bounded=best.bounded,
+        cases=tuple(cases),
+        objective=objective,
+        margin=margin,
+        layouts=tuple(exact for _, exact in ranked[:top]),
+        pareto=tuple(sorted((exact for _, exact in front), key=seconds)),
+        evaluated=evaluated,
+        valid=best.valid,
+        fitting=best.fitting,
+        seconds=time.perf_counter() - started,
+        moved=moved,
+        bounded=best.bounded,
         tighter=tighter,
-    )  # fmt: skip
+    )
 
 
 def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
@@ -349,7 +362,7 @@ def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
 
 
 def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
-    """What is minimised, for each layout; it never falls where the time grows."""
+    """Return what is minimised, for each layout; it never falls where the time grows."""
     if objective == "headroom":
         return memory - case.cluster.gpu.capacity
     gpus = case.space.gpus
@@ -441,8 +454,10 @@ def no_layout(cases: Sequence[Case]) -> str:
                 for name, mask in limits.masks(structure):
                     left_out[name] = left_out.get(name, 0) + grid.size - limits.count(mask)
         if not looked:
-            reasons[f"{space.model.num_hidden_layers} layers cannot be split over pp {_list(space.pp)}"
-                    f" with vpp {_list(space.vpp)}"] = None  # fmt: skip
+            reasons[
+                f"{space.model.num_hidden_layers} layers cannot be split over pp {_list(space.pp)}"
+                f" with vpp {_list(space.vpp)}"
+            ] = None
             continue
         all_out = [name for name, count in left_out.items() if count == looked]
         most = max(((count, name) for name, count in left_out.items()), default=None)

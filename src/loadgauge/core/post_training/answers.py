@@ -86,5 +86,5 @@ def _capped(below: Callable[[float], float], longest: int) -> Lengths:
         for value, lower, upper in zip(
             values, [0.0, *map(below, values[:-1])], [*map(below, values[:-1]), 1.0], strict=True
         )
-    }  # fmt: skip
+    }
     return Lengths.histogram({value: count for value, count in counts.items() if count})

@@ -1,4 +1,4 @@
-"""What an engine holds on its cards: weights, cache, the profile's peak, graphs; and what stays behind when it sleeps.
+"""Memory of a rollout engine: weights, cache, the profile's peak, graphs; and what stays behind when it sleeps.
 
 vLLM runs one step of its most tokens when it starts, and gives the cache what is left of `utilization` of the card beside the
 weights, the peak of that step and what it adds outside PyTorch; what was there before, and CUDA graphs, come on top. While it
@@ -68,14 +68,22 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def preempts(self) -> bool:
-        """Whether sequences that were to run have to wait for others' cache."""
+        """Return whether sequences that were to run have to wait for others' cache."""
         return self.running < self.asked
 
 
 def on_card(
-    model: ModelSpec, engine: Engine, gpu: Gpu | None, *, sequences: int, unique: int, prompt: int, mean: float,
-    longest: int, adapters: float = 0.0,
-) -> Card:  # fmt: skip
+    model: ModelSpec,
+    engine: Engine,
+    gpu: Gpu | None,
+    *,
+    sequences: int,
+    unique: int,
+    prompt: int,
+    mean: float,
+    longest: int,
+    adapters: float = 0.0,
+) -> Card:
     """Return what an engine holds on its fullest rank.
 
     sequences: of one replica in a step, unique: prompts among them; prompt, longest: tokens of a prompt and of the longest
@@ -118,12 +126,20 @@ def on_card(
         again = min(most, max(tokens, int((pool - fitting * fixed) // token) if token else 0))
         serving = _stage(model, engine, _asked(engine, running, longest, again), stage)[1] + sampler + workspace
     return Card(
-        weights=weights, pool=pool, profile=profile, serving=serving, graphs=graphs, outside=outside, communicators=groups,
-        demand=demand, token=token, running=max(1, min(running, fitting)), asked=running,
-
+        weights=weights,
+        pool=pool,
+        profile=profile,
+        serving=serving,
+        graphs=graphs,
+        outside=outside,
+        communicators=groups,
+        demand=demand,
+        token=token,
+        running=max(1, min(running, fitting)),
+        asked=running,
         asleep=Assumed(*(one + groups + workspace for one in msgspec.structs.astuple(PROCESS))),
         copy=weights if engine.sleep == 1 else 0.0,
-    )  # fmt: skip
+    )
 
 
 def captured(sequences: int) -> int:
@@ -140,9 +156,17 @@ def _asked(engine: Engine, batch: int, longest: int, tokens: int) -> Inference:
     """A step of so many tokens, as inference reckons it."""
     whole = -(-(longest + 1) // engine.tp) * engine.tp
     return Inference(
-        task="generate", context=whole, answer=1, batch=max(1, batch), prefill_tokens=max(1, tokens),
-        weight_format=engine.weights, cache_format=engine.kv, tp=engine.tp, pp=engine.pp, ep=engine.ep,
-    )  # fmt: skip
+        task="generate",
+        context=whole,
+        answer=1,
+        batch=max(1, batch),
+        prefill_tokens=max(1, tokens),
+        weight_format=engine.weights,
+        cache_format=engine.kv,
+        tp=engine.tp,
+        pp=engine.pp,
+        ep=engine.ep,
+    )
 
 
 def _stage(model: ModelSpec, engine: Engine, asked: Inference, stage: Stage) -> tuple[float, float, Stage]:

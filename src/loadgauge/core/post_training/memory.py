@@ -51,7 +51,7 @@ class Resident(msgspec.Struct, frozen=True):
 
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on the fullest card of a side in a phase. side: trainer or rollout; low, high: of the whole, by what is assumed
+    """Memory of the fullest card of a side in a phase. side: trainer or rollout; low, high: of the whole, by what is assumed
 
     device: what `nvidia-smi` would show, idle blocks of the allocator included
     """
@@ -70,7 +70,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """What it is made of, by role and part [bytes]."""
+        """Return what it is made of, by role and part [bytes]."""
         found: dict[str, float] = {}
         for one in self.residents:
             name = f"{one.role} {one.part}"
@@ -102,12 +102,12 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the GPU holds every phase (see `loadgauge.core.base.verdict`)."""
+        """Return whether the GPU holds every phase (see `loadgauge.core.base.verdict`)."""
         return judge(self.low, self.high, self.capacity)
 
     @property
     def total(self) -> float:
-        """What the fullest phase needs [bytes]."""
+        """Return what the fullest phase needs [bytes]."""
         return self.worst.total
 
     @property
@@ -168,9 +168,11 @@ def memory(run: Run) -> PostMemory:
         if not run.engine.inside:
             phases.append(_sync(run, engine, trained, frozen, asleep))
     return PostMemory(
-        phases=tuple(phases), host=_host(run, trained, frozen, engine), engine=engine,
+        phases=tuple(phases),
+        host=_host(run, trained, frozen, engine),
+        engine=engine,
         capacity=None if run.gpu is None else run.gpu.capacity,
-    )  # fmt: skip
+    )
 
 
 def _trained(run: Run, member: Member) -> _Trained:
@@ -194,7 +196,7 @@ def filled(run: Run, member: Member, layout: Layout) -> Layout:
     most = _fullest(answers, sequences.prompt, int(layout.micro_batch))
     return msgspec.structs.replace(
         layout, tokens=most, pairs=most * sequences.longest, kernel_tokens=None, fullest=None
-    )  # fmt: skip
+    )
 
 
 @functools.lru_cache(64)
@@ -204,14 +206,20 @@ def _fullest(answers: Lengths, prompt: int, sequences: int) -> float:
 
 
 def engine_of(run: Run) -> Card:
-    """What the engine holds on a card, for its share of a step's prompts."""
+    """Return what the engine holds on a card, for its share of a step's prompts."""
     assert run.engine is not None
     sequences, model = run.sequences, run.trained.model
     unique = -(-sequences.prompts // run.replicas)
     return on_card(
-        model, run.engine, run.gpu, sequences=unique * sequences.samples, unique=unique, prompt=sequences.prompt,
-        mean=sequences.prompt + sequences.answers.mean / 2, longest=run.engine.context or sequences.longest,
-    )  # fmt: skip
+        model,
+        run.engine,
+        run.gpu,
+        sequences=unique * sequences.samples,
+        unique=unique,
+        prompt=sequences.prompt,
+        mean=sequences.prompt + sequences.answers.mean / 2,
+        longest=run.engine.context or sequences.longest,
+    )
 
 
 # -- residents ----------------------------------------------------------------------------------------------------------
@@ -232,7 +240,7 @@ def weights_held(member: Member, rank: StageAtWork) -> float:
 
 
 def unsharded(member: Member) -> bool:
-    """Whether a frozen model is whole on every card though FSDP shards the trained one: the teacher of TRL's trainers, which
+    """Return whether a frozen model is whole on every card though FSDP shards the trained one: the teacher of TRL's trainers, which
     accelerate prepares for evaluation (source: trl 1.16, `trainer/distillation_trainer.py`)."""
     return member.role.name == "teacher" and member.training.framework.is_default
 
@@ -310,7 +318,7 @@ def forward_set(run: Run, member: Member, rank: StageAtWork, rows: int, *, whole
 
 def _bounded(
     run: Run, name: str, residents: list[Resident], main: _Trained, engine: Assumed | None, idle: float = 0.0
-) -> PhaseMemory:  # fmt: skip
+) -> PhaseMemory:
     """The phase with the trainer's range, and the engine's. idle: what the driver sees, and a full card would be given back"""
     outside = main.update.margins.outside
     fixed = main.update.workspaces
@@ -325,16 +333,23 @@ def _bounded(
         shown = Reading(found.low, found.value + idle, max(shown.high, found.value + idle))
         residents.append(Resident("trainer", "idle segments", idle))
     return PhaseMemory(
-        name=name, side="trainer", residents=tuple(one for one in residents if one.nbytes > 0),
-        low=found.low + more.low, high=found.high + more.high,
+        name=name,
+        side="trainer",
+        residents=tuple(one for one in residents if one.nbytes > 0),
+        low=found.low + more.low,
+        high=found.high + more.high,
         device=Reading(shown.low + more.low, shown.value + more.value, shown.high + more.high),
-    )  # fmt: skip
+    )
 
 
 def _phase(
-    run: Run, one: Pass, trained: dict[str, _Trained], frozen: dict[str, Member], asleep: Assumed | None,
+    run: Run,
+    one: Pass,
+    trained: dict[str, _Trained],
+    frozen: dict[str, Member],
+    asleep: Assumed | None,
     before: tuple[PhaseMemory, ...],
-) -> PhaseMemory:  # fmt: skip
+) -> PhaseMemory:
     """A pass of the trainer: an update, or a forward. before: the passes before it"""
     main = next(iter(trained.values()))
     held = HELD * run.sequences.number / main.member.layout.dp * run.sequences.mean if run.task.rollout else 0.0
@@ -411,30 +426,38 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
         layout, framework = main.member.layout, main.member.training.framework
         sharded = layout.zero >= framework.weights_stage and layout.zero_ranks > 1
         found = [
-            Resident("engine", "gathered weights", card.weights if sharded else 0.0), Resident("engine", "cache", card.pool),
+            Resident("engine", "gathered weights", card.weights if sharded else 0.0),
+            Resident("engine", "cache", card.pool),
             Resident("engine", "activations", card.serving),
-        ]  # fmt: skip
+        ]
         return _bounded(
             run, "generate", [one for one in found if one.nbytes] + _resting(trained, frozen, ""), main, None
         )
     found = [
-        Resident("engine", "weights", card.weights), Resident("engine", "cache", card.pool),
-        Resident("engine", "activations", card.serving), Resident("engine", "graphs", card.graphs),
+        Resident("engine", "weights", card.weights),
+        Resident("engine", "cache", card.pool),
+        Resident("engine", "activations", card.serving),
+        Resident("engine", "graphs", card.graphs),
         Resident("engine", "outside", card.outside.value + card.communicators),
-    ]  # fmt: skip
+    ]
     if run.placement.colocated:
         found += [one for one in _resting(trained, frozen, "", run.rollout_offload) if one.nbytes]
     total = sum(one.nbytes for one in found)
     spread = card.outside.high - card.outside.value, card.outside.value - card.outside.low
     low, high = total - spread[1] - card.graphs / 2, total + spread[0] + card.graphs
     return PhaseMemory(
-        name="generate", side="rollout", residents=tuple(found), low=low, high=high, device=Reading(low, total, high),
-    )  # fmt: skip
+        name="generate",
+        side="rollout",
+        residents=tuple(found),
+        low=low,
+        high=high,
+        device=Reading(low, total, high),
+    )
 
 
 def _sync(
     run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[str, Member], asleep: Assumed | None
-) -> PhaseMemory:  # fmt: skip
+) -> PhaseMemory:
     """The hand-over of weights: those of both sides and a bucket, the cache asleep."""
     main = next(iter(trained.values()))
     residents = _resting(trained, frozen, "")

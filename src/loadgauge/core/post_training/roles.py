@@ -38,7 +38,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step trains on. prompt: tokens of a prompt; answers: a distribution of tokens; epochs: times each is trained on
+    """Sequences of a step. prompt: tokens of a prompt; answers: a distribution of tokens; epochs: times each is trained on
 
     >>> Sequences(prompts=64, samples=16, prompt=1024, answers=Lengths.of([2048])).number
     1024
@@ -78,7 +78,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def colocated(self) -> bool:
-        """Whether both are on the same GPUs."""
+        """Return whether both are on the same GPUs."""
         return not self.rollout
 
     @property
@@ -158,8 +158,10 @@ def replicas_of(engine: Engine, placement: Placement) -> int:
     if gpus % engine.replica:
         raise LayoutError(
             f"{gpus} GPUs of the rollout are not whole replicas of {engine.replica} ({engine.text()})",
-            dimension="gpus", size=gpus, ranks=engine.replica,
-        )  # fmt: skip
+            dimension="gpus",
+            size=gpus,
+            ranks=engine.replica,
+        )
     found = gpus // engine.replica
     if engine.dp is not None and engine.dp != found:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the driver counts of a trainer of adapters beside its tensors: segments of PyTorch's caching allocator that are not full.
+"""Reserved-but-unused allocator segments when only adapters train: segments of PyTorch's caching allocator that are not full.
 
 Requests up to 1 MiB come from segments of their own kind, those up to 10 MiB from segments of 20 MiB, larger ones from one each, a
 multiple of 2 MiB (source: pytorch, `c10/cuda/CUDACachingAllocator.cpp`). Weights stay, and so do the ends of their segments. No

@@ -94,7 +94,7 @@ Known = dict[Any, Any]
 
 def step_time(
     run: Run, pool: float | None = None, *, software: float = SOFTWARE, known: Known | None = None
-) -> StepTime:  # fmt: skip
+) -> StepTime:
     """Return the seconds of a step. Raises `NotStated` where the cluster is not known.
 
     pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`; known: filled with the parts
@@ -127,10 +127,16 @@ def step_time(
     moved = None
     if run.engine is not None and not run.engine.inside:
         moved = sync(run)
-        phases.append(PhaseTime(
-            name="weight sync", role=member.role.name, side="both", seconds=moved.seconds,
-            low=moved.seconds * moved.low, high=moved.seconds * moved.high,
-        ))  # fmt: skip
+        phases.append(
+            PhaseTime(
+                name="weight sync",
+                role=member.role.name,
+                side="both",
+                seconds=moved.seconds,
+                low=moved.seconds * moved.low,
+                high=moved.seconds * moved.high,
+            )
+        )
     if run.engine is None:
         tokens = float(known[member.role.name, member.layout].tokens)
     else:
@@ -151,12 +157,19 @@ def step_time(
         else (counted[0].low / counted[0].seconds, counted[0].high / counted[0].seconds)
     )
     return StepTime(
-        step=step, low=step * low, high=step * high, phases=tuple(phases),
+        step=step,
+        low=step * low,
+        high=step * high,
+        phases=tuple(phases),
         sides={side: sides[side] for side in ("rollout", "trainer")} if at_the_same_time else {},
-        bound=bound if at_the_same_time else max(counted, key=lambda one: one.seconds).name, gpus=run.placement.gpus,
-        tokens=tokens, generation=None if made is None else made.generation, sync=moved,
-        prompts=0.0 if made is None else made.prompts, preempted=0.0 if made is None else made.preempted,
-    )  # fmt: skip
+        bound=bound if at_the_same_time else max(counted, key=lambda one: one.seconds).name,
+        gpus=run.placement.gpus,
+        tokens=tokens,
+        generation=None if made is None else made.generation,
+        sync=moved,
+        prompts=0.0 if made is None else made.prompts,
+        preempted=0.0 if made is None else made.preempted,
+    )
 
 
 def timed(run: Run, memory: PostMemory) -> tuple[StepTime | None, str]:
@@ -181,9 +194,15 @@ def server_of(run: Run) -> Server:
     if run.rollout_cluster is None:
         raise NotStated(run.apart or "the time of answers needs a --gpu, and what joins its GPUs")
     asked = Inference(
-        task="generate", context=run.sequences.longest, answer=1, tp=engine.tp, pp=engine.pp, ep=engine.ep,
-        weight_format=engine.weights, cache_format=engine.kv,
-    )  # fmt: skip
+        task="generate",
+        context=run.sequences.longest,
+        answer=1,
+        tp=engine.tp,
+        pp=engine.pp,
+        ep=engine.ep,
+        weight_format=engine.weights,
+        cache_format=engine.kv,
+    )
     machines = run.rollout_cluster
     if machines.gpus != engine.replica:
         machines = msgspec.structs.replace(machines, gpus=engine.replica)
@@ -219,7 +238,7 @@ def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Ma
             prompt=sequences.prompt,
             replicas=replicas,
         )
-    phase: Phase = known[key]  # fmt: skip
+    phase: Phase = known[key]
     decoding = phase.seconds / (1.0 if engine.accepted is None else max(1.0, engine.accepted * SPECULATION))
     unique = max(1.0, (sequences.prompts if engine.prefix else sequences.number) * batches / replicas)
     read = unique * server.prompts(sequences.prompt)
@@ -232,11 +251,17 @@ def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Ma
     rates = server.known
     return _Made(
         PhaseTime(  # of a step that generates, in the mean over all
-            name="generate", role=run.trained.role.name, side="both" if run.placement.colocated else "rollout",
-            seconds=seconds, low=seconds * rates.token_low, high=seconds * rates.token_high,
+            name="generate",
+            role=run.trained.role.name,
+            side="both" if run.placement.colocated else "rollout",
+            seconds=seconds,
+            low=seconds * rates.token_low,
+            high=seconds * rates.token_high,
         ),
-        phase, read / batches, preempted,
-    )  # fmt: skip
+        phase,
+        read / batches,
+        preempted,
+    )
 
 
 def _pass(run: Run, one: Pass, member: Member, software: float, known: Known) -> PhaseTime:
@@ -259,9 +284,13 @@ def _pass(run: Run, one: Pass, member: Member, software: float, known: Known) ->
     share = 1.0 if one.does == "update" else forward_share(found)
     seconds = software * found.step * share * times * one.times
     return PhaseTime(
-        name=one.phase, role=one.role, side=side, seconds=seconds, low=seconds * found.low / found.step,
+        name=one.phase,
+        role=one.role,
+        side=side,
+        seconds=seconds,
+        low=seconds * found.low / found.step,
         high=seconds * found.high / found.step,
-    )  # fmt: skip
+    )
 
 
 def packed(
@@ -291,7 +320,7 @@ def packed(
         tokens, pairs = number * mean / batches, number * square / batches
     return msgspec.structs.replace(
         layout, micro_batch=1, global_batch=int(batches), tokens=tokens, pairs=pairs, kernel_tokens=None, fullest=None
-    ), times  # fmt: skip
+    ), times
 
 
 def moments(answers: Lengths, prompt: int) -> tuple[float, float]:

@@ -62,7 +62,7 @@ def survivor(lengths: Lengths, width: int) -> Any:
 
 def generation(
     lengths: Lengths, step: Step, *, sequences: float, slots: float, prompt: int, replicas: int = 1
-) -> Phase:  # fmt: skip
+) -> Phase:
     """Return the phase in which `replicas` replicas generate `sequences` answers each, `slots` at once.
 
     >>> one = generation(Lengths.of([100]), lambda running, context: 0.01, sequences=8, slots=4, prompt=10)
@@ -113,10 +113,13 @@ def generation(
     busy = float((counts * seconds).sum())
     shown = numpy.linspace(0, len(times) - 1, min(64, len(times))).astype(int)
     return Phase(
-        seconds=total, steps=float(width * any_of_all.sum()),
-        tail=float(seconds[counts < TAIL * peak].sum()), idle=max(0.0, 1 - busy / (peak * total)), running=peak,
+        seconds=total,
+        steps=float(width * any_of_all.sum()),
+        tail=float(seconds[counts < TAIL * peak].sum()),
+        idle=max(0.0, 1 - busy / (peak * total)),
+        running=peak,
         curve=tuple((float(times[i] - seconds[i]), float(counts[i])) for i in shown),
-    )  # fmt: skip
+    )
 
 
 def _last(starts: list[float]) -> int:
@@ -163,9 +166,13 @@ def _full(lengths: Lengths, step: Step, sequences: float, slots: float, prompt: 
     rounds = (sequences - slots) / slots * lengths.mean
     seconds = rounds * full + rest.seconds
     return Phase(
-        seconds=seconds, steps=rounds + rest.steps, tail=rest.tail, idle=rest.idle * rest.seconds / seconds,
-        running=slots, curve=((0.0, slots), *((rounds * full + time, count) for time, count in rest.curve)),
-    )  # fmt: skip
+        seconds=seconds,
+        steps=rounds + rest.steps,
+        tail=rest.tail,
+        idle=rest.idle * rest.seconds / seconds,
+        running=slots,
+        curve=((0.0, slots), *((rounds * full + time, count) for time, count in rest.curve)),
+    )
 
 
 def expected_longest(lengths: Lengths, answers: int) -> float:

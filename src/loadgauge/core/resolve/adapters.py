@@ -52,10 +52,13 @@ def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
     """The adapters of a captured model, which PEFT put where they are asked for before it was run."""
     targets = fill("lora_targets", "all-linear", "every linear layer but that of the logits, as PEFT finds them")
     lora = Lora(
-        rank=rank, targets=frozenset({targets}), dropout=job.lora_dropout or 0.0, dora=bool(job.use_dora),
+        rank=rank,
+        targets=frozenset({targets}),
+        dropout=job.lora_dropout or 0.0,
+        dora=bool(job.use_dora),
         itemsize=None if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype],
         quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill)) if job.qlora else lora
 
 
@@ -72,9 +75,13 @@ def tuner(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora:
             raise ConfigError(f"{known.title} needs --virtual-tokens: PEFT has no default", key="adapter")
         rank = fill("lora_rank", int(model.hidden_size), "the width of the encoder") if known.size else 0
         lora = Lora(
-            rank=rank, quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
-            targets=frozenset(), itemsize=4, method=name, virtual=job.virtual_tokens,
-        )  # fmt: skip
+            rank=rank,
+            quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
+            targets=frozenset(),
+            itemsize=4,
+            method=name,
+            virtual=job.virtual_tokens,
+        )
         return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
     rank = fill("lora_rank", known.default, f"{known.title}'s {known.size} in PEFT") if known.size else 0
     lora = _placed(job, model, framework, fill, rank, known)
@@ -84,10 +91,13 @@ def tuner(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora:
 def _fits(job: Job, known: Tuner, model: ModelSpec) -> None:
     """Refuses flags of other methods than the one that is asked for."""
     stray = {
-        "lora_rank": not known.size, "lora_dropout": not known.dropout, "use_dora": True,
-        "lora_layers": not known.layers, "virtual_tokens": not known.virtual,
+        "lora_rank": not known.size,
+        "lora_dropout": not known.dropout,
+        "use_dora": True,
+        "lora_layers": not known.layers,
+        "virtual_tokens": not known.virtual,
         **dict.fromkeys(("lora_targets", "lora_dtype", "modules_to_save"), known.virtual),
-    }  # fmt: skip
+    }
     for name, wrong in stray.items():
         if wrong and getattr(job, name):
             raise ConfigError(f"is not of {known.title}", key=name)
@@ -117,11 +127,14 @@ def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, kn
     if (job.lora_dropout or 0) >= 1:
         raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
     lora = Lora(
-        rank=rank, quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
-        dropout=job.lora_dropout or 0.0, dora=bool(job.use_dora), saved=_saved(job, model),
+        rank=rank,
+        quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
+        dropout=job.lora_dropout or 0.0,
+        dora=bool(job.use_dora),
+        saved=_saved(job, model),
         itemsize=None if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype],
         wide_norms=all(one.norm.kind == "layernorm" and one.norm.arithmetic != "written" for one in model.blocks),
-    )  # fmt: skip
+    )
     lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
     linear = _targets(model, lora)
     possible = linear | (_others(model, framework) if known is None else frozenset())
@@ -163,7 +176,7 @@ def usual_upcast(lora: Lora, framework: Framework) -> str:
 
 
 def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
-    """What is cast to float32 before training: PEFT's own preparation of a quantised base, unless the job says otherwise."""
+    """Return what is cast to float32 before training: PEFT's own preparation of a quantised base, unless the job says otherwise."""
     framework = FRAMEWORKS.get(name)
     peft = framework is not None and framework.peft
     # DeepSpeed's engine casts the whole model to 16 bits: DoRA runs in these, and nothing is left of what PEFT cast.
@@ -189,7 +202,7 @@ def _saved(job: Job, model: ModelSpec) -> frozenset[str]:
 
 
 def _others(model: ModelSpec, framework: str) -> frozenset[str]:
-    """What PEFT adapts besides linear layers of the blocks, where it is named: embedding, head, the matrices of experts."""
+    """Return what PEFT adapts besides linear layers of the blocks, where it is named: embedding, head, the matrices of experts."""
     known = FRAMEWORKS.get(framework)
     if known is None or not known.peft or known.fused_adapters or model.head.kind != "lm":
         return frozenset()

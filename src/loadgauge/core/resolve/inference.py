@@ -61,9 +61,11 @@ def resolve_inference(job: Job, task: Task, given: dict[str, Any]) -> tuple[Answ
             f"{job.gpus} GPUs are not whole replicas of {within}", dimension="gpus", size=job.gpus, ranks=within
         )
     asked = Inference(
-        task=task, **degrees, replicas=(job.gpus or within) // within,
+        task=task,
+        **degrees,
+        replicas=(job.gpus or within) // within,
         **{name: value for name, value in _filled(given, found.spec, task, assumed).items() if value is not None},
-    )  # fmt: skip
+    )
     machines, untimed = None, "they need a --gpu"
     if card is not None:
         link, adapter = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
@@ -73,9 +75,15 @@ def resolve_inference(job: Job, task: Task, given: dict[str, Any]) -> tuple[Answ
             untimed = str(error)
     counted = parameters(found.spec)
     answer = infer(
-        found.spec, asked, card, machines, params=int(counted.total), active_params=int(counted.active),
-        price=job.price, untimed=untimed,
-    )  # fmt: skip
+        found.spec,
+        asked,
+        card,
+        machines,
+        params=int(counted.total),
+        active_params=int(counted.active),
+        price=job.price,
+        untimed=untimed,
+    )
     return answer, assumed
 
 

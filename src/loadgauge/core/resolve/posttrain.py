@@ -134,13 +134,25 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             )
         rows = max(1, job.logprob_tokens // max(1, sequences.longest))
     run = Run(
-        task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
-        joined=joined, apart=apart, engine=engine, replicas=replicas, on_policy=job.on_policy or 1.0,
-        staleness=job.staleness or 0, reference=reference,
+        task=task,
+        members=members,
+        sequences=sequences,
+        placement=placement,
+        gpu=setup.gpu,
+        rollout_cluster=machines,
+        joined=joined,
+        apart=apart,
+        engine=engine,
+        replicas=replicas,
+        on_policy=job.on_policy or 1.0,
+        staleness=job.staleness or 0,
+        reference=reference,
         rollout_offload=job.rollout_offload or "none",
         logprob_rows=setup.layout.micro_batch if rows is None else rows * task.rows,
-        logprob_tokens=job.logprob_tokens, padding=job.padding if task.rollout else None, assumed=assumed | setup.assumed,
-    )  # fmt: skip
+        logprob_tokens=job.logprob_tokens,
+        padding=job.padding if task.rollout else None,
+        assumed=assumed | setup.assumed,
+    )
     return run, setup
 
 
@@ -256,7 +268,7 @@ def _belongs(job: Job, task: Task) -> None:
 
 
 def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
-    """What a step trains on; of tasks that generate nothing, sequences as they are in the data."""
+    """Return what a step trains on; of tasks that generate nothing, sequences as they are in the data."""
     if not task.rollout:
         return Sequences(prompts=1, samples=1, prompt=0, answers=Lengths.of([job.seq_len or 1]))
     values: dict[str, Any] = {}
@@ -267,9 +279,12 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
             assumed[f"--{name.replace('_', '-')}"] = str(value)
         values[name] = value
     return Sequences(
-        prompts=values["prompts"], samples=values["samples"], prompt=values["prompt_len"],
-        answers=answers(values["answers"]), epochs=job.epochs or 1,
-    )  # fmt: skip
+        prompts=values["prompts"],
+        samples=values["samples"],
+        prompt=values["prompt_len"],
+        answers=answers(values["answers"]),
+        epochs=job.epochs or 1,
+    )
 
 
 def _room(job: Job) -> int:
@@ -367,9 +382,7 @@ def _roles(job: Job, task: Task, reference: str | None) -> list[Role]:
     return present
 
 
-def _member(
-    role: Role, job: Job, task: Task, setup: Setup, reference: str | None, loaded: ModelSpec | None
-) -> Member:  # fmt: skip
+def _member(role: Role, job: Job, task: Task, setup: Setup, reference: str | None, loaded: ModelSpec | None) -> Member:
     """A role's model, on the layout of the trained one; what is frozen has no states but its weights."""
     chosen, training, layout = setup.model, setup.training, setup.layout
     named = None if role.field == "model" else getattr(job, role.field)
@@ -391,11 +404,17 @@ def _member(
     if not trains and role.name != "reference" and named is None and not second:
         raise ConfigError(f"{task.name} needs a model for its {role.name}", key=role.field)
     return Member(
-        role=role, model=chosen, layout=layout, training=training, params=int(parameters(chosen).total),
-        cluster=setup.cluster, offloaded=not trains and bool(job.frozen_offload),
+        role=role,
+        model=chosen,
+        layout=layout,
+        training=training,
+        params=int(parameters(chosen).total),
+        cluster=setup.cluster,
+        offloaded=not trains and bool(job.frozen_offload),
         shares=second or (role.name == "reference" and reference in ("adapter", "adapter-off")),
-        second=second or (role.name == "reference" and reference == "adapter"), loaded=None if trains else job.frozen_weights,
-    )  # fmt: skip
+        second=second or (role.name == "reference" and reference == "adapter"),
+        loaded=None if trains else job.frozen_weights,
+    )
 
 
 Settings = dict[str, Any]
@@ -429,7 +448,7 @@ def _fitting(found: list[Tried]) -> bool:
 
 
 def _better(before: PostMemory, tried: PostMemory | None) -> bool:
-    """Whether a run that did not fit now does, or may."""
+    """Return whether a run that did not fit now does, or may."""
     return tried is not None and (
         tried.verdict == "fits" or (before.verdict, tried.verdict) == ("does not fit", "tight")
     )
@@ -512,10 +531,22 @@ def _moves(job: Job) -> Moves:
         ("gradient_sync", ("each",), several and job.gradient_sync is None),
         ("loss", ("chunked:16",), job.loss is None),
         ("rollout.tp", tuple(tp for tp in (2, 4, 8) if tp > engine.tp and not (job.gpus or 1) % tp), colocated),
-        (f"rollout.{known.share}", tuple(round(share - less, 2) for less in (0.1, 0.2, 0.3, 0.4) if share - less > 0.1), colocated),
-        ("rollout_offload", ("optimizer", "all")[job.rollout_offload == "optimizer":], colocated and job.rollout_offload != "all"),
-        ("frozen_offload", (True,), job.frozen_offload is None and any("train" not in role.uses for role in task.roles)),
+        (
+            f"rollout.{known.share}",
+            tuple(round(share - less, 2) for less in (0.1, 0.2, 0.3, 0.4) if share - less > 0.1),
+            colocated,
+        ),
+        (
+            "rollout_offload",
+            ("optimizer", "all")[job.rollout_offload == "optimizer" :],
+            colocated and job.rollout_offload != "all",
+        ),
+        (
+            "frozen_offload",
+            (True,),
+            job.frozen_offload is None and any("train" not in role.uses for role in task.roles),
+        ),
         ("framework", ("fsdp",), several and job.framework is None and not asks_for_files(job)),
         ("offload", ("optimizer",), job.offload in (None, "none")),
-    ]  # fmt: skip
+    ]
     return [(name, values) for name, values, possible in moves if possible]

@@ -116,9 +116,12 @@ def of_kinds(chosen: dict[bool, set[str]], names: dict[bool, frozenset[str]]) ->
     """
     words = {False: "dense", True: "experts"}
     return frozenset(
-        f"{name}@{words[routed]}" if name in names.get(not routed, ()) and name not in chosen.get(not routed, ()) else name
-        for routed, own in chosen.items() for name in own
-    )  # fmt: skip
+        f"{name}@{words[routed]}"
+        if name in names.get(not routed, ()) and name not in chosen.get(not routed, ())
+        else name
+        for routed, own in chosen.items()
+        for name in own
+    )
 
 
 def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> frozenset[str]:
@@ -129,11 +132,14 @@ def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> fro
         every[routed] = every.get(routed, frozenset()) | names
         halves = {name for name in names if name.startswith("mlp.") and name not in ("mlp.residual", "mlp.norm")}
         means = {
-            "core_attn": names & CORE, "layernorm": names & {"attention.norm", "mlp.norm"},
-            "mla_up_proj": names & LATENT, "mlp": set() if routed else halves, "moe": halves if routed else set(),
+            "core_attn": names & CORE,
+            "layernorm": names & {"attention.norm", "mlp.norm"},
+            "mla_up_proj": names & LATENT,
+            "mlp": set() if routed else halves,
+            "moe": halves if routed else set(),
             "moe_act": names & {"mlp.activation", "mlp.multiply", "mlp.split"} if routed else set(),
             "shared_experts": {name for name in names if name.startswith("mlp.shared")},
-        }  # fmt: skip
+        }
         for module in modules:
             chosen.setdefault(routed, set()).update(means[module] & names)
     return of_kinds(chosen, every)

@@ -140,8 +140,10 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     defaults = {
         **CONSTANT,
         # What the framework decides once it is named.
-        "precision": framework.precision.name, "loss": spell_loss(framework), "overlap": kind.framework.overlap.text(),
-    }  # fmt: skip
+        "precision": framework.precision.name,
+        "loss": spell_loss(framework),
+        "overlap": kind.framework.overlap.text(),
+    }
     if kind.lora is not None and kind.lora.stored is not None and file == {}:
         defaults["recompute"] = "full"
     if kind.lora is not None and job.kbit_upcast is None and file == {}:
@@ -238,7 +240,7 @@ def _links(job: Job, machines: Cluster | None) -> dict[str, Any]:
 
 def _cluster(
     machines: Cluster, gpus_per_node: int | None, link_bandwidth: str | None, nic_bandwidth: str | None
-) -> Cluster | None:  # fmt: skip
+) -> Cluster | None:
     """The cluster that these flags give with as many GPUs of this kind; None where they give none."""
     link, adapter = bandwidth(link_bandwidth, "link_bandwidth"), bandwidth(nic_bandwidth, "nic_bandwidth")
     try:

@@ -37,7 +37,7 @@ def sustained(job: Job) -> float | None:
 
 
 def is_run(job: Job) -> bool:
-    """Whether `--measured` tells of a run, and not of a matrix product alone."""
+    """Return whether `--measured` tells of a run, and not of a matrix product alone."""
     return bool(_words(job.measured or "").keys() - {PRODUCT, ""})
 
 

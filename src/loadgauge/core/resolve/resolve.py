@@ -43,7 +43,7 @@ SEQ_LEN = 4096
 
 
 def asks_for_files(job: Job) -> bool:
-    """Whether job files of other tools say something of a job: as its model, or beside it.
+    """Return whether job files of other tools say something of a job: as its model, or beside it.
 
     >>> asks_for_files(Job(model="gpt2")), asks_for_files(Job(model="gpt2", beside="ds_config.json"))
     (False, True)
@@ -52,7 +52,7 @@ def asks_for_files(job: Job) -> bool:
 
 
 def names_job_file(model: str) -> bool:
-    """Whether the name of a model is the path of another tool's job file. Dialects are imported only where it may be.
+    """Return whether the name of a model is the path of another tool's job file. Dialects are imported only where it may be.
 
     >>> names_job_file("llama-3.1-8b"), names_job_file("./axolotl.yaml")
     (False, True)
@@ -175,16 +175,29 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     if card is not None and not card.bf16 and kind.precision.name.startswith("bf16"):
         uncounted = (*uncounted, Uncounted(no_bf16(card), "precision"))
     setup = Setup(
-        job=job, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed,
-        cluster=machines, untimed=untimed, file=file, uncounted=uncounted,
+        job=job,
+        model=chosen,
+        layout=layout,
+        training=kind,
+        gpu=card,
+        lengths=lengths,
+        assumed=assumed,
+        cluster=machines,
+        untimed=untimed,
+        file=file,
+        uncounted=uncounted,
         others=tuple(
             msgspec.structs.replace(
-                other, around=kind.around, overlap=kind.overlap,
+                other,
+                around=kind.around,
+                overlap=kind.overlap,
                 kernels=msgspec.structs.replace(other.kernels, flash=kind.kernels.flash),
             )
             for other in others(job, given, kind, chosen, stack, assumed)
-        ) if not file else (),
-    )  # fmt: skip
+        )
+        if not file
+        else (),
+    )
     if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
@@ -387,8 +400,10 @@ def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
         raise LayoutError(
             f"{gpus} GPUs are not divisible by tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}:"
             f" leaves {gpus % within}",
-            dimension="gpus", size=gpus, ranks=within,
-        )  # fmt: skip
+            dimension="gpus",
+            size=gpus,
+            ranks=within,
+        )
     return gpus // within, degrees
 
 
@@ -443,10 +458,13 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
         if card is not None and (moved or hosted != "none"):
             assumed["--host-link"] = f"{rate(link)} ({'PCIe 4' if stated is None else card.interconnect.kind})"
     return Host(
-        pinned=job.pin_memory is not False, nvme=nvme, activations=hosted, link=link,  # type: ignore[arg-type]
+        pinned=job.pin_memory is not False,
+        nvme=nvme,
+        activations=hosted,
+        link=link,  # type: ignore[arg-type]
         bandwidth=bandwidth(job.host_bandwidth, "host_bandwidth"),
         nvme_bandwidth=bandwidth(job.nvme_bandwidth, "nvme_bandwidth"),
-    )  # fmt: skip
+    )
 
 
 def _runs(kind: Training, layout: Layout) -> None:
@@ -459,8 +477,9 @@ def _runs(kind: Training, layout: Layout) -> None:
     if optimizer.in_backward and (layout.num_microbatches > 1 or layout.gpus > 1):
         raise ConfigError(
             f"{optimizer.name} updates each tensor in backward: on one GPU, without gradient accumulation"
-            f" ({layout.gpus} GPUs, {layout.num_microbatches:g} micro-batches a step here)", key="optimizer",
-        )  # fmt: skip
+            f" ({layout.gpus} GPUs, {layout.num_microbatches:g} micro-batches a step here)",
+            key="optimizer",
+        )
     if kind.host.nvme and not (kind.framework.engine is not None and layout.zero == 3):
         raise NotModelled("--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3")
     if kind.framework.engine is not None and layout.pp > 1 and layout.zero >= 2:
@@ -477,16 +496,18 @@ def _runs(kind: Training, layout: Layout) -> None:
 
 
 def _around(job: Job, stages: int) -> Around:
-    """What happens between the steps. Raises `ConfigError` or `NotModelled`."""
+    """Return what happens between the steps. Raises `ConfigError` or `NotModelled`."""
     for name in ("eval_batches", "generate"):
         if getattr(job, name) is not None and job.eval_batch is None:
             raise ConfigError("goes with --eval-batch", key=name)
     if stages > 1 and (job.eval_batch is not None or job.save == "full"):
         raise NotModelled("evaluation, generation and full checkpoints over pipeline stages")
     return Around(
-        eval_batch=job.eval_batch or 0, eval_batches=job.eval_batches or 0, generate=job.generate or 0,
+        eval_batch=job.eval_batch or 0,
+        eval_batches=job.eval_batches or 0,
+        generate=job.generate or 0,
         save="full" if job.save == "full" else "sharded",
-    )  # fmt: skip
+    )
 
 
 def _global_batch(dp: int, micro_batch: int, stages: int) -> tuple[int, str]:
@@ -553,9 +574,10 @@ def _ragged(
     tokens, pairs = lengths.padded(micro_batch)
     longest = float(lengths.longest)
     return {
-        "tokens": tokens, "pairs": pairs,
+        "tokens": tokens,
+        "pairs": pairs,
         "fullest": Filled(micro_batch * longest, micro_batch * longest**2),
-    }  # fmt: skip
+    }
 
 
 def _order(text: str | None) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def padded(self) -> bool:
-        """Whether ragged micro-batches are padded."""
+        """Return whether ragged micro-batches are padded."""
         if self.job.padding is not None:
             return self.job.padding != "free"
         return self.training.kernels.attention != "flash"
@@ -130,9 +130,10 @@ def widened(given: Setup, result: Estimate) -> Estimate:
     memory, counted = result.memory, given.training.kernels
     # A kernel that the whole job runs is counted; the key of it alone says nothing more.
     items = [
-        item for item in given.uncounted
+        item
+        for item in given.uncounted
         if not item.kernels or any(getattr(counted, name) != word for name, word in item.kernels.items())
-    ]  # fmt: skip
+    ]
     kernels = {name: word for item in items for name, word in item.kernels.items()}
     if kernels:
         kind = msgspec.structs.replace(

@@ -250,8 +250,10 @@ def places(text: str, count: int, key: str) -> list[int]:
     except (ValueError, IndexError):
         chosen = []
     if not chosen:
-        raise ConfigError(f"{text!r} are none of the {count} layers (0 to {count - 1}, -1 is the last, 24: the last from 24 on)",
-                          key=key)  # fmt: skip
+        raise ConfigError(
+            f"{text!r} are none of the {count} layers (0 to {count - 1}, -1 is the last, 24: the last from 24 on)",
+            key=key,
+        )
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""What a job file asks for that is not counted. A module of its own, as every estimate imports it, and few read a job file."""
+"""`Uncounted`: settings of a job file that are not counted. Every estimate imports this; few read a job file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves to the releases of its libraries: what is assumed, and the other ways in which it may train."""
+"""Defaults that depend on library releases: the assumed one, and its alternatives."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ SUMS = ("dense", "dense_flops", "experts", "expert_flops", "head", "head_flops",
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank does in a step: bytes of matrices, of experts that are reached and of the head; FLOPs of each; bytes between
-    kernels, and of caches; kernels; sequences of the replica; all-reduces, bytes that a rank sends in each, and seconds of what
-    leaves a node.
+    """Work of one rank in a decoding step: bytes of matrices, of experts that are reached and of the head; FLOPs of each; bytes
+    between kernels, and of caches; kernels; sequences of the replica; all-reduces, bytes that a rank sends in each, and seconds
+    of what leaves a node.
     """
 
     dense: Size
@@ -75,9 +75,12 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         peaks = {"fp8": gpu.peaks.fp8, "nvfp4": gpu.peaks.fp4 or gpu.peaks.fp8}
         own = peaks.get(weight_format)
         return cls(
-            bandwidth=gpu.memory_bandwidth, flops=usual if own is None else own.value, usual=usual, link=link,
+            bandwidth=gpu.memory_bandwidth,
+            flops=usual if own is None else own.value,
+            usual=usual,
+            link=link,
             blackwell=float(chip_of(gpu) == "10"),
-        )  # fmt: skip
+        )
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +105,11 @@ def reading(kernels: Kernels, card: Card, known: Serving, engine: EngineRates) -
     took = (
         known.prompt_dense * kernels.dense
         + both_count(kernels.experts / known.experts, known.prompt_experts * kernels.expert_flops)
-        + known.prompt_attention * kernels.attention + known.prompt_rest * kernels.rest
-        + kernels.wire / known.sent + kernels.beyond
-    )  # fmt: skip
+        + known.prompt_attention * kernels.attention
+        + known.prompt_rest * kernels.rest
+        + kernels.wire / known.sent
+        + kernels.beyond
+    )
     return engine.prefill * (1 + (known.blackwell - 1) * card.blackwell) * took
 
 
@@ -182,9 +187,13 @@ class Server:
             sums["cache"] += 2 * batch * sum(STATE * one.state + CONVOLUTION * one.convolution for one in own)
         ranks = asked.tp * asked.attentions
         return Work(
-            **sums, sequences=batch * asked.attentions, calls=self._calls, ranks=float(ranks),
-            sent=self._sent(batch), beyond=self._beyond(batch),
-        )  # fmt: skip
+            **sums,
+            sequences=batch * asked.attentions,
+            calls=self._calls,
+            ranks=float(ranks),
+            sent=self._sent(batch),
+            beyond=self._beyond(batch),
+        )
 
     @property
     def _calls(self) -> int:
@@ -245,9 +254,12 @@ class Server:
         """Return the seconds that kernels of `batch` prompts take at the rates of training, and those of their wires."""
         few = self.asked.weight_format == "nvfp4"
         asked = msgspec.structs.replace(
-            self.asked, context=tokens + 1, answer=1, batch=batch,
+            self.asked,
+            context=tokens + 1,
+            answer=1,
+            batch=batch,
             weight_format="fp8" if few else self.asked.weight_format,
-        )  # fmt: skip
+        )
         clock = Clock(self.model, asked, self.stages, self.machines)
         own = clock.kernels()
         known = clock.machine.efficiencies
@@ -261,11 +273,14 @@ class Server:
         sent = RING * tokens * batch * width * (ranks - 1) / ranks
         far = ranks > self.fabric.domain
         return Kernels(
-            dense=own["dense"] / faster, attention=own["attention"], rest=own["rest"],
-            experts=experts / self.card.bandwidth, expert_flops=flops / self.card.flops,
+            dense=own["dense"] / faster,
+            attention=own["attention"],
+            rest=own["rest"],
+            experts=experts / self.card.bandwidth,
+            expert_flops=flops / self.card.flops,
             wire=2 * self.layers * sent / self.card.link if ranks > 1 and not far else 0.0,
             beyond=self._beyond(tokens * batch) if far else 0.0,
-        )  # fmt: skip
+        )
 
     def _experts(self, asked: Inference) -> tuple[float, float]:
         """Bytes of the experts that prompts reach, and their FLOPs, on a rank."""
@@ -281,14 +296,17 @@ class Server:
         """Return the bytes that a rank of the fullest stage keeps of a sequence of so many tokens."""
         itemsize = CACHE_FORMATS[self.asked.cache_format]
         return max(
-            float(sum(
-                kept.elements(context) * itemsize + kept.state * STATE + kept.convolution * CONVOLUTION
-                for kept in (
-                    kept_by_block(self.model.blocks[kind], self.model.hidden_size, self.asked.tp) for kind in stage.pattern
+            float(
+                sum(
+                    kept.elements(context) * itemsize + kept.state * STATE + kept.convolution * CONVOLUTION
+                    for kept in (
+                        kept_by_block(self.model.blocks[kind], self.model.hidden_size, self.asked.tp)
+                        for kind in stage.pattern
+                    )
                 )
-            ))
+            )
             for stage in self.stages
-        )  # fmt: skip
+        )
 
 
 def _add(sums: dict[str, Any], operation: Any, times: int, weight_format: str, *, head: bool) -> None:
@@ -378,10 +396,18 @@ def load_of(server: Server, requests: int, prompt: int, answer: int, slots: floa
     more = alone if many == 1 else min(alone, (server.prompts(prompt, many) - alone) / (many - 1))
     each = max(0.0, (step - half) / (running - running // 2)) if running > 1 else 0.0
     return Load(
-        requests=requests * ranks, prompt=prompt, answer=answer, reading=alone, more=more, idle=step - each * running, each=each,
-        slots=ranks * (float(requests) if slots is None else slots), mixed=server.engine.mixed, ranks=ranks,
+        requests=requests * ranks,
+        prompt=prompt,
+        answer=answer,
+        reading=alone,
+        more=more,
+        idle=step - each * running,
+        each=each,
+        slots=ranks * (float(requests) if slots is None else slots),
+        mixed=server.engine.mixed,
+        ranks=ranks,
         together=server.together(prompt) if ranks > 1 else 0.0,
-    )  # fmt: skip
+    )
 
 
 def slots_of(

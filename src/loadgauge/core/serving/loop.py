@@ -25,7 +25,7 @@ MOST = 512
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is under.
+    """The load on a server.
 
     requests: at once, of all ranks with batches of their own; prompt, answer: tokens of each
     reading: seconds of one prompt; more: of each further one in the same step, None: as many

@@ -40,7 +40,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """What it is made of [bytes]."""
+        """Return what it is made of [bytes]."""
         return {name: getattr(self, name) for name in ("weights", "cache", "activations", "logits", "outside")}
 
     @property
@@ -50,12 +50,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the card holds it (see `loadgauge.core.base.verdict`)."""
+        """Return whether the card holds it (see `loadgauge.core.base.verdict`)."""
         return judge(self.low, self.high, self.capacity)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the card holds the upper end; None without a card."""
+        """Return whether the card holds the upper end; None without a card."""
         return None if self.capacity is None else self.verdict == "fits"
 
 
@@ -109,10 +109,16 @@ def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None) -> Me
     # Logits of the last tokens are made when the layers' tensors are gone.
     inside = weights + kept + max(alive, logits)
     return Memory(
-        weights=weights, cache=kept, activations=max(0, alive - logits), logits=logits, outside=outside.value,
-        low=inside + outside.low, high=inside + outside.high, stage=stage.index,
+        weights=weights,
+        cache=kept,
+        activations=max(0, alive - logits),
+        logits=logits,
+        outside=outside.value,
+        low=inside + outside.low,
+        high=inside + outside.high,
+        stage=stage.index,
         capacity=None if gpu is None else gpu.capacity,
-    )  # fmt: skip
+    )
 
 
 def largest_batch(model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], gpu: Gpu) -> int:

@@ -40,10 +40,15 @@ class Part(msgspec.Struct, frozen=True):
 def split(model: ModelSpec, asked: Inference) -> tuple[Stage, ...]:
     """Return the pipeline stages. Raises `LayoutError` for a layout that the model does not allow."""
     layout = Layout(
-        tp=asked.tp, pp=asked.pp, ep=asked.ep, etp=asked.etp if model.has_experts else 1, dp=asked.attentions,
-        global_batch=asked.attentions, seq_len=-(-asked.context // asked.tp) * asked.tp,
+        tp=asked.tp,
+        pp=asked.pp,
+        ep=asked.ep,
+        etp=asked.etp if model.has_experts else 1,
+        dp=asked.attentions,
+        global_batch=asked.attentions,
+        seq_len=-(-asked.context // asked.tp) * asked.tp,
         sequence_parallel=model.has_experts and asked.tp > 1,
-    )  # fmt: skip
+    )
     layout.check(model)
     return tuple(stages(model, layout))
 

@@ -40,7 +40,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What inference takes.
+    """The result of an inference estimate.
 
     first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
     largest: the most sequences that fit; untimed: why there is no time
@@ -110,7 +110,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """What the times leave out."""
+        """Return what the times leave out."""
         return NOT_COUNTED if self.served is None else (OF_SERVER,)
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,10 +135,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
                 # A server's first token takes no less than its kernels, and up to what servers were measured to take.
                 least = min(factors[0], self.software) if servers else factors[0]
                 found[name] = {
-                    "flops": one.flops, "bytes": one.moved, "seconds": one.seconds * self.software,
-                    "low": one.seconds * least, "high": one.seconds * factors[1], "lanes": one.lanes,
+                    "flops": one.flops,
+                    "bytes": one.moved,
+                    "seconds": one.seconds * self.software,
+                    "low": one.seconds * least,
+                    "high": one.seconds * factors[1],
+                    "lanes": one.lanes,
                     "traffic": [msgspec.structs.asdict(row) for row in one.traffic],
-                }  # fmt: skip
+                }
         if self.token is not None:
             found["mean_token"] = self.token
             found["mean_token_range"] = [self.token * factor for factor in self.token_range]
@@ -198,10 +202,16 @@ def infer(
         )
     stages = split(model, asked)
     found = Answer(
-        model=model, asked=asked, params=params, active_params=active_params, gpu=gpu, price=price, untimed=untimed,
+        model=model,
+        asked=asked,
+        params=params,
+        active_params=active_params,
+        gpu=gpu,
+        price=price,
+        untimed=untimed,
         memory=memory(model, asked, stages, gpu),
         largest=None if gpu is None else largest_batch(model, asked, stages, gpu),
-    )  # fmt: skip
+    )
     if cluster is None:
         return found
     try:

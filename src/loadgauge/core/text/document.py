@@ -24,12 +24,14 @@ def estimate_document(
     if outcomes and part is None:
         document["outcomes"] = [
             {
-                "name": one.name, "value": one.value, "alternative": one.alternative,
+                "name": one.name,
+                "value": one.value,
+                "alternative": one.alternative,
                 "total": result.memory.total + one.memory,
                 "step": None if one.step is None or result.time is None else result.time.step + one.step,
             }
             for one in assumptions(given, result)
-        ]  # fmt: skip
+        ]
     if given.file:
         document["file"] = given.file
     budget = given.budget(result) if given.job.tokens else None

@@ -21,8 +21,9 @@ def report(answer: Answer, assumed: Mapping[str, str]) -> None:
     target, asked, memory = console(), answer.asked, answer.memory
     target.print(
         f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})",
-        style=WORDS[memory.verdict][1], soft_wrap=True,
-    )  # fmt: skip
+        style=WORDS[memory.verdict][1],
+        soft_wrap=True,
+    )
     points(target, [*_left_out(answer), _run(answer), *_largest(answer), *_headline(answer)], "")
     rows = [
         [name, in_gib(value), note]
@@ -66,7 +67,7 @@ def _left_out(answer: Answer) -> list[str]:
 
 
 def _run(answer: Answer) -> str:
-    """What is run, and on what."""
+    """Return what is run, and on what."""
     asked = answer.asked
     what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
     if asked.task == "generate":
@@ -183,12 +184,16 @@ def _work(answer: Answer) -> None:
         return
     rows = [
         [
-            name, flops(one.flops), f"{one.flops / (answer.active_params * tokens):.2f}", in_gib(one.moved),
+            name,
+            flops(one.flops),
+            f"{one.flops / (answer.active_params * tokens):.2f}",
+            in_gib(one.moved),
             *(seconds(one.lanes[lane]) for lane in ("products", "attention", "rest")),
-            seconds(sum(row.seconds for row in one.traffic)), seconds(one.seconds),
+            seconds(sum(row.seconds for row in one.traffic)),
+            seconds(one.seconds),
         ]
         for name, one, tokens in passes
-    ]  # fmt: skip
+    ]
     heads = ("FLOPs a parameter and token", "GiB moved a rank", "products", "attention", "rest", "traffic", "together")
     columns = [Column("pass"), Column("FLOPs", "right"), *(Column(head, "right") for head in heads)]
     draw(console(), columns, rows, "Work and time, by roofline")

@@ -153,19 +153,33 @@ def _word(need: Need, share: float) -> str:
 
 def _needs(target: Console, setup: NetworkCase, network: Network) -> None:
     columns = [
-        Column("axis", wrap=True), Column("GPUs", "right", wide=True), Column("over"), Column("GB", "right"),
-        Column("takes", "right"), Column("may take", "right", wide=True), Column("needs", "right"), Column("reaches", "right"),
-        Column("of", "right", style="dim", wide=True), Column("verdict"),
-    ]  # fmt: skip
+        Column("axis", wrap=True),
+        Column("GPUs", "right", wide=True),
+        Column("over"),
+        Column("GB", "right"),
+        Column("takes", "right"),
+        Column("may take", "right", wide=True),
+        Column("needs", "right"),
+        Column("reaches", "right"),
+        Column("of", "right", style="dim", wide=True),
+        Column("verdict"),
+    ]
     needs = sorted(network.needs, key=_place)
     rows = [
         [
-            f"{need.axis}, {need.what}", f"{need.ranks:,}", NAMES[need.link], gigabytes(need.carried),
-            seconds(need.seconds), seconds(need.beside if need.overlapped else need.allowed), gigabytes(need.needed),
-            gigabytes(need.reached), gigabytes(need.bandwidth), _word(need, setup.share),
+            f"{need.axis}, {need.what}",
+            f"{need.ranks:,}",
+            NAMES[need.link],
+            gigabytes(need.carried),
+            seconds(need.seconds),
+            seconds(need.beside if need.overlapped else need.allowed),
+            gigabytes(need.needed),
+            gigabytes(need.reached),
+            gigabytes(need.bandwidth),
+            _word(need, setup.share),
         ]
         for need in needs
-    ]  # fmt: skip
+    ]
     strong = [number for number, need in enumerate(needs) if not need.enough]
     draw(target, columns, rows, "What a GPU's links carry in a step, and the GB/s they need for it", strong)
     points(
@@ -195,18 +209,28 @@ def _stages(setup: NetworkCase, network: Network) -> list[str]:
 
 def _traffic(target: Console, setup: NetworkCase, network: Network) -> None:
     columns = [
-        Column("axis"), Column("what", wrap=True), Column("collective", wide=True), Column("calls", "right"),
-        Column("MiB a call", "right", wide=True), Column("GB sent", "right"), Column("takes", "right"),
+        Column("axis"),
+        Column("what", wrap=True),
+        Column("collective", wide=True),
+        Column("calls", "right"),
+        Column("MiB a call", "right", wide=True),
+        Column("GB sent", "right"),
+        Column("takes", "right"),
         Column("exposed", "right"),
-    ]  # fmt: skip
+    ]
     rows = [
         [
-            row.axis, row.what, row.collective.replace("_", "-"), _calls(row),
+            row.axis,
+            row.what,
+            row.collective.replace("_", "-"),
+            _calls(row),
             f"{row.payload / MIB:,.0f}" if row.payload >= 99.5 * MIB else f"{row.payload / MIB:.3g}",
-            gigabytes(row.sent), seconds(row.seconds), seconds(row.exposed_seconds) if row.exposed_seconds else "-",
+            gigabytes(row.sent),
+            seconds(row.seconds),
+            seconds(row.exposed_seconds) if row.exposed_seconds else "-",
         ]
         for row in sorted(network.traffic, key=_place)
-    ]  # fmt: skip
+    ]
     sent = sum(row.sent for row in network.traffic)
     total, shown = (sum(getattr(row, name) for row in network.traffic) for name in ("seconds", "exposed_seconds"))
     rows.append(["all", "", "", "", "", gigabytes(sent), seconds(total), seconds(shown) if shown else "-"])
@@ -228,18 +252,26 @@ def _calls(row: Traffic) -> str:
 
 def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
     columns = [
-        Column("with"), Column("step", "right"), Column("change", "right"), Column("exposed", "right"),
-        Column("of the step", "right"), Column("links are"), Column("tightest", wrap=True),
-    ]  # fmt: skip
+        Column("with"),
+        Column("step", "right"),
+        Column("change", "right"),
+        Column("exposed", "right"),
+        Column("of the step", "right"),
+        Column("links are"),
+        Column("tightest", wrap=True),
+    ]
 
     def row(name: str, result: Network) -> list[str]:
         tightest = result.tightest
         return [
-            name, seconds(result.step), f"{result.step / network.step - 1:+.1%}" if result is not network else "",
-            seconds(result.exposed) if result.exposed else "-", f"{result.exposed / result.step:.1%}",
+            name,
+            seconds(result.step),
+            f"{result.step / network.step - 1:+.1%}" if result is not network else "",
+            seconds(result.exposed) if result.exposed else "-",
+            f"{result.exposed / result.step:.1%}",
             "enough" if result.enough else "NOT ENOUGH",
             "" if tightest is None else f"{tightest.axis}, {tightest.what}",
-        ]  # fmt: skip
+        ]
 
     changes = (row(change.name, change.result) for change in what_if(setup, network))
     rows = [row("the cluster as it is", network), *changes]

@@ -75,6 +75,6 @@ def need_pyarrow(key: str) -> None:
 
 
 def _type(pyarrow: Any, kind: Kind) -> Any:
-    return {
-        "text": pyarrow.string(), "whole": pyarrow.int64(), "number": pyarrow.float64(), "truth": pyarrow.bool_()
-    }[kind]  # fmt: skip
+    return {"text": pyarrow.string(), "whole": pyarrow.int64(), "number": pyarrow.float64(), "truth": pyarrow.bool_()}[
+        kind
+    ]

@@ -277,9 +277,13 @@ def points(target: Console, lines: Iterable[str], mark: str = "- ", style: str =
 
     for line in lines:
         wrapped = textwrap.wrap(
-            GLUE.join(printable(part) for part in line.split(GLUE)), max(target.width, NARROWEST),
-            initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
+            GLUE.join(printable(part) for part in line.split(GLUE)),
+            max(target.width, NARROWEST),
+            initial_indent=mark,
+            subsequent_indent=" " * len(mark),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         for part in wrapped:
             target.print(part.replace(GLUE, " "), soft_wrap=True, style=style)
 

@@ -97,9 +97,17 @@ class Checked(msgspec.Struct, frozen=True):
         row = self.row
         low, high = (None if math.isinf(end) else end for end in row.bounds) if row.printed else (None, None)
         return {
-            "claim": row.claim, "what": row.what, "unit": row.unit, "printed": row.printed or None, "low": low, "high": high,
-            "right": self.right, "agrees": self.agrees, "wrong": self.wrong or None, "note": row.note or None,
-        }  # fmt: skip
+            "claim": row.claim,
+            "what": row.what,
+            "unit": row.unit,
+            "printed": row.printed or None,
+            "low": low,
+            "high": high,
+            "right": self.right,
+            "agrees": self.agrees,
+            "wrong": self.wrong or None,
+            "note": row.note or None,
+        }
 
 
 @functools.cache

@@ -40,7 +40,7 @@ def held(case: str, peak: bool) -> float | None:
 
 
 def _cases() -> dict[str, tuple[Any, bool, bool]]:
-    """What each case calls, and whether x and y need a gradient."""
+    """Return what each case calls, and whether x and y need a gradient."""
     import torch
 
     class Product(torch.autograd.Function):

@@ -91,7 +91,7 @@ def bytes_per_parameter(precision: str, optimizer: str = "adamw", zero: int = 0,
 
 
 def optimizer_states(optimizer: str) -> Size:
-    """What an optimizer keeps of float32 weights, times their size."""
+    """Return what an optimizer keeps of float32 weights, times their size."""
     found = model_states(10**6, PRECISIONS["fp32"], OPTIMIZERS[optimizer])
     return found.optimizer / found.weights
 
@@ -119,12 +119,12 @@ def _activations(family: str, l: int, h: int, a: int, s: int, b: int, kernels: K
 
 
 def activations_gib(family: str, l: int, h: int, a: int, s: int, b: int) -> Size:
-    """What all layers keep for backward [GiB]."""
+    """Return what all layers keep for backward [GiB]."""
     return _activations(family, l, h, a, s, b) / GIB
 
 
 def activations_gb(l: int, h: int, a: int, s: int, b: int) -> Size:
-    """What all layers of a GPT keep for backward [GB]."""
+    """Return what all layers of a GPT keep for backward [GB]."""
     return _activations("gpt", l, h, a, s, b) / GB
 
 

@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: seconds and bytes.")
 def command(
-    path: str | None, source: tuple[str, ...], quality: str, quantity: str | None, show_rows: bool | None,
-    operators: bool, as_json: bool,
-) -> int:  # fmt: skip
+    path: str | None,
+    source: tuple[str, ...],
+    quality: str,
+    quantity: str | None,
+    show_rows: bool | None,
+    operators: bool,
+    as_json: bool,
+) -> int:
     """Predict published runs, and report how far off the predictions are.
 
     No measurement is an input. Values that a row does not state widen its range; a row that cannot be predicted is listed

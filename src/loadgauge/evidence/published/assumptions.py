@@ -32,12 +32,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def performance_recipe(self) -> bool:
-        """Whether it is a run of NVIDIA's own performance recipes."""
+        """Return whether it is a run of NVIDIA's own performance recipes."""
         return performance_recipe(self.run, self.framework)
 
 
 def performance_recipe(run: SourceRow, framework: str) -> bool:
-    """Whether a run is one of NVIDIA's own performance recipes, on Megatron's core."""
+    """Return whether a run is one of NVIDIA's own performance recipes, on Megatron's core."""
     return framework == "megatron" and any(named(run.framework, word) for word in ("NeMo", "Megatron-Bridge"))
 
 

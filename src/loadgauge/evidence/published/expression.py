@@ -77,7 +77,7 @@ class Expression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def express(run: SourceRow) -> Expression:
-    """What a row means, or the reason why it cannot be expressed."""
+    """Return what a row means, or the reason why it cannot be expressed."""
     try:
         return _express(run)
     except (Inexpressible, Error) as error:
@@ -112,9 +112,15 @@ def _express(run: SourceRow) -> Expression:
         layout = _layout(facts, values, model, training)
         layout.check(model)
         return Expressed(
-            model=model, like=described.like, layout=layout, training=training.under(layout.zero), gpu=card,
-            gpus_per_node=run.gpus_per_node, nic_bandwidth=_nic(run, flags), version=_version(run, habits),
-        )  # fmt: skip
+            model=model,
+            like=described.like,
+            layout=layout,
+            training=training.under(layout.zero),
+            gpu=card,
+            gpus_per_node=run.gpus_per_node,
+            nic_bandwidth=_nic(run, flags),
+            version=_version(run, habits),
+        )
 
     if run.micro_batch is None and (run.pp or 1) == 1 and run.task == "pretrain":
         open_knobs = _largest_batch(chosen, open_knobs, lambda values: build(values, described.model))
@@ -180,7 +186,7 @@ def _gpu(run: SourceRow) -> tuple[Gpu | None, str]:
 
 
 def _contradicts(facts: assumptions.Facts) -> str | None:
-    """What is said where a printed `dp` is not what the GPUs leave: some sources count context-parallel ranks with it."""
+    """Return what is said where a printed `dp` is not what the GPUs leave: some sources count context-parallel ranks with it."""
     run = facts.run
     if run.dp is None or run.gpus is None:
         return None
@@ -286,7 +292,7 @@ def _loss(run: SourceRow, flags: Flags, framework: str) -> str:
 
 
 def _compiled(run: SourceRow, flags: Flags) -> bool:
-    """Whether torchtitan compiled the layers."""
+    """Return whether torchtitan compiled the layers."""
     return flags.says("torch.compile") and named(run.framework, "torchtitan")
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 
 def named(text: str, words: str) -> bool:
-    """Whether a text has these words as whole words, whatever the case; a hyphen joins words.
+    """Return whether a text has these words as whole words, whatever the case; a hyphen joins words.
 
     >>> named("NeMo (24.07 container)", "nemo"), named("Megatron-DeepSpeed", "DeepSpeed"), named("ReTRLm", "TRL")
     (True, False, False)
@@ -32,16 +32,16 @@ class Flags(msgspec.Struct, frozen=True):
         return cls(tuple(phrase for part in text.split(";") if (phrase := part.strip())))
 
     def says(self, words: str) -> bool:
-        """Whether a phrase has these words in it, whatever the case."""
+        """Return whether a phrase has these words in it, whatever the case."""
         return any(words.lower() in phrase.lower() for phrase in self.phrases)
 
     def has(self, name: str) -> bool:
-        """Whether there is a switch or a key of exactly that name; dashes and underscores are the same."""
+        """Return whether there is a switch or a key of exactly that name; dashes and underscores are the same."""
         wanted = _key(name)
         return any(_key(phrase.partition("=")[0]) == wanted for phrase in self.phrases)
 
     def value(self, name: str) -> str | None:
-        """What follows `name=`."""
+        """Return what follows `name=`."""
         wanted = _key(name)
         for phrase in self.phrases:
             key, found, value = phrase.partition("=")
@@ -50,7 +50,7 @@ class Flags(msgspec.Struct, frozen=True):
         return None
 
     def number(self, name: str) -> int | None:
-        """What follows `name=`, where it is a whole number."""
+        """Return what follows `name=`, where it is a whole number."""
         value = self.value(name)
         return int(value) if value is not None and value.isdecimal() and len(value) < 9 else None
 

@@ -266,7 +266,7 @@ def _spec(
 
 
 def predicts_further(run: SourceRow, flags: Flags) -> bool:
-    """Whether a multi-token prediction layer is trained along."""
+    """Return whether a multi-token prediction layer is trained along."""
     layout = flags.value("pipeline-model-parallel-layout") or flags.value("pp_layout") or ""
     return (
         "(w/ MTP)" in run.model

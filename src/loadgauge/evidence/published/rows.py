@@ -40,12 +40,20 @@ def row_of(source: SourceRow) -> Run:
         except Inexpressible as error:
             miscounted = str(error)
     run = Run(
-        id=source.id, quality=source.quality, source=source.source, model=source.model, hardware=source.hardware,
-        layout=layout_words(source), assumed=expression.assumed, reason=expression.reason, untimed=expression.untimed,
+        id=source.id,
+        quality=source.quality,
+        source=source.source,
+        model=source.model,
+        hardware=source.hardware,
+        layout=layout_words(source),
+        assumed=expression.assumed,
+        reason=expression.reason,
+        untimed=expression.untimed,
         measured=Measured(**{name: getattr(source, name) for name in Measured.__struct_fields__}),
-        counter=counted, miscounted=miscounted,
+        counter=counted,
+        miscounted=miscounted,
         causal_flops=counts_causal(source),
-    )  # fmt: skip
+    )
     if expression.job is None:
         return run
     if (
@@ -77,13 +85,13 @@ def _attention(target: Expressed) -> str | None:
 
 
 def _rated(source: SourceRow) -> bool:
-    """Whether a rate is printed, which a larger batch hardly changes, and not only the time of a step."""
+    """Return whether a rate is printed, which a larger batch hardly changes, and not only the time of a step."""
     rates = ("tokens_per_s_per_gpu", "model_tflops_per_gpu", "hw_tflops_per_gpu", "mfu", "hfu")
     return any(getattr(source, name) is not None for name in rates) or source.step_time_s is None
 
 
 def counts_causal(source: SourceRow) -> bool:
-    """Whether a row's model FLOPs count half of the query-key pairs: as it says itself, else as its framework counts.
+    """Return whether a row's model FLOPs count half of the query-key pairs: as it says itself, else as its framework counts.
 
     >>> counts_causal(SourceRow(id="x", notes="TFLOPS are model FLOPs with causal attention"))
     True
@@ -194,7 +202,7 @@ def _adapter(lora: Lora | None) -> dict[str, Any]:
 
 
 def overrides_of(job: Job, target: Expressed, *before: Overrides) -> Overrides:
-    """What remains to be changed after `before` so that the job resolves to `target`."""
+    """Return what remains to be changed after `before` so that the job resolves to `target`."""
     model = find_model(job.model)
     for changes in before:
         model = apply(model, changes.model)

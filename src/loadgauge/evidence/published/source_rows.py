@@ -81,7 +81,7 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def configuration(self) -> tuple[object, ...]:
-        """What makes two rows measurements of one thing: source, model, hardware, number of GPUs and layout.
+        """Return what makes two rows measurements of one thing: source, model, hardware, number of GPUs and layout.
 
         Precision, sequence length and batch are not part of it, so a sweep over them weighs as much as one run.
         """

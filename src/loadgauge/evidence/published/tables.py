@@ -44,7 +44,7 @@ class _Report(msgspec.Struct):
 
 
 def _in_source_words(text: str) -> bool:
-    """Whether a CSV has columns that only tables in the words of their sources have."""
+    """Return whether a CSV has columns that only tables in the words of their sources have."""
     header = text.partition("\n")[0].strip()
     return not SOURCE_COLUMNS.isdisjoint(name.strip().strip('"') for name in header.split(","))
 

@@ -31,8 +31,12 @@ def report(article: Article, checked: Sequence[Sequence[Checked]]) -> None:
             about = f" ±{100 * one.row.within:g} %" if one.row.within else ""
             lines.append([one.row.what, f"{bound}{one.row.printed}{about}", shown(one), one.row.unit, mark])
         columns = [
-            Column("quantity", wrap=True), Column("printed", "right"), Column("right", "right"), Column("unit"), Column(""),
-        ]  # fmt: skip
+            Column("quantity", wrap=True),
+            Column("printed", "right"),
+            Column("right", "right"),
+            Column("unit"),
+            Column(""),
+        ]
         draw(target, columns, lines, table.title)
         points(target, [f"{one.row.what}: {one.row.note}" for one in rows if one.row.note], "- ", "dim")
         for command in table.commands:

@@ -50,9 +50,13 @@ def print_operators(scores: Sequence[Score]) -> None:
     """Print how far off the predictions of single operations are, by kind and GPU."""
     target = console()
     columns = [
-        Column("operation"), Column("GPU"), Column("rows", "right"), Column("median", "right"), Column("p90", "right"),
+        Column("operation"),
+        Column("GPU"),
+        Column("rows", "right"),
+        Column("median", "right"),
+        Column("p90", "right"),
         Column("bias", "right"),
-    ]  # fmt: skip
+    ]
     rows = [
         [score.kind, score.gpu, f"{score.rows:,}", f"{score.median:.1%}", f"{score.p90:.1%}", f"{score.signed:+.1%}"]
         for score in scores
@@ -75,28 +79,43 @@ def _rows(target: Console, records: Sequence[Record], quantity: str) -> None:
         return "" if value is None else f"{value / unit:,.3g}" if value / unit < 100 else f"{value / unit:,.0f}"
 
     columns = [
-        Column("row"), Column(f"measured {name}", "right"), Column(f"predicted {name}", "right"),
-        Column("low", "right", wide=True), Column("high", "right", wide=True), Column("error", "right"),
+        Column("row"),
+        Column(f"measured {name}", "right"),
+        Column(f"predicted {name}", "right"),
+        Column("low", "right", wide=True),
+        Column("high", "right", wide=True),
+        Column("error", "right"),
         Column("why there is no prediction", wrap=True),
-    ]  # fmt: skip
+    ]
     draw(
-        target, columns,
+        target,
+        columns,
         [
             [
-                record.id, number(record.measured), number(record.predicted), number(record.low), number(record.high),
-                _percent(record.error, "+"), record.reason,
+                record.id,
+                number(record.measured),
+                number(record.predicted),
+                number(record.low),
+                number(record.high),
+                _percent(record.error, "+"),
+                record.reason,
             ]
             for record in records
         ],
         title={"time": "Step time, row by row", "memory": "Peak memory, row by row"}[quantity],
-    )  # fmt: skip
+    )
 
 
 def _table(target: Console, records: Sequence[Record], quantity: str, runs: Runs) -> None:
     columns = [
-        Column(""), Column("rows", "right"), Column("predicted", "right"), Column("configurations", "right", wide=True),
-        Column("median", "right"), Column("p90", "right"), Column("bias", "right"),
-    ]  # fmt: skip
+        Column(""),
+        Column("rows", "right"),
+        Column("predicted", "right"),
+        Column("configurations", "right", wide=True),
+        Column("median", "right"),
+        Column("p90", "right"),
+        Column("bias", "right"),
+    ]
     lines = [_line("all", errors(records))]
     by_quality = grouped(records, lambda record: record.quality)
     if len(by_quality) > 1:

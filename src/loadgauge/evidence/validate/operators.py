@@ -139,11 +139,14 @@ def machine(
     low = None if form == "bf16" else TRANSFORMER_ENGINE[_RECIPES[form]]
     throttle = 1 - (1 - known.throttle) * heat
     return Machine(
-        peak=found.peak("bf16"), bandwidth=found.memory_bandwidth,
+        peak=found.peak("bf16"),
+        bandwidth=found.memory_bandwidth,
         efficiencies=msgspec.structs.replace(known, throttle=throttle),
-        fp8_peak=None if low is None else found.peak(low.format), low=low, attention=attention,
+        fp8_peak=None if low is None else found.peak(low.format),
+        low=low,
+        attention=attention,
         one_kernel=one_kernel,
-    )  # fmt: skip
+    )
 
 
 def heat(one: Measured) -> float:
@@ -267,11 +270,16 @@ def attention_seconds(one: Measured, known: Efficiencies, kernel: str | None = N
     width, value = int(one.number("head_dim")), int(one.number("head_dim_v"))
     flops = 2 * batch * heads * queries * keys * (width + value)
     operation = Operation(
-        "attention", "attention", (), (),
+        "attention",
+        "attention",
+        (),
+        (),
         gemms=(Gemm(queries, keys, width, batch * heads), Gemm(queries, value, keys, batch * heads)),
-        forward_flops=flops, input_gradient_flops=2 * flops, rerun_flops=2 * batch * heads * queries * keys * width,
+        forward_flops=flops,
+        input_gradient_flops=2 * flops,
+        rerun_flops=2 * batch * heads * queries * keys * width,
         computed_share=0.5 if one["causal"] in ("1", "True") else 1,
-    )  # fmt: skip
+    )
     time = operation_seconds(operation, made)
     return float({"fwd": time.forward, "bwd": time.backward}.get(one["direction"], time.forward + time.backward))
 
@@ -351,13 +359,20 @@ def _fabric(one: Measured, known: Efficiencies) -> Fabric:
     card, ranks, nodes = card_named(one.gpu), int(one.number("ranks")), int(one.number("nodes"))
     switched = "NVLS" in one["algorithm"] or not one.source.startswith(("microsoft/vidur", "stas00")) or not known.nvls
     return Fabric(
-        domain=ranks // nodes, inner_bandwidth=card.link_bandwidth,
+        domain=ranks // nodes,
+        inner_bandwidth=card.link_bandwidth,
         outer_bandwidth=6.25e9 if "4 x 100 Gbit/s" in one["link"] else 50e9,
-        inner_latency=known.inner_latency, outer_latency=known.outer_latency,
-        inner_efficiency=known.inner_link, outer_efficiency=known.outer_link, wires=known.wires,
-        nvls=known.nvls if switched else 0.0, nvls_ranks=known.nvls_ranks, outer_start=known.outer_start,
-        outer_root=known.outer_root, dispatch_link=known.dispatch_link,
-    )  # fmt: skip
+        inner_latency=known.inner_latency,
+        outer_latency=known.outer_latency,
+        inner_efficiency=known.inner_link,
+        outer_efficiency=known.outer_link,
+        wires=known.wires,
+        nvls=known.nvls if switched else 0.0,
+        nvls_ranks=known.nvls_ranks,
+        outer_start=known.outer_start,
+        outer_root=known.outer_root,
+        dispatch_link=known.dispatch_link,
+    )
 
 
 def dispatches() -> Iterator[Measured]:
@@ -460,9 +475,13 @@ def scores(of: EfficienciesOf = efficiencies) -> tuple[Score, ...]:
 def _score(kind: str, card: str, values: list[float]) -> Score:
     sizes = sorted(map(abs, values))
     return Score(
-        kind=kind, gpu=card, rows=len(values), signed=_quantile(sorted(values), 0.5), median=_quantile(sizes, 0.5),
+        kind=kind,
+        gpu=card,
+        rows=len(values),
+        signed=_quantile(sorted(values), 0.5),
+        median=_quantile(sizes, 0.5),
         p90=_quantile(sizes, 0.9),
-    )  # fmt: skip
+    )
 
 
 def _quantile(ordered: list[float], share: float) -> float:

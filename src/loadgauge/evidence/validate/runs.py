@@ -47,7 +47,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     @property
     def timed(self) -> bool:
-        """Whether anything of it is a step time in other words."""
+        """Return whether anything of it is a step time in other words."""
         return any(getattr(self, name) is not None for name in self.__struct_fields__ if name != "peak_memory_gib")
 
 
@@ -99,7 +99,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     @property
     def configuration(self) -> tuple[str, ...]:
-        """What makes two rows measurements of one thing: source, model, hardware, and number of GPUs with the layout.
+        """Return what makes two rows measurements of one thing: source, model, hardware, and number of GPUs with the layout.
 
         Precision, sequence length and batch are not part of it, so a sweep over them weighs as much as one run.
         """
@@ -221,11 +221,19 @@ def _run(name: str, cells: dict[str, str]) -> Run:
     )
     swept = dict.fromkeys(("gpu", "precision", "seq_len", "micro_batch", "global_batch", "lengths"))
     return Run(
-        id=name, quality=cells.get("quality", ""), source=cells.get("source", ""), model=model,
-        hardware=job.gpu or "", layout=job.replace(**swept).flags(), job=job, variants=variants,
-        measured=Measured(**{key: _positive(key, cell) for key in Measured.__struct_fields__ if (cell := cells.get(key))}),
+        id=name,
+        quality=cells.get("quality", ""),
+        source=cells.get("source", ""),
+        model=model,
+        hardware=job.gpu or "",
+        layout=job.replace(**swept).flags(),
+        job=job,
+        variants=variants,
+        measured=Measured(
+            **{key: _positive(key, cell) for key in Measured.__struct_fields__ if (cell := cells.get(key))}
+        ),
         counter=Counter.parse(cells.get("memory_kind", "")),
-    )  # fmt: skip
+    )
 
 
 def _positive(key: str, cell: str) -> float:

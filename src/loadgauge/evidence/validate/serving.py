@@ -55,10 +55,15 @@ class Point(msgspec.Struct, frozen=True):
         """
         eight = self.weights == "nvfp4" or (self.weights == "fp8" and self.gpu in EIGHT_BITS[self.engine])
         return Inference(
-            task="generate", context=self.prompt + self.answer, answer=self.answer,
-            batch=max(1, round(self.requests / self.attentions)), tp=self.tp, ep=self.ep, weight_format=self.weights,
+            task="generate",
+            context=self.prompt + self.answer,
+            answer=self.answer,
+            batch=max(1, round(self.requests / self.attentions)),
+            tp=self.tp,
+            ep=self.ep,
+            weight_format=self.weights,
             cache_format="fp8" if eight else "bf16",
-        )  # fmt: skip
+        )
 
 
 @functools.cache

@@ -109,18 +109,28 @@ def _records(
 
 
 def _checked(
-    run: Run, quantity: Quantity, setup: Setup | None, others: Others, reason: str, efficiencies: EfficienciesOf | None,
+    run: Run,
+    quantity: Quantity,
+    setup: Setup | None,
+    others: Others,
+    reason: str,
+    efficiencies: EfficienciesOf | None,
     calibrated: bool,
-) -> Record:  # fmt: skip
+) -> Record:
     assumed = run.assumed
     if assumed is None:
         assumed = () if setup is None else tuple(f"{name}: {value}" for name, value in setup.assumed.items())
     peak = run.measured.peak_memory_gib
     record = Record(
-        id=run.id, quantity=quantity, source=run.series, quality=run.quality, configuration=run.configuration,
-        gpu="" if setup is None or setup.gpu is None else setup.gpu.id, assumed=assumed,
+        id=run.id,
+        quantity=quantity,
+        source=run.series,
+        quality=run.quality,
+        configuration=run.configuration,
+        gpu="" if setup is None or setup.gpu is None else setup.gpu.id,
+        assumed=assumed,
         measured=peak * GIB if quantity == "memory" and peak else run.measured.step_time_s,
-    )  # fmt: skip
+    )
     if setup is None or reason:
         return msgspec.structs.replace(record, reason=reason)
     try:

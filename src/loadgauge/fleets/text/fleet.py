@@ -85,10 +85,15 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
         plain = found.to_dict() | {"assumed": assumed, "layout_flags": layout_flags(result)}
         if what_if:
             plain["what_if"] = [
-                {"flags": change.flags, "what": change.what, "days": change.fleet.days[1], "goodput": change.fleet.goodput[1],
-                 "gpu_hours": change.fleet.gpu_hours}
+                {
+                    "flags": change.flags,
+                    "what": change.what,
+                    "days": change.fleet.days[1],
+                    "goodput": change.fleet.goodput[1],
+                    "gpu_hours": change.fleet.gpu_hours,
+                }
                 for change in changed(found)
-            ]  # fmt: skip
+            ]
         document(plain)
         return exit_code(found.estimate.memory.verdict)
     target = console()
@@ -172,24 +177,38 @@ def _tiers(target: Console, found: Fleet) -> None:
     if not found.load:
         return
     columns = [
-        Column("tier"), Column("GPUs", "right"), Column("GB/s a GPU", "right"), Column("narrower by", "right"),
-        Column("GB a step", "right"), Column("busy", "right"), Column("axes", wrap=True),
-    ]  # fmt: skip
+        Column("tier"),
+        Column("GPUs", "right"),
+        Column("GB/s a GPU", "right"),
+        Column("narrower by", "right"),
+        Column("GB a step", "right"),
+        Column("busy", "right"),
+        Column("axes", wrap=True),
+    ]
     rows = [
         [
-            load.tier, f"{load.span:,}", f"{load.bandwidth / 1e9:,.3g}", f"{load.oversubscription:.3g}",
-            f"{load.carried / 1e9:.3g}", f"{load.busy:.1%}", ", ".join(load.axes),
+            load.tier,
+            f"{load.span:,}",
+            f"{load.bandwidth / 1e9:,.3g}",
+            f"{load.oversubscription:.3g}",
+            f"{load.carried / 1e9:.3g}",
+            f"{load.busy:.1%}",
+            ", ".join(load.axes),
         ]
         for load in found.load
-    ]  # fmt: skip
+    ]
     draw(target, columns, rows, "How busy a GPU's share of each tier is in a step")
 
 
 def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
     columns = [
-        Column("with"), Column("days", "right"), Column("goodput", "right"), Column("GPU-hours", "right"),
-        Column("change", "right"), Column("flags", wrap=True),
-    ]  # fmt: skip
+        Column("with"),
+        Column("days", "right"),
+        Column("goodput", "right"),
+        Column("GPU-hours", "right"),
+        Column("change", "right"),
+        Column("flags", wrap=True),
+    ]
 
     def row(name: str, one: Fleet, flags: str) -> list[str]:
         change = one.gpu_hours / found.gpu_hours - 1
@@ -227,9 +246,16 @@ def find(job: Job, given: dict[str, Any], question: str, slack: float, local: di
 
 
 def _find(
-    layout: tuple[Estimate, dict[str, str], str], question: str, tokens: str, options: Options, local: dict[str, Any],
-    slack: float = SLACK, price: float | None = None, *, as_json: bool,
-) -> int:  # fmt: skip
+    layout: tuple[Estimate, dict[str, str], str],
+    question: str,
+    tokens: str,
+    options: Options,
+    local: dict[str, Any],
+    slack: float = SLACK,
+    price: float | None = None,
+    *,
+    as_json: bool,
+) -> int:
     result, assumed, said = layout
     if question == "sites":
         from loadgauge.fleets.text.fleet_sites import most_sites

@@ -67,15 +67,18 @@ def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, 
         "Runs",
     )
     draw(
-        target, [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
-        [[f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.used:.0%}", f"{one.waited:,.1f}"] for one in grown], "With more GPUs", [0],
-    )  # fmt: skip
+        target,
+        [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
+        [[f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.used:.0%}", f"{one.waited:,.1f}"] for one in grown],
+        "With more GPUs",
+        [0],
+    )
     return 0
 
 
 def _want(
     number: int, job: dict[str, Any], model: str | None, common: dict[str, Any], given: dict[str, Any], file: str
-) -> Want:  # fmt: skip
+) -> Want:
     """One run of a queue: days as stated, or simulated."""
     own: dict[str, Any] = {word: job.pop(word) for word in ("name", "priority", "comes") if word in job}
     name = str(own.pop("name", f"run {number + 1}"))
@@ -117,9 +120,15 @@ def work(cell: Cell, files: dict[str, bytes]) -> Row:
         return {**row, "error": str(error)}
     low, middle, high = found.days
     return {
-        **row, "days_p10": low, "days": middle, "days_p90": high, "goodput": found.goodput[1], "gpu_hours": found.gpu_hours,
-        "tokens_per_second": found.tokens_per_second, "step": found.step,
-    }  # fmt: skip
+        **row,
+        "days_p10": low,
+        "days": middle,
+        "days_p90": high,
+        "goodput": found.goodput[1],
+        "gpu_hours": found.gpu_hours,
+        "tokens_per_second": found.tokens_per_second,
+        "step": found.step,
+    }
 
 
 def sweep(job: Job, given: dict[str, Any], more: dict[str, Any], *, as_json: bool) -> int:

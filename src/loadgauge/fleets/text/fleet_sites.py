@@ -42,16 +42,31 @@ def bandwidth(value: float) -> str:
 def _plain(one: Local) -> dict[str, Any]:
     assert one.estimate.time is not None
     return {
-        "sites": one.sites.sites, "inner_steps": list(one.steps), "step": one.estimate.time.step, "round": one.compute,
-        "sent": one.sent, "exchange": one.exchange, "exposed": one.shown, "waiting": one.waiting, "needed": one.needed,
-        "outer_bytes_per_gpu": one.outer, "tokens_per_second": one.tokens_per_second, "of_one_site": one.ratio,
-    }  # fmt: skip
+        "sites": one.sites.sites,
+        "inner_steps": list(one.steps),
+        "step": one.estimate.time.step,
+        "round": one.compute,
+        "sent": one.sent,
+        "exchange": one.exchange,
+        "exposed": one.shown,
+        "waiting": one.waiting,
+        "needed": one.needed,
+        "outer_bytes_per_gpu": one.outer,
+        "tokens_per_second": one.tokens_per_second,
+        "of_one_site": one.ratio,
+    }
 
 
 def answer(
-    result: Estimate, given: dict[str, Any], said: str, tokens: float, price: float | None, assumed: dict[str, str], *,
+    result: Estimate,
+    given: dict[str, Any],
+    said: str,
+    tokens: float,
+    price: float | None,
+    assumed: dict[str, str],
+    *,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Print what the sites take, and return the exit code 0. tokens: of the whole run; price: of a GPU-hour"""
     asked = _read(result, given)
     found, others = local(result, asked), across(result, asked)
@@ -124,13 +139,27 @@ def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: d
         style="bold",
         soft_wrap=True,
     )
-    columns = [Column("sites", "right"), Column("tokens/s", "right"), Column("of one site", "right"), Column("GB a round", "right"),
-               Column("exchange", "right"), Column("not hidden", "right"), Column("hidden at", "right")]  # fmt: skip
+    columns = [
+        Column("sites", "right"),
+        Column("tokens/s", "right"),
+        Column("of one site", "right"),
+        Column("GB a round", "right"),
+        Column("exchange", "right"),
+        Column("not hidden", "right"),
+        Column("hidden at", "right"),
+    ]
     rows = [
-        [str(one.sites.sites), count(one.tokens_per_second), f"{one.ratio:.1%}", f"{one.sent / 1e9:,.4g}", seconds(one.exchange),
-         seconds(one.shown), bandwidth(one.needed)]
+        [
+            str(one.sites.sites),
+            count(one.tokens_per_second),
+            f"{one.ratio:.1%}",
+            f"{one.sent / 1e9:,.4g}",
+            seconds(one.exchange),
+            seconds(one.shown),
+            bandwidth(one.needed),
+        ]
         for one in tried
-    ]  # fmt: skip
+    ]
     draw(target, columns, rows, "Tried", [number for number, one in enumerate(tried) if one.sites.sites == best])
     points(target, NOT_COUNTED, "", style="dim")
     return 0

@@ -20,7 +20,7 @@ SETTINGS = "loadgauge.toml"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a `loadgauge.toml` says: of all jobs, and of each by its file or model."""
+    """Settings of a `loadgauge.toml`: for all jobs, and for each by its file or model."""
 
     flags: str = ""
     budget: tuple[str, ...] = ()
@@ -78,9 +78,11 @@ def base_folder(base: str) -> Iterator[str]:
 @click.command("check")
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 @click.option(
-    "--budget", multiple=True, metavar="NAME=VALUE",
+    "--budget",
+    multiple=True,
+    metavar="NAME=VALUE",
     help="The most of memory, step, days, gpu-hours or cost (memory=22GiB,cost=500), and of growth over the base (growth=5%).",
-)  # fmt: skip
+)
 @click.option(
     "--against",
     metavar="PLACE",
@@ -95,9 +97,15 @@ def base_folder(base: str) -> Iterator[str]:
 @click.option("--markdown", "as_markdown", is_flag=True, help="A table in Markdown, for the summary of a pull request.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds and plain numbers.")
 def command(
-    jobs: tuple[str, ...], budget: tuple[str, ...], against: str | None, file: str | None, allow_tight: bool,
-    as_markdown: bool, as_json: bool, **flags: Any,
-) -> int:  # fmt: skip
+    jobs: tuple[str, ...],
+    budget: tuple[str, ...],
+    against: str | None,
+    file: str | None,
+    allow_tight: bool,
+    as_markdown: bool,
+    as_json: bool,
+    **flags: Any,
+) -> int:
     """Check that JOBs (job files of other tools, or models) fit their GPU and stay within a budget.
 
     Without a JOB, those of loadgauge.toml are checked, each with its flags and budget there:

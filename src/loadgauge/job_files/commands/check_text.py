@@ -10,7 +10,7 @@ from loadgauge.core.text.table import Column, console, draw, points, printable
 
 
 def lines(found: Sequence[Checked]) -> list[str]:
-    """What is wrong, a line each."""
+    """Return what is wrong, a line each."""
     return [f"{one.name}: {text}" for one in found for text in (*one.problems, *([one.error] if one.error else ()))]
 
 

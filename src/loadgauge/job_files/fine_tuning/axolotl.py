@@ -122,12 +122,12 @@ def _other_plugin(keys: Keys) -> str | None:
 
 
 def _plugged(keys: Keys, name: str) -> bool:
-    """Whether a plugin is listed; axolotl drops the keys of one that is not, without a word (`integrations/config.py`)."""
+    """Return whether a plugin is listed; axolotl drops the keys of one that is not, without a word (`integrations/config.py`)."""
     return any(name in plugin for plugin in _plugins(keys))
 
 
 def _fuses_adapters(keys: Keys) -> bool:
-    """Whether adapters run in functions of axolotl's own, which it switches on by itself where no key of theirs is given
+    """Return whether adapters run in functions of axolotl's own, which it switches on by itself where no key of theirs is given
     (`check_auto_enable_lora_kernels` of 0.19; 0.9 to 0.15 without dropout alone)."""
     if not keys.has("adapter"):
         return False
@@ -155,7 +155,7 @@ def _loss() -> Idea:
     fused, cut = "liger_fused_linear_cross_entropy", "cut_cross_entropy"
 
     def kernels(keys: Keys) -> bool:
-        """Whether norms and MLPs both are Liger's; one of them alone is bounded."""
+        """Return whether norms and MLPs both are Liger's; one of them alone is bounded."""
         return bool(keys.flag(NORM) and any(keys.flag(name) for name in GATED))
 
     def cuts(keys: Keys) -> bool:
@@ -208,8 +208,11 @@ def _loss() -> Idea:
         )
 
     return Idea(
-        keys=(key, count, fused, cut, *FUNCTIONS, TABLE, "plugins"), facts=("loss", "kernels"), read=read, write=write,
-    )  # fmt: skip
+        keys=(key, count, fused, cut, *FUNCTIONS, TABLE, "plugins"),
+        facts=("loss", "kernels"),
+        read=read,
+        write=write,
+    )
 
 
 def _adapter() -> Idea:
@@ -238,9 +241,12 @@ def _adapter() -> Idea:
         upcast = "none" if quantised else None
         save = keys.words("lora_modules_to_save")
         return facts | {
-            "qlora": quantised, "base": base if quantised else None, "kbit_upcast": upcast,
-            "use_dora": keys.flag("peft_use_dora") or None, "modules_to_save": ",".join(save) if save else None,
-        }  # fmt: skip
+            "qlora": quantised,
+            "base": base if quantised else None,
+            "kbit_upcast": upcast,
+            "use_dora": keys.flag("peft_use_dora") or None,
+            "modules_to_save": ",".join(save) if save else None,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = inner.write(facts, keys)
@@ -253,20 +259,33 @@ def _adapter() -> Idea:
         four_bits, save = quantised and base not in ("int8", "gptq"), facts.get("modules_to_save")
         everything = (facts.get("lora_targets") or "").partition(",")[0] == "all"
         return values | {
-            "adapter": "qlora" if four_bits else "lora", four: True if four_bits else None,
-            eight: True if quantised and base == "int8" else None, packed: True if quantised and base == "gptq" else None,
+            "adapter": "qlora" if four_bits else "lora",
+            four: True if four_bits else None,
+            eight: True if quantised and base == "int8" else None,
+            packed: True if quantised and base == "gptq" else None,
             "peft_use_dora": True if facts.get("use_dora") else None,
             "lora_modules_to_save": save.split(",") if save else None,
             linear: True if everything else None,
             "lora_target_modules": None if everything else values["lora_target_modules"],
             nested: False if quantised and base == "nf4-single" else None,
-        }  # fmt: skip
+        }
 
     return Idea(
-        keys=(*inner.keys, linear, four, eight, nested, packed, "gptq_groupsize", "peft_use_dora", "lora_modules_to_save"),
+        keys=(
+            *inner.keys,
+            linear,
+            four,
+            eight,
+            nested,
+            packed,
+            "gptq_groupsize",
+            "peft_use_dora",
+            "lora_modules_to_save",
+        ),
         facts=("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save"),
-        read=read, write=write,
-    )  # fmt: skip
+        read=read,
+        write=write,
+    )
 
 
 def _evaluation() -> Idea:
@@ -308,9 +327,10 @@ def _degrees() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         replicas, ranks, tensor = facts.get("replicas") or 1, facts.get("cp") or 1, facts.get("tp") or 1
         values: dict[str, Any] = {
-            tp: tensor if tensor > 1 or keys.has(tp) else None, cp[0]: ranks if ranks > 1 or keys.has(cp[0]) else None,
+            tp: tensor if tensor > 1 or keys.has(tp) else None,
+            cp[0]: ranks if ranks > 1 or keys.has(cp[0]) else None,
             cp[1]: None,
-        }  # fmt: skip
+        }
         whole = facts.get("dp")
         if not facts.get("zero"):
             return values | {copies: None, shards: None}

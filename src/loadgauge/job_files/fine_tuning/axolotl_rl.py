@@ -46,7 +46,7 @@ PAIRS = {
 
 
 def preference() -> Idea:
-    """What is trained for. Raises `ConfigError` for answers of a server, whose GPUs the file does not say."""
+    """Return what is trained for. Raises `ConfigError` for answers of a server, whose GPUs the file does not say."""
     likelihood, chosen = "cpo_alpha", "precompute_ref_log_probs"
 
     def read(keys: Keys) -> Facts:
@@ -80,11 +80,16 @@ def preference() -> Idea:
         at_once, again = (keys.whole("micro_batch_size") or 1) * rounds, keys.whole(TIMES) or 1
         corrected = keys.flag(SWITCH) and keys.flag(f"{T}vllm_importance_sampling_correction") is not False
         facts: Facts = {
-            "task": "grpo", "samples": keys.whole(COUNT) or 8, "generated": at_once, "epochs": again, "answers": str(longest),
-            "prompt_len": keys.whole(PROMPT), "reward_model": scores[0] if scores else None,
+            "task": "grpo",
+            "samples": keys.whole(COUNT) or 8,
+            "generated": at_once,
+            "epochs": again,
+            "answers": str(longest),
+            "prompt_len": keys.whole(PROMPT),
+            "reward_model": scores[0] if scores else None,
             "reference": None if weight else "none",
             "old_logprobs": None if old_logprobs(rounds, rounds * again, bool(corrected)) else "none",
-        }  # fmt: skip
+        }
         if not keys.flag(SWITCH):
             return facts | {"rollout": f"hf:batch={at_once}"}
         if (keys.choice(MODE, {"colocate": "colocate", "server": "server"}) or "server") == "server":
@@ -103,17 +108,21 @@ def preference() -> Idea:
         task = facts.get("task")
         if task in PREFERENCES:
             return {
-                "rl": task, likelihood: 0.0 if facts.get("loss_terms") == "no-nll" else keys.real(likelihood) or None,
+                "rl": task,
+                likelihood: 0.0 if facts.get("loss_terms") == "no-nll" else keys.real(likelihood) or None,
                 chosen: True if facts.get("reference") == "precomputed" else None,
-            }  # fmt: skip
+            }
         if task != "grpo":
             return {}
         length, engine = str(facts.get("answers") or ""), Engine.parse(facts.get("rollout") or "hf")
         own = keys.real(BETA)
         values: dict[str, Any] = {
-            "rl": keys.word("rl") if keys.word("rl") in GROUPS else "grpo", COUNT: facts.get("samples"), TIMES: facts.get("epochs"),
-            PROMPT: facts.get("prompt_len"), BETA: 0.0 if facts.get("reference") == "none" else own or 0.04,
-        }  # fmt: skip
+            "rl": keys.word("rl") if keys.word("rl") in GROUPS else "grpo",
+            COUNT: facts.get("samples"),
+            TIMES: facts.get("epochs"),
+            PROMPT: facts.get("prompt_len"),
+            BETA: 0.0 if facts.get("reference") == "none" else own or 0.04,
+        }
         if facts.get("reward_model") is not None:
             values[REWARDS] = [facts["reward_model"]]
         if length.isdecimal():
@@ -121,13 +130,33 @@ def preference() -> Idea:
         if engine.kind != "vllm":
             return values | ({SWITCH: None} if engine.inside else {})
         return values | {
-            SWITCH: True, MODE: "colocate", SHARE: engine.utilization, WIDTH: engine.tp, ASLEEP: True if engine.sleep else None,
-        }  # fmt: skip
+            SWITCH: True,
+            MODE: "colocate",
+            SHARE: engine.utilization,
+            WIDTH: engine.tp,
+            ASLEEP: True if engine.sleep else None,
+        }
 
     keys = (
-        "rl", "rl_beta", likelihood, chosen, COUNT, LONGEST, TIMES, BETA, SWITCH, MODE, ASLEEP, SHARE, WIDTH, PROMPT, REWARDS,
-        f"{T}vllm_importance_sampling_correction", *STOPS, *PAIRS,
-    )  # fmt: skip
+        "rl",
+        "rl_beta",
+        likelihood,
+        chosen,
+        COUNT,
+        LONGEST,
+        TIMES,
+        BETA,
+        SWITCH,
+        MODE,
+        ASLEEP,
+        SHARE,
+        WIDTH,
+        PROMPT,
+        REWARDS,
+        f"{T}vllm_importance_sampling_correction",
+        *STOPS,
+        *PAIRS,
+    )
     facts = names_in(
         "task loss_terms reference samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
     )

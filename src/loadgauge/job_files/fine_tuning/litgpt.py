@@ -46,7 +46,7 @@ def _model() -> Idea:
 
 
 def _trains_adapters(keys: Keys) -> bool:
-    """Whether LoRA is trained: `litgpt finetune lora`, or a file with LoRA's keys."""
+    """Return whether LoRA is trained: `litgpt finetune lora`, or a file with LoRA's keys."""
     asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
     if asked is not None:
         return asked[1] == "lora"
@@ -69,9 +69,12 @@ def _adapter() -> Idea:
         base = keys.choice(quantised, BASES)
         share = keys.real(dropped)
         return {
-            "lora_rank": keys.whole(rank) or 8, "lora_targets": "all" if len(names) == 7 else ",".join(names),
-            "qlora": base is not None, "base": base, "lora_dropout": 0.05 if share is None else share,
-        }  # fmt: skip
+            "lora_rank": keys.whole(rank) or 8,
+            "lora_targets": "all" if len(names) == 7 else ",".join(names),
+            "qlora": base is not None,
+            "base": base,
+            "lora_dropout": 0.05 if share is None else share,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
@@ -87,9 +90,11 @@ def _adapter() -> Idea:
         if facts.get("qlora") and spelled is None:
             return {}
         return {
-            rank: facts["lora_rank"], quantised: spelled if facts.get("qlora") else None, **switches,
+            rank: facts["lora_rank"],
+            quantised: spelled if facts.get("qlora") else None,
+            **switches,
             dropped: facts.get("lora_dropout", 0.0 if keys.raw(dropped) is None else None) or 0.0,
-        }  # fmt: skip
+        }
 
     facts = ("lora_rank", "lora_targets", "qlora", "base", "lora_dropout")
     return Idea(keys=(rank, quantised, dropped, *SWITCHES), facts=facts, read=read, write=write)

@@ -82,12 +82,14 @@ def _adapter() -> Idea:
         upcast = "norms" if keys.flag("upcast_layernorm") else "none" if number is not None else None
         save = keys.words("additional_target")
         return facts | {
-            "qlora": number is not None, "base": None if number is None else "int8" if number == 8 else base,
-            "kbit_upcast": upcast, "use_dora": keys.flag("use_dora") or None,
+            "qlora": number is not None,
+            "base": None if number is None else "int8" if number == 8 else base,
+            "kbit_upcast": upcast,
+            "use_dora": keys.flag("use_dora") or None,
             "modules_to_save": ",".join(save) if save else None,
             # PEFT makes adapters float32 beside 16-bit weights, with pure_bf16 too (get_peft_model's autocast_adapter_dtype).
             "lora_dtype": "float32" if keys.flag("pure_bf16") else None,
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = inner.write(facts, keys)
@@ -99,8 +101,10 @@ def _adapter() -> Idea:
             if words == "attention":
                 return {}
             values = dict.fromkeys(inner.keys) | {
-                "finetuning_type": "oft", "oft_target": words, "oft_block_size": facts.get("lora_rank"),
-            }  # fmt: skip
+                "finetuning_type": "oft",
+                "oft_target": words,
+                "oft_block_size": facts.get("lora_rank"),
+            }
         else:
             values |= dict.fromkeys(OFT)
         if isinstance(values.get("lora_target"), list):
@@ -118,15 +122,24 @@ def _adapter() -> Idea:
             nested: False if single else True if keys.has(nested) else None,
             method: "hqq" if turned else "bnb" if keys.has(method) and quantised else None,
             kind: "fp4" if quantised and base == "fp4" else "nf4" if keys.has(kind) and quantised else None,
-        }  # fmt: skip
+        }
 
     return Idea(
         keys=(*inner.keys, bits, kind, nested, method, "upcast_layernorm", "use_dora", "additional_target", *OFT),
         facts=(
-            "adapter", "lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save", "lora_dtype",
+            "adapter",
+            "lora_rank",
+            "lora_targets",
+            "qlora",
+            "base",
+            "kbit_upcast",
+            "use_dora",
+            "modules_to_save",
+            "lora_dtype",
         ),
-        read=read, write=write,
-    )  # fmt: skip
+        read=read,
+        write=write,
+    )
 
 
 METHODS = {"lora": "lora", "full": "full", "freeze": "full", "oft": "oft"}
@@ -143,8 +156,9 @@ def _optimizer() -> Idea:
         if keys.flag("use_muon"):
             return {"optimizer": "muon"}
         for name, rank, interval in (
-            ("galore", "galore_rank", "galore_update_interval"), ("apollo", "apollo_rank", "apollo_update_interval"),
-        ):  # fmt: skip
+            ("galore", "galore_rank", "galore_update_interval"),
+            ("apollo", "apollo_rank", "apollo_update_interval"),
+        ):
             if keys.flag(f"use_{name}"):
                 layerwise = "-layerwise" if keys.flag(f"{name}_layerwise") else ""
                 if str(keys.raw(f"{name}_target") or "all") != "all":
@@ -200,7 +214,7 @@ ADAPTERS = "adapter"
 
 
 def _refers(keys: Keys) -> bool:
-    """Whether a file's task compares with a reference."""
+    """Return whether a file's task compares with a reference."""
     stage = keys.word("stage")
     return stage in ("kto", "ppo") or (stage == "dpo" and keys.word("pref_loss") not in ("orpo", "simpo"))
 
@@ -214,8 +228,10 @@ def _reference() -> Idea:
     def read(keys: Keys) -> Facts:
         if not _refers(keys):
             return {}
-        for key, what in ((adapted, "loads a reference with adapters, which is not read"),
-                          (quantised, "quantises the reference, which is not counted")):  # fmt: skip
+        for key, what in (
+            (adapted, "loads a reference with adapters, which is not read"),
+            (quantised, "quantises the reference, which is not counted"),
+        ):
             if keys.raw(key) not in (None, False, 0, "0"):
                 raise keys.wrong(key, what)
         if keys.has(named):
@@ -233,7 +249,7 @@ def _reference() -> Idea:
 
 
 def _stage() -> Idea:
-    """What is trained for: `stage`, and of preferences the loss."""
+    """Return what is trained for: `stage`, and of preferences the loss."""
     stage, loss = "stage", "pref_loss"
     buffer, epochs, longest = "ppo_buffer_size", "ppo_epochs", "max_new_tokens"
     scores, how, bits = "reward_model", "reward_model_type", "reward_model_quantization_bit"
@@ -248,18 +264,26 @@ def _stage() -> Idea:
         if kind not in ("lora", "full", "api"):
             raise keys.wrong(how, f"{kind!r} is not read; lora, full and api are")
         if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
-            raise keys.wrong(how if keys.has(how) else scores, "scores by adapters (reward_model_type: lora), which go with"
-                                                               " finetuning_type lora")  # fmt: skip
+            raise keys.wrong(
+                how if keys.has(how) else scores,
+                "scores by adapters (reward_model_type: lora), which go with finetuning_type lora",
+            )
         if keys.whole(bits, minimum=0):
             raise keys.wrong(bits, "quantises the reward model, which is not counted")
         if keys.has(adapted):
             raise keys.wrong(adapted, "loads a reward model with adapters, which is not read")
         each, rounds = keys.whole("per_device_train_batch_size") or 8, keys.whole("gradient_accumulation_steps") or 1
         return {
-            "task": "ppo", "samples": 1, "generated": each * rounds * (keys.whole(buffer) or 1), "epochs": keys.whole(epochs) or 4,
-            "answers": str(keys.whole(longest) or 1024), "prompt_len": keys.whole("cutoff_len") or 2048, "critic": "shared",
-            "reward_model": {"full": named, "lora": ADAPTERS}.get(kind), "rollout": f"hf:batch={each}",
-        }  # fmt: skip
+            "task": "ppo",
+            "samples": 1,
+            "generated": each * rounds * (keys.whole(buffer) or 1),
+            "epochs": keys.whole(epochs) or 4,
+            "answers": str(keys.whole(longest) or 1024),
+            "prompt_len": keys.whole("cutoff_len") or 2048,
+            "critic": "shared",
+            "reward_model": {"full": named, "lora": ADAPTERS}.get(kind),
+            "rollout": f"hf:batch={each}",
+        }
 
     def read(keys: Keys) -> Facts:
         task = keys.choice(stage, STAGES)

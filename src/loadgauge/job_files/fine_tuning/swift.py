@@ -147,8 +147,12 @@ def _tuner(keys: Keys) -> str:
 def _adapter() -> Idea:
     inner = targets("lora_rank", "target_modules", (TUNER[0], "full", "lora"), 8)
     bits, old, method, kind, nested = (
-        "quant_bits", "quantization_bit", "quant_method", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant",
-    )  # fmt: skip
+        "quant_bits",
+        "quantization_bit",
+        "quant_method",
+        "bnb_4bit_quant_type",
+        "bnb_4bit_use_double_quant",
+    )
     saved, dtype = "modules_to_save", "lora_dtype"
 
     def read(keys: Keys) -> Facts:
@@ -177,12 +181,17 @@ def _adapter() -> Idea:
         pruned = _tuner(keys) == "adalora"
         rank = keys.whole(PRUNED) or 12 if pruned else keys.whole("lora_rank") or 8
         return {
-            "adapter": "adalora" if pruned else None, "lora_rank": rank, "lora_targets": listed or "all", "qlora": quantised,
-            "base": base if quantised else None, "use_dora": keys.flag("use_dora") or None,
-            "modules_to_save": ",".join(save) or None, "lora_dtype": keys.choice(dtype, DTYPES | OLD) or None,
+            "adapter": "adalora" if pruned else None,
+            "lora_rank": rank,
+            "lora_targets": listed or "all",
+            "qlora": quantised,
+            "base": base if quantised else None,
+            "use_dora": keys.flag("use_dora") or None,
+            "modules_to_save": ",".join(save) or None,
+            "lora_dtype": keys.choice(dtype, DTYPES | OLD) or None,
             # It does not call prepare_model_for_kbit_training (pipelines/train/tuner.py).
             "kbit_upcast": "none" if quantised else None,
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = next((name for name in TUNER if keys.has(name)), TUNER[0])
@@ -201,11 +210,15 @@ def _adapter() -> Idea:
         library = base if base in ("hqq", "gptq", "awq") else "bnb"
         adapters, save = bool(facts.get("lora_rank")), facts.get("modules_to_save")
         return values | {
-            bits: (8 if base == "int8" else 4) if quantised else None, old: None, method: library if quantised else None,
+            bits: (8 if base == "int8" else 4) if quantised else None,
+            old: None,
+            method: library if quantised else None,
             nested: False if single else True if keys.has(nested) else None,
-            kind: "fp4" if quantised and base == "fp4" else None, "use_dora": True if facts.get("use_dora") else None,
-            saved: save.split(",") if save and adapters else None, dtype: facts.get("lora_dtype"),
-        }  # fmt: skip
+            kind: "fp4" if quantised and base == "fp4" else None,
+            "use_dora": True if facts.get("use_dora") else None,
+            saved: save.split(",") if save and adapters else None,
+            dtype: facts.get("lora_dtype"),
+        }
 
     keys = (*TUNER, *inner.keys, bits, old, method, kind, nested, saved, dtype, "use_dora", PRUNED)
     facts = names_in("adapter lora_rank lora_targets qlora base use_dora modules_to_save lora_dtype kbit_upcast")
@@ -215,8 +228,12 @@ def _adapter() -> Idea:
 def _optimizer() -> Idea:
     """`optim`, or one that it builds itself: GaLore on all linear layers of the blocks, and Muon (`optimizers/mapping.py`)."""
     own, switch, rank, gap, each = (
-        "optimizer", "use_galore", "galore_rank", "galore_update_proj_gap", "galore_optim_per_parameter",
-    )  # fmt: skip
+        "optimizer",
+        "use_galore",
+        "galore_rank",
+        "galore_update_proj_gap",
+        "galore_optim_per_parameter",
+    )
     more = ("galore_target_modules", "galore_with_embedding", "galore_quantization")
 
     def read(keys: Keys) -> Facts:
@@ -262,7 +279,7 @@ def _dropout() -> Idea:
 
 
 def _evaluated(keys: Keys) -> bool:
-    """Whether it has data to evaluate on; until 3.5 it took 1 % of the training's. Without a word it then evaluates where
+    """Return whether it has data to evaluate on; until 3.5 it took 1 % of the training's. Without a word it then evaluates where
     it saves."""
     share = keys.real("split_dataset_ratio")
     usual = 0.0 if keys.since(3, 6) else 0.01
@@ -320,11 +337,11 @@ OF_PREFERENCES = names_in(
 
 
 def _task() -> Idea:
-    """What `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
+    """Return what `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
     kind, loss = "rlhf_type", "loss_type"
 
     def started(keys: Keys) -> bool:
-        """Whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
+        """Return whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
         if keys.document.syntax != "argv":
             return keys.has(kind)
         return re.search(r"\bswift rlhf\b|\brlhf\.py\b", " ".join(getattr(keys.document, "program", ()))) is not None

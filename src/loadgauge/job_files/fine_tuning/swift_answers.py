@@ -31,18 +31,28 @@ def _each(keys: Keys) -> int:
 
 
 def answers() -> Idea:
-    """What a step generates, with what, and which other models there are."""
+    """Return what a step generates, with what, and which other models there are."""
     count, steps, times, weight = "num_generations", "steps_per_generation", "num_iterations", "beta"
     reward, teacher, share, sequences = "reward_model", "teacher_model", "lmbda", "seq_kd"
     epochs, parts, forward, response = (
-        "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length",
-    )  # fmt: skip
+        "num_ppo_epochs",
+        "num_mini_batches",
+        "local_rollout_forward_batch_size",
+        "response_length",
+    )
     switch, mode, asleep = "use_vllm", "vllm_mode", "sleep_level"
     used, width, stages, length, most, eager, prefixes = (
         f"{V}{name}"
-        for name in ("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size", "max_model_len",
-                     "max_num_seqs", "enforce_eager", "enable_prefix_caching")
-    )  # fmt: skip
+        for name in (
+            "gpu_memory_utilization",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "max_model_len",
+            "max_num_seqs",
+            "enforce_eager",
+            "enable_prefix_caching",
+        )
+    )
     moved = ("offload_model", "offload_optimizer")
     away, server, batch = "offload_teacher_model", "teacher_model_server", "generation_batch_size"
     of_prompt, likeliest = "max_length", "gkd_logits_topk"
@@ -63,10 +73,14 @@ def answers() -> Idea:
             )
         ranks, filled = keys.whole(width) or 1, keys.real(used)
         options: dict[str, Any] = {
-            "tp": ranks, "pp": keys.whole(stages) or 1, "utilization": 0.9 if filled is None else filled,
-            "max_num_seqs": keys.whole(most) or at_once * ranks, "graphs": "false" if keys.flag(eager) else "true",
-            "prefix": "false" if keys.flag(prefixes) is False else "true", "sleep": keys.whole(asleep, minimum=0) or 0,
-        } | ({"context": context} if (context := keys.whole(length)) else {})  # fmt: skip
+            "tp": ranks,
+            "pp": keys.whole(stages) or 1,
+            "utilization": 0.9 if filled is None else filled,
+            "max_num_seqs": keys.whole(most) or at_once * ranks,
+            "graphs": "false" if keys.flag(eager) else "true",
+            "prefix": "false" if keys.flag(prefixes) is False else "true",
+            "sleep": keys.whole(asleep, minimum=0) or 0,
+        } | ({"context": context} if (context := keys.whole(length)) else {})
         out = [bool(keys.flag(name)) for name in moved]
         return {
             "rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in options.items())).text(),
@@ -90,11 +104,19 @@ def answers() -> Idea:
             every = keys.whole(steps) or rounds
             again = (keys.whole(times) or 1) > 1 or rounds % every != 0
             at_once = _each(keys) * every
-            return facts | engine(keys, at_once) | {
-                "task": "grpo", "samples": keys.whole(count) or 8, "generated": at_once, "epochs": keys.whole(times) or 1,
-                "reference": "none" if factor == 0 else None, "reward_model": one_of(keys, reward),
-                "old_logprobs": None if again else "none",
-            }  # fmt: skip
+            return (
+                facts
+                | engine(keys, at_once)
+                | {
+                    "task": "grpo",
+                    "samples": keys.whole(count) or 8,
+                    "generated": at_once,
+                    "epochs": keys.whole(times) or 1,
+                    "reference": "none" if factor == 0 else None,
+                    "reward_model": one_of(keys, reward),
+                    "old_logprobs": None if again else "none",
+                }
+            )
         if kind == "ppo":
             if (keys.whole(parts) or 1) > 1:
                 raise keys.wrong(parts, "is read where a step is one mini-batch")
@@ -103,9 +125,14 @@ def answers() -> Idea:
                 raise keys.wrong("rlhf_type", "'ppo' needs a reward model (reward_model)")
             rows = min(keys.whole(forward) or 64, at_once)
             return facts | {
-                "task": "ppo", "generated": at_once, "epochs": keys.whole(epochs) or 4, "reward_model": scores, "critic": scores,
-                "logprob_batch": rows, "rollout": f"hf:batch={rows}",
-            }  # fmt: skip
+                "task": "ppo",
+                "generated": at_once,
+                "epochs": keys.whole(epochs) or 4,
+                "reward_model": scores,
+                "critic": scores,
+                "logprob_batch": rows,
+                "rollout": f"hf:batch={rows}",
+            }
         return _distilled(keys, facts, rounds)
 
     def _distilled(keys: Keys, facts: Facts, rounds: int) -> Facts:
@@ -154,10 +181,17 @@ def answers() -> Idea:
             (facts.get("prompts") or 0) * (facts.get("samples") or 1),
             (facts.get("micro_batch") or 1) * (facts.get("dp") or 1),
         )
-        return lengths(facts) | engines(facts) | ({steps: number} if number and not left else {}) | {
-            count: facts.get("samples"), times: facts.get("epochs"), reward: facts.get("reward_model"),
-            weight: 0.0 if facts.get("reference") == "none" else factor or None,
-        }  # fmt: skip
+        return (
+            lengths(facts)
+            | engines(facts)
+            | ({steps: number} if number and not left else {})
+            | {
+                count: facts.get("samples"),
+                times: facts.get("epochs"),
+                reward: facts.get("reward_model"),
+                weight: 0.0 if facts.get("reference") == "none" else factor or None,
+            }
+        )
 
     def lengths(facts: Facts) -> dict[str, Any]:
         longest = str(facts.get("answers") or "")
@@ -169,16 +203,49 @@ def answers() -> Idea:
             return {switch: None} if found.kind == "hf" else {}
         out = facts.get("rollout_offload") or "none"
         return {
-            switch: True, mode: "colocate", used: found.utilization, width: found.tp, length: found.context,
-            asleep: found.sleep or None, most: found.max_num_seqs, eager: True if not found.graphs else None,
-            prefixes: None if found.prefix else False, stages: found.pp if found.pp > 1 else None,
-            moved[0]: True if out in ("weights", "all") else None, moved[1]: True if out in ("optimizer", "all") else None,
-        }  # fmt: skip
+            switch: True,
+            mode: "colocate",
+            used: found.utilization,
+            width: found.tp,
+            length: found.context,
+            asleep: found.sleep or None,
+            most: found.max_num_seqs,
+            eager: True if not found.graphs else None,
+            prefixes: None if found.prefix else False,
+            stages: found.pp if found.pp > 1 else None,
+            moved[0]: True if out in ("weights", "all") else None,
+            moved[1]: True if out in ("optimizer", "all") else None,
+        }
 
     owned = (
-        count, steps, times, reward, teacher, share, sequences, epochs, parts, forward, response, switch, mode, asleep, used,
-        width, stages, length, most, eager, prefixes, *moved, away, server, batch, LONGEST, likeliest,
-    )  # fmt: skip
+        count,
+        steps,
+        times,
+        reward,
+        teacher,
+        share,
+        sequences,
+        epochs,
+        parts,
+        forward,
+        response,
+        switch,
+        mode,
+        asleep,
+        used,
+        width,
+        stages,
+        length,
+        most,
+        eager,
+        prefixes,
+        *moved,
+        away,
+        server,
+        batch,
+        LONGEST,
+        likeliest,
+    )
     facts = names_in(
         "task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout rollout_offload"
         " old_logprobs logprob_batch frozen_offload on_policy loss_terms"

@@ -84,9 +84,13 @@ def _model() -> Idea:
         names = [ATTENTION[word] for word in chosen] + (list(MLP) if keys.flag(mlp) else [])
         four = kind == "qlora" or bool(keys.flag(quantised))
         return {
-            "model": name, "lora_rank": keys.whole(rank) or 8, "qlora": four, "base": "nf4" if four else None,
-            "lora_targets": "all" if len(names) == 7 else ",".join(names), "lora_dropout": keys.real(dropout) or 0.0,
-        }  # fmt: skip
+            "model": name,
+            "lora_rank": keys.whole(rank) or 8,
+            "qlora": four,
+            "base": "nf4" if four else None,
+            "lora_targets": "all" if len(names) == 7 else ",".join(names),
+            "lora_dropout": keys.real(dropout) or 0.0,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         given = str(facts.get("model") or "").rpartition("/")[2].lower()
@@ -110,17 +114,21 @@ def _model() -> Idea:
             if rest and set(rest) != set(MLP):
                 return {}
             adapters = {
-                rank: facts["lora_rank"], modules: [key for key, ours in ATTENTION.items() if ours in wanted],
-                mlp: bool(rest), quantised: True if four else None,
+                rank: facts["lora_rank"],
+                modules: [key for key, ours in ATTENTION.items() if ours in wanted],
+                mlp: bool(rest),
+                quantised: True if four else None,
                 dropout: facts.get("lora_dropout") or (0.0 if keys.has(dropout) else None),
-            }  # fmt: skip
+            }
         prefix = "lora_" if lora else ""
         return {COMPONENT: f"torchtune.models.{family}.{prefix}{builder}"} | adapters
 
     return Idea(
         keys=(COMPONENT, rank, modules, mlp, dropout, quantised),
-        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout"), read=read, write=write,
-    )  # fmt: skip
+        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
+        read=read,
+        write=write,
+    )
 
 
 def _sharding() -> Idea:
@@ -143,7 +151,7 @@ def _sharding() -> Idea:
             reshard: False if stage == 2 else True if keys.has(reshard) else None,
             offload: True if moved == "all" else False if keys.has(offload) else None,
             tp: ranks if ranks > 1 or keys.has(tp) else None,
-        }  # fmt: skip
+        }
 
     return Idea(
         keys=(reshard, offload, tp), facts=("zero", "tp", "offload", "sequence_parallel"), read=read, write=write

@@ -73,12 +73,17 @@ def _adapter() -> Idea:
         everything = not chosen or chosen == ["all-linear"] or set(chosen) == set(LINEAR)
         bits = "int8" if keys.flag(eight) else "nf4" if keys.flag(four) is not False and not keys.flag(half) else None
         return {
-            "lora_rank": keys.whole(rank) or 16, "lora_targets": "all" if everything else ",".join(chosen or ()),
-            "lora_dropout": keys.real(dropped) or 0.0, "qlora": bits is not None, "base": bits,
-            "modules_to_save": ",".join(saved) or None, "use_dora": keys.flag(dora) or None,
+            "lora_rank": keys.whole(rank) or 16,
+            "lora_targets": "all" if everything else ",".join(chosen or ()),
+            "lora_dropout": keys.real(dropped) or 0.0,
+            "qlora": bits is not None,
+            "base": bits,
+            "modules_to_save": ",".join(saved) or None,
+            "use_dora": keys.flag(dora) or None,
             # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
-            "kbit_upcast": "none" if bits else None, "lora_dtype": "float32",
-        }  # fmt: skip
+            "kbit_upcast": "none" if bits else None,
+            "lora_dtype": "float32",
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
@@ -90,18 +95,23 @@ def _adapter() -> Idea:
         words_of = facts.get("lora_targets") or "all"
         listed = {"all": list(LINEAR), "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
         return {
-            rank: facts["lora_rank"], modules: listed, dropped: facts.get("lora_dropout") or 0,
-            four: quantised and base == "nf4", eight: True if quantised and base == "int8" else None,
-            save: whole_ones.split(",") if whole_ones else None, dora: True if facts.get("use_dora") else None,
-        }  # fmt: skip
+            rank: facts["lora_rank"],
+            modules: listed,
+            dropped: facts.get("lora_dropout") or 0,
+            four: quantised and base == "nf4",
+            eight: True if quantised and base == "int8" else None,
+            save: whole_ones.split(",") if whole_ones else None,
+            dora: True if facts.get("use_dora") else None,
+        }
 
     return Idea(
         keys=(rank, modules, dropped, save, dora, four, eight, half, whole),
         facts=names_in(
             "lora_rank lora_targets qlora base lora_dropout modules_to_save use_dora kbit_upcast lora_dtype"
         ),
-        read=read, write=write,
-    )  # fmt: skip
+        read=read,
+        write=write,
+    )
 
 
 def _checkpointing() -> Idea:

@@ -21,7 +21,7 @@ SPELLED = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
 
 
 def _kind(keys: Keys) -> str:
-    """Which of its engines a file asks for."""
+    """Return which of its engines a file asks for."""
     kind = keys.choice("distributed_type", KINDS)
     if kind is not None:
         return str(kind)
@@ -38,9 +38,12 @@ def _degrees() -> Idea:
         if _kind(keys) == "megatron":
             tensor = keys.whole(other["tp"]) or 1
             return {
-                "tp": tensor, "pp": keys.whole(other["pp"]) or 1, "ep": keys.whole(other["ep"]) or 1,
-                "sequence_parallel": bool(keys.flag(other["sp"])) and tensor > 1, "cp": 1,
-            }  # fmt: skip
+                "tp": tensor,
+                "pp": keys.whole(other["pp"]) or 1,
+                "ep": keys.whole(other["ep"]) or 1,
+                "sequence_parallel": bool(keys.flag(other["sp"])) and tensor > 1,
+                "cp": 1,
+            }
         ranks, parts = keys.whole(copies) or 1, keys.whole(shards)
         facts: Facts = {
             "tp": keys.whole(tp) or 1,
@@ -56,10 +59,11 @@ def _degrees() -> Idea:
         if facts.get("framework") == "megatron" and _kind(keys) in ("megatron", ""):
             ranks = facts.get("tp") or 1
             return {
-                other["tp"]: ranks, other["pp"]: facts.get("pp") or 1,
+                other["tp"]: ranks,
+                other["pp"]: facts.get("pp") or 1,
                 other["sp"]: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
                 other["ep"]: facts.get("ep") if (facts.get("ep") or 1) > 1 else None,
-            }  # fmt: skip
+            }
         if (
             facts.get("zero") not in (2, 3)
             or facts.get("framework") == "deepspeed"
@@ -80,8 +84,10 @@ def _degrees() -> Idea:
 
     return Idea(
         keys=(switch, tp, cp, copies, shards, f"{P}sp_size", *other.values()),
-        facts=("tp", "cp", "pp", "ep", "sequence_parallel", "replicas", "dp"), read=read, write=write,
-    )  # fmt: skip
+        facts=("tp", "cp", "pp", "ep", "sequence_parallel", "replicas", "dp"),
+        read=read,
+        write=write,
+    )
 
 
 def _engine() -> Idea:
@@ -90,8 +96,18 @@ def _engine() -> Idea:
     stage, param, state = (f"{D}{name}" for name in ("zero_stage", "offload_param_device", "offload_optimizer_device"))
     distributed, what = f"{M}use_distributed_optimizer", f"{M}recompute_activations"
     owned = (
-        "distributed_type", version, strategy, reshard, offload, again, stage, param, state, distributed, what,
-    )  # fmt: skip
+        "distributed_type",
+        version,
+        strategy,
+        reshard,
+        offload,
+        again,
+        stage,
+        param,
+        state,
+        distributed,
+        what,
+    )
 
     def of_fsdp(keys: Keys) -> Facts:
         number = keys.whole(version) or 1
@@ -132,8 +148,10 @@ def _engine() -> Idea:
         values: dict[str, Any] = dict.fromkeys(owned)
         if framework == "megatron":
             return values | {
-                "distributed_type": "MEGATRON_LM", distributed: zero > 0, what: word == "selective",
-            }  # fmt: skip
+                "distributed_type": "MEGATRON_LM",
+                distributed: zero > 0,
+                what: word == "selective",
+            }
         if framework == "deepspeed" or zero == 1 or moved == "optimizer":
             spelled = {param: "cpu" if moved == "all" else "none", state: "none" if moved == "none" else "cpu"}
             return values | {"distributed_type": "DEEPSPEED", stage: zero} | (spelled if zero else {})

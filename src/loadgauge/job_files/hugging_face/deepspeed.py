@@ -108,8 +108,10 @@ def zero(prefix: str = "") -> Idea:
 
     return Idea(
         keys=(stage, param, state, share, old, comm, *pins),
-        facts=("zero", "offload", "offload_to", "pin_memory", "overlap"), read=read, write=write,
-    )  # fmt: skip
+        facts=("zero", "offload", "offload_to", "pin_memory", "overlap"),
+        read=read,
+        write=write,
+    )
 
 
 def engine(prefix: str = "") -> Idea:

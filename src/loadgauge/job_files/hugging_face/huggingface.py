@@ -100,8 +100,10 @@ def sharding(switched: bool = True) -> Idea:
             keys.flag(key) for name in ("cpu_offload", "offload_params") if (key := first(keys, name)) is not None
         )
         return {
-            "framework": "huggingface", "zero": zero if facts is None else facts, "offload": "all" if moved else "none",
-        }  # fmt: skip
+            "framework": "huggingface",
+            "zero": zero if facts is None else facts,
+            "offload": "all" if moved else "none",
+        }
 
     def read(keys: Keys) -> Facts:
         configuration = keys.raw("deepspeed")
@@ -144,17 +146,23 @@ def sharding(switched: bool = True) -> Idea:
             old = keys.has("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
             moves = present["offload_params"]
             return values | {
-                "fsdp_version": 2, present["reshard_after_forward"]: zero == 3,
+                "fsdp_version": 2,
+                present["reshard_after_forward"]: zero == 3,
                 moves: moved == "all" if moved == "all" or old else None,
-            }  # fmt: skip
+            }
         return values | {
-            "fsdp": True, present["version"]: 2, present["reshard_after_forward"]: zero == 3,
+            "fsdp": True,
+            present["version"]: 2,
+            present["reshard_after_forward"]: zero == 3,
             present["cpu_offload"]: True if moved == "all" else None,
-        }  # fmt: skip
+        }
 
     return Idea(
-        keys=owned, facts=("framework", "zero", "offload", "offload_to", "pin_memory", "overlap"), read=read, write=write
-    )  # fmt: skip
+        keys=owned,
+        facts=("framework", "zero", "offload", "offload_to", "pin_memory", "overlap"),
+        read=read,
+        write=write,
+    )
 
 
 def half(default: Any = None, pure: str = "") -> Idea:
@@ -219,7 +227,7 @@ def weights(*names: str, default: Any = None, decides: bool = False) -> Idea:
 
 
 def _without_autocast(keys: Keys) -> str | None:
-    """What a script loads where the file says neither bf16 nor fp16: nothing else then says what is trained."""
+    """Return what a script loads where the file says neither bf16 nor fp16: nothing else then says what is trained."""
     return None if keys.flag("bf16") or keys.flag("fp16") or "bf16" in keys.left else LOADED_DTYPE.at(Stack()).value
 
 
@@ -371,8 +379,9 @@ def _quantised() -> Idea:
         base = facts.get("base") or "nf4"
         save = facts.get("modules_to_save")
         whole = {
-            "use_dora": True if facts.get("use_dora") else None, "lora_modules_to_save": save.split(",") if save else None
-        }  # fmt: skip
+            "use_dora": True if facts.get("use_dora") else None,
+            "lora_modules_to_save": save.split(",") if save else None,
+        }
         if not facts.get("qlora"):
             return {four: False if keys.has(four) else None, nested: None, eight: None, kind: None} | whole
         if base == "int8":
@@ -384,8 +393,10 @@ def _quantised() -> Idea:
 
     return Idea(
         keys=(four, eight, kind, nested, "use_dora", "lora_modules_to_save"),
-        facts=("qlora", "base", "kbit_upcast", "lora_dtype", "use_dora", "modules_to_save"), read=read, write=write,
-    )  # fmt: skip
+        facts=("qlora", "base", "kbit_upcast", "lora_dtype", "use_dora", "modules_to_save"),
+        read=read,
+        write=write,
+    )
 
 
 def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:

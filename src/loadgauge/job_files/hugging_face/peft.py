@@ -72,10 +72,11 @@ def _method() -> Idea:
         saved = keys.words(SAVED)
         facts: Facts = {
             "adapter": None if method == "lora" else method,
-            "lora_rank": None if size is None else number or USUAL[method], "lora_targets": _targets(keys, method),
+            "lora_rank": None if size is None else number or USUAL[method],
+            "lora_targets": _targets(keys, method),
             "use_dora": (keys.flag(DORA) or None) if method == "lora" else None,
             "modules_to_save": ",".join(saved) if saved else None,
-        }  # fmt: skip
+        }
         if known is not None and known.virtual:
             if str(keys.raw(REPARAMETERIZED) or "MLP").upper() != "MLP":
                 raise keys.wrong(REPARAMETERIZED, "is read where it is MLP")
@@ -103,15 +104,21 @@ def _method() -> Idea:
         saved, virtual = facts.get("modules_to_save"), facts.get("virtual_tokens")
         values: dict[str, Any] = dict.fromkeys({*SIZES.values()} | {TOKENS})
         values |= {
-            KIND: NAMES[method], TARGETS: spelled, PARAMETERS: experts or None, TOKENS: virtual,
-            DORA: True if facts.get("use_dora") else None, SAVED: saved.split(",") if saved else None,
-        }  # fmt: skip
+            KIND: NAMES[method],
+            TARGETS: spelled,
+            PARAMETERS: experts or None,
+            TOKENS: virtual,
+            DORA: True if facts.get("use_dora") else None,
+            SAVED: saved.split(",") if saved else None,
+        }
         return values | ({SIZES[method]: facts.get("lora_rank")} if method in SIZES else {})
 
     return Idea(
         keys=(KIND, *dict.fromkeys(SIZES.values()), TARGETS, PARAMETERS, SAVED, DORA, TOKENS, FEED, REPARAMETERIZED),
-        facts=("adapter", "lora_rank", "lora_targets", "use_dora", "modules_to_save", "virtual_tokens"), read=read, write=write,
-    )  # fmt: skip
+        facts=("adapter", "lora_rank", "lora_targets", "use_dora", "modules_to_save", "virtual_tokens"),
+        read=read,
+        write=write,
+    )
 
 
 def _dropout() -> Idea:

@@ -140,8 +140,12 @@ def colocated(ranks: int, share: float, at_once: int, asleep: bool, context: int
     'vllm:tp=2,utilization=0.3,max_num_seqs=16,max_batched_tokens=4096'
     """
     said = {
-        "tp": ranks, "utilization": share, "max_num_seqs": at_once * ranks, "max_batched_tokens": 4096, "sleep": 2 if asleep else 0,
-    } | ({"context": context} if context else {})  # fmt: skip
+        "tp": ranks,
+        "utilization": share,
+        "max_num_seqs": at_once * ranks,
+        "max_batched_tokens": 4096,
+        "sleep": 2 if asleep else 0,
+    } | ({"context": context} if context else {})
     return Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()
 
 
@@ -201,10 +205,15 @@ def task() -> Idea:
         if new >= whole:
             raise keys.wrong(longest_s, f"leaves nothing of max_length ({whole}) for a prompt")
         return facts | {
-            "task": "opd", "loss_terms": facts["loss_terms"] or "jsd", "on_policy": None if part == 1 else part, "samples": 1,
-            "answers": str(new), "prompt_len": whole - new, "rollout": f"hf:batch={each}",
+            "task": "opd",
+            "loss_terms": facts["loss_terms"] or "jsd",
+            "on_policy": None if part == 1 else part,
+            "samples": 1,
+            "answers": str(new),
+            "prompt_len": whole - new,
+            "rollout": f"hf:batch={each}",
             "generated": each * (keys.whole(accumulation) or 1),
-        }  # fmt: skip
+        }
 
     def _of_answers(keys: Keys, trainer: str) -> Facts:
         each = keys.whole(micro) or 8
@@ -212,12 +221,16 @@ def task() -> Idea:
         weight = keys.real(beta)
         refers = (0.05 if trainer == "rloo" else 0.0) if weight is None else weight
         facts: Facts = {
-            "task": trainer, "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
-            "generated": at_once, "epochs": keys.whole("num_iterations") or 1,
-            "answers": str(keys.whole("max_completion_length") or 512), "prompt_len": keys.whole("max_prompt_length"),
-            "reward_model": keys.word("reward_model_name_or_path"), "reference": None if refers else "none",
+            "task": trainer,
+            "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
+            "generated": at_once,
+            "epochs": keys.whole("num_iterations") or 1,
+            "answers": str(keys.whole("max_completion_length") or 512),
+            "prompt_len": keys.whole("max_prompt_length"),
+            "reward_model": keys.word("reward_model_name_or_path"),
+            "reference": None if refers else "none",
             "old_logprobs": None if _passes_twice(keys, trainer) else "none",
-        }  # fmt: skip
+        }
         if not keys.flag("use_vllm"):
             return facts | {"rollout": f"hf:batch={at_once}"}
         if (keys.choice("vllm_mode", {"colocate": "colocate", "server": "server"}) or "colocate") == "server":
@@ -233,7 +246,7 @@ def task() -> Idea:
         return facts | {"rollout": text}
 
     def _passes_twice(keys: Keys, trainer: str) -> bool:
-        """Whether old log-probs are made."""
+        """Return whether old log-probs are made."""
         count = keys.whole(accumulation) or 1
         every = (keys.whole(steps) or count) * (keys.whole("num_iterations") or 1)
         corrected = keys.flag("use_vllm") and keys.flag("vllm_importance_sampling_correction") is not False
@@ -270,10 +283,11 @@ def task() -> Idea:
         length = str(facts.get("answers") or "")
         refers, weight = facts.get("reference") != "none", keys.real(beta)
         values: dict[str, Any] = {
-            "num_generations": facts.get("samples"), "num_iterations": facts.get("epochs"),
+            "num_generations": facts.get("samples"),
+            "num_iterations": facts.get("epochs"),
             "reward_model_name_or_path": facts.get("reward_model"),
             beta: (weight or 0.04 if trainer == "grpo" else weight or 0.05) if refers else 0.0,
-        }  # fmt: skip
+        }
         if length.isdecimal():
             values["max_completion_length"] = int(length)
         at_once = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
@@ -284,9 +298,12 @@ def task() -> Idea:
         if engine.kind != "vllm":
             return values | ({"use_vllm": None} if engine.kind == "hf" else {})
         return values | {
-            "use_vllm": True, share: engine.utilization, ranks: engine.tp, longest: engine.context,
+            "use_vllm": True,
+            share: engine.utilization,
+            ranks: engine.tp,
+            longest: engine.context,
             "vllm_enable_sleep_mode": True if engine.sleep else None,
-        }  # fmt: skip
+        }
 
     facts = names_in(
         "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"

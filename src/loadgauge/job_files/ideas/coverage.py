@@ -1,4 +1,4 @@
-"""What happens to a key that no idea of a dialect reads. No key is ignored silently; each is one of
+"""Keys that no idea of a dialect reads. No key is ignored silently; each is one of
 
 harmless: it changes neither memory nor the time of a step (logging, saving, data paths, learning efficiencies)
 stops: it changes the answer in a way that is not modelled, so there is none (`Stop`)
@@ -102,8 +102,10 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         """The lists that contain a key; the most exact pattern counts, so `a.b` goes before `a.*`. Empty where none does."""
         for name in _names(key):
             lists: dict[Kind, Iterable[str]] = {
-                "harmless": self.harmless, "stops": self.stops, "bounded": self.bounded,
-            }  # fmt: skip
+                "harmless": self.harmless,
+                "stops": self.stops,
+                "bounded": self.bounded,
+            }
             matches = tuple(kind for kind, names in lists.items() if name in names)
             guessed = name.endswith("*") and matches == ("harmless",) and name not in self.proven
             if guessed and suspect(key[len(name) - 1 :]):
@@ -163,7 +165,7 @@ def _names(key: str) -> list[str]:
 
 
 def _among(value: Any, values: tuple[Any, ...]) -> bool:
-    """Whether a value is one of several; `"False"`, `false` and False are the same, and so are 1 and `"1"` and 1.0."""
+    """Return whether a value is one of several; `"False"`, `false` and False are the same, and so are 1 and `"1"` and 1.0."""
     if isinstance(value, str) and value.startswith("${oc.select:"):
         return True  # Hydra's words for the value of another key, which is looked at itself
     off = {_plain(other) for other in values}
@@ -189,7 +191,7 @@ def _plain(value: Any) -> str:
 
 
 def suspect(key: str) -> bool:
-    """Whether the name of an unknown key suggests that it affects memory or time.
+    """Return whether the name of an unknown key suggests that it affects memory or time.
 
     >>> suspect("model.weightQuantBits"), suspect("project_title")
     (True, False)

@@ -12,7 +12,7 @@ Rule = Callable[[Keys], Any]
 
 
 def asked(keys: Keys, *names: str) -> bool:
-    """Whether one of these strategies (`eval_strategy`) says that there is an evaluation."""
+    """Return whether one of these strategies (`eval_strategy`) says that there is an evaluation."""
     return any(str(value).lower() not in NEVER for name in names if (value := keys.raw(name)) is not None)
 
 
@@ -28,8 +28,14 @@ def evaluation(
     """
     size, kept, losses, start, do = (
         f"{prefix}{name}"
-        for name in ("per_device_eval_batch_size", "eval_accumulation_steps", "prediction_loss_only", "eval_on_start", "do_eval")
-    )  # fmt: skip
+        for name in (
+            "per_device_eval_batch_size",
+            "eval_accumulation_steps",
+            "prediction_loss_only",
+            "eval_on_start",
+            "do_eval",
+        )
+    )
     strategies = (f"{prefix}eval_strategy", f"{prefix}evaluation_strategy")
 
     def on(keys: Keys) -> bool:

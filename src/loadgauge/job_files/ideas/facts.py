@@ -1,4 +1,4 @@
-"""What a job file says, in terms that no tool owns, and the arithmetic that connects the ways in which tools say it.
+"""Facts of a job file in tool-neutral terms, and the arithmetic between the tools' spellings.
 
 A dialect's table turns the keys of a file into facts: `tp`, or `accumulation`, or `shards`. `solve` makes a `Job` of them
 and finds where two of them contradict; `facts_of` is the way back. A fact is named as the field of `Job` that it fills, if any.
@@ -40,7 +40,7 @@ SOLVED = ("gpus", "gpus_per_node", "micro_batch", "global_batch", "replicas")
 
 
 class Extra(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job file says and no flag does.
+    """Facts of a job file that no flag has.
 
     config: the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
@@ -239,7 +239,7 @@ def _joined(given: list[Fact]) -> str:
 
 
 def describe(job: Job, extra: Extra) -> dict[str, Any]:
-    """What is known of a job, by name: fields of `Job` that files have keys for, the model's config and the accumulation."""
+    """Return what is known of a job, by name: fields of `Job` that files have keys for, the model's config and the accumulation."""
     values = {name: getattr(job if name in FIELDS else extra, name) for name in NAMES}
     return {name: value for name, value in values.items() if value is not None and (name, value) != ("model", "")}
 

@@ -134,5 +134,5 @@ def instantiated(
 
 
 def _blocks(names: list[str]) -> bool:
-    """Whether the names or patterns are those of attention and MLP, and so of all linear layers of the blocks."""
+    """Return whether the names or patterns are those of attention and MLP, and so of all linear layers of the blocks."""
     return any("attn" in name for name in names) and any("mlp" in name for name in names)

@@ -57,9 +57,12 @@ def adapted_layers(key: str, last: str = "") -> Idea:
 def frozen_share() -> Idea:
     """The idea of ms-swift's frozen parameters: a share of all from the bottom, or all but those whose names begin so."""
     share, names, pattern, frozen, frozen_pattern = (
-        "freeze_parameters_ratio", "trainable_parameters", "trainable_parameters_regex", "freeze_parameters",
+        "freeze_parameters_ratio",
+        "trainable_parameters",
+        "trainable_parameters_regex",
+        "freeze_parameters",
         "freeze_parameters_regex",
-    )  # fmt: skip
+    )
 
     def read(keys: Keys) -> Facts:
         part = keys.real(share) or 0.0
@@ -88,8 +91,12 @@ def frozen_share() -> Idea:
             return dict.fromkeys((share, names, pattern, frozen, frozen_pattern))
         if given.startswith("frozen:"):
             return {
-                share: float(given.removeprefix("frozen:")), names: None, pattern: None, frozen: None, frozen_pattern: None,
-            }  # fmt: skip
+                share: float(given.removeprefix("frozen:")),
+                names: None,
+                pattern: None,
+                frozen: None,
+                frozen_pattern: None,
+            }
         return {}
 
     return Idea(keys=(share, names, pattern, frozen, frozen_pattern), facts=("train",), read=read, write=write)
@@ -154,9 +161,11 @@ def freeze(method: str = "finetuning_type") -> Idea:
             return {}
         count = -int(ranges.pop().strip(":"))
         return {
-            method: "freeze", layers: count, modules: None if inside == ["all"] else ",".join(inside),
+            method: "freeze",
+            layers: count,
+            modules: None if inside == ["all"] else ",".join(inside),
             others: ",".join(extra) or None,
-        }  # fmt: skip
+        }
 
     return Idea(keys=FREEZE, facts=("train",), read=read, write=write)
 

@@ -1,4 +1,4 @@
-"""What a dialect is made of: ideas, each with its keys and a translation from keys to facts and back."""
+"""`Dialect`: ideas, each with its keys and a translation from keys to facts and back."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ class Keys:
         return ConfigError(message, key=self.document.shown(key), file=self.file)
 
     def since(self, *version: int) -> bool:
-        """Whether the file is for this version of the tool or a later one; without a version it is for the newest."""
+        """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
         return self.version is None or self.version >= version
 
     def has(self, *keys: str) -> bool:
-        """Whether any of the keys has a value that is not left to another file."""
+        """Return whether any of the keys has a value that is not left to another file."""
         return any(self.raw(key) is not None for key in keys)
 
     def raw(self, key: str) -> Any:
@@ -299,7 +299,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return key_lists(self.name)
 
     def begun(self, syntax: str, task: str | None) -> str:
-        """What an export of a task begins from."""
+        """Return what an export of a task begins from."""
         return self.blanks.get(task or "", self.blank[syntax]) if syntax == self.syntaxes[0] else self.blank[syntax]
 
     @property
@@ -397,7 +397,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return errors
 
     def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
-        """What a document asks for that is not counted: keys whose effect is bounded, and keys in no list."""
+        """Return what a document asks for that is not counted: keys whose effect is bounded, and keys in no list."""
         items: list[Uncounted] = []
         covering = self.covering(keys.document)
         for key in self._rest(keys.document):

@@ -49,11 +49,15 @@ def _degrees() -> Idea:
             kind = 2 if keys.flag(reshard) is False else 3
         ranks = _size(keys, tp) or 1
         facts: Facts = {
-            "tp": ranks, "cp": _size(keys, cp) or 1, "pp": _size(keys, pp) or 1, "ep": _size(keys, ep) or 1,
-            "zero": kind, "sequence_parallel": bool(keys.flag(shared)) and ranks > 1,
+            "tp": ranks,
+            "cp": _size(keys, cp) or 1,
+            "pp": _size(keys, pp) or 1,
+            "ep": _size(keys, ep) or 1,
+            "zero": kind,
+            "sequence_parallel": bool(keys.flag(shared)) and ranks > 1,
             # As `FSDP2Config` has it, unless it is told otherwise (`components/distributed/utils.py`, `get_sync_ctx`).
             "gradient_sync": "each" if keys.flag(later) is False else "last",
-        }  # fmt: skip
+        }
         if keys.given.get("gpus") == 1:
             facts["zero"] = 0
         replicas, ranks_of_data = _size(keys, copies), _size(keys, whole)
@@ -85,9 +89,11 @@ def _degrees() -> Idea:
         return values
 
     return Idea(
-        keys=owned, facts=("tp", "cp", "pp", "ep", "zero", "replicas", "dp", "sequence_parallel", "gradient_sync"),
-        read=read, write=write,
-    )  # fmt: skip
+        keys=owned,
+        facts=("tp", "cp", "pp", "ep", "zero", "replicas", "dp", "sequence_parallel", "gradient_sync"),
+        read=read,
+        write=write,
+    )
 
 
 def _pipeline() -> Idea:
@@ -145,9 +151,12 @@ def _adapter() -> Idea:
         if keys.flag(eight):
             quantised, base = True, "int8"
         return {
-            "lora_rank": keys.whole(rank) or 8, "lora_targets": "all" if everything else ",".join(names),
-            "lora_dropout": keys.real(dropped) or 0.0, "qlora": quantised, "base": base if quantised else None,
-        }  # fmt: skip
+            "lora_rank": keys.whole(rank) or 8,
+            "lora_targets": "all" if everything else ",".join(names),
+            "lora_dropout": keys.real(dropped) or 0.0,
+            "qlora": quantised,
+            "base": base if quantised else None,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
@@ -159,17 +168,23 @@ def _adapter() -> Idea:
         listed = {"all": "*_proj", "attention": ["*q_proj", "*k_proj", "*v_proj", "*o_proj"]}.get(chosen)
         quantised = True if facts.get("qlora") and base != "int8" else None
         return {
-            target: "nemo_automodel.components._peft.lora.PeftConfig", rank: facts["lora_rank"], every: None,
+            target: "nemo_automodel.components._peft.lora.PeftConfig",
+            rank: facts["lora_rank"],
+            every: None,
             modules: [f"*{name}" for name in chosen.split(",")] if listed is None else listed,
-            dropped: facts.get("lora_dropout") or (0.0 if keys.has(dropped) else None), four: quantised,
-            nested: (base == "nf4") if quantised else None, kind: "fp4" if quantised and base == "fp4" else None,
+            dropped: facts.get("lora_dropout") or (0.0 if keys.has(dropped) else None),
+            four: quantised,
+            nested: (base == "nf4") if quantised else None,
+            kind: "fp4" if quantised and base == "fp4" else None,
             eight: True if facts.get("qlora") and base == "int8" else None,
-        }  # fmt: skip
+        }
 
     return Idea(
         keys=(target, rank, modules, every, dropped, four, eight, nested, kind),
-        facts=("lora_rank", "lora_targets", "qlora", "base", "lora_dropout"), read=read, write=write,
-    )  # fmt: skip
+        facts=("lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
+        read=read,
+        write=write,
+    )
 
 
 def _checkpointing() -> Idea:

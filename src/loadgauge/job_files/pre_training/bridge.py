@@ -79,12 +79,18 @@ def _lora() -> Idea:
         if not facts.get("lora_rank"):
             return {rank: None, modules: None, "peft._target_": None}
         wanted = facts.get("lora_targets") or "all"
-        chosen = list(TARGETS) if wanted == "all" else list(TARGETS)[:2] if wanted == "attention" else [
-            word for word, names in TARGETS.items() if set(names) <= set(wanted.split(","))
-        ]  # fmt: skip
+        chosen = (
+            list(TARGETS)
+            if wanted == "all"
+            else list(TARGETS)[:2]
+            if wanted == "attention"
+            else [word for word, names in TARGETS.items() if set(names) <= set(wanted.split(","))]
+        )
         return {
-            "peft._target_": "megatron.bridge.peft.lora.LoRA", rank: facts["lora_rank"], modules: chosen,
-        }  # fmt: skip
+            "peft._target_": "megatron.bridge.peft.lora.LoRA",
+            rank: facts["lora_rank"],
+            modules: chosen,
+        }
 
     return Idea(keys=(rank, modules, "peft._target_"), facts=("lora_rank", "lora_targets"), read=read, write=write)
 

@@ -116,8 +116,10 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 
     return Idea(
         keys=(pp, chunks, layers, first, last, *([also] if also is not None else [])),
-        facts=("pp", "vpp", "schedule", "stage_layers"), read=read, write=write,
-    )  # fmt: skip
+        facts=("pp", "vpp", "schedule", "stage_layers"),
+        read=read,
+        write=write,
+    )
 
 
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
@@ -265,9 +267,12 @@ def precision() -> Idea:
         reuse = True if primary and plain == "mxfp8" else None
         shape = "e4m3" if plain == "mxfp8" else "hybrid"
         return values | {
-            "bf16": True, "fp8_format": shape, "fp8_recipe": backward[plain], "fp8_param_gather": primary or None,
+            "bf16": True,
+            "fp8_format": shape,
+            "fp8_recipe": backward[plain],
+            "fp8_param_gather": primary or None,
             "reuse_grad_buf_for_mxfp8_param_ag": reuse,
-        }  # fmt: skip
+        }
 
     return Idea(keys=owned, facts=("precision",), read=read, write=write)
 
@@ -484,12 +489,16 @@ def _read(keys: Keys) -> Facts:
         return {}
     return {
         "config": {
-            "model_type": "gpt2", "n_layer": sizes["num_hidden_layers"], "n_head": sizes["num_attention_heads"],
-            "n_embd": hidden, "n_inner": sizes.get("intermediate_size"), "vocab_size": sizes["vocab_size"],
+            "model_type": "gpt2",
+            "n_layer": sizes["num_hidden_layers"],
+            "n_head": sizes["num_attention_heads"],
+            "n_embd": hidden,
+            "n_inner": sizes.get("intermediate_size"),
+            "vocab_size": sizes["vocab_size"],
             "n_positions": sizes.get("max_position_embeddings", 1024),
             "tie_word_embeddings": config["tie_word_embeddings"],
         }
-    }  # fmt: skip
+    }
 
 
 PLAIN = {
@@ -500,7 +509,7 @@ PLAIN = {
 
 
 def missing_sizes(config: dict[str, Any]) -> bool:
-    """Whether the arguments cannot express a model's config; those of Llama, Qwen 3 and Mixtral they can.
+    """Return whether the arguments cannot express a model's config; those of Llama, Qwen 3 and Mixtral they can.
 
     >>> missing_sizes({"model_type": "llama", "hidden_size": 8}), missing_sizes({"model_type": "llama", "attention_bias": True})
     (False, True)
@@ -520,11 +529,15 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
     if routed:
         values |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
     values |= {
-        "normalization": "RMSNorm", "position_embedding_type": "rope", "swiglu": True, "disable_bias_linear": True,
+        "normalization": "RMSNorm",
+        "position_embedding_type": "rope",
+        "swiglu": True,
+        "disable_bias_linear": True,
         "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings") or None,
-        "group_query_attention": True if groups != heads else None, "num_query_groups": groups if groups != heads else None,
+        "group_query_attention": True if groups != heads else None,
+        "num_query_groups": groups if groups != heads else None,
         "qk_layernorm": True if config["model_type"] == "qwen3" else None,
-    }  # fmt: skip
+    }
     return values
 
 

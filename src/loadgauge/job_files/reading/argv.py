@@ -300,9 +300,13 @@ def _options(words: list[Word]) -> Iterator[Option]:
             inner = word.start + word.raw.index("=") + 1
             end = word.end - (word.raw[0] in "\"'")
             yield Option(
-                name.lstrip("-+").replace("-", "_"), name.lstrip("+"), word.start, word.end,
-                (Word(inner, end, value.strip("\"'")),), True,
-            )  # fmt: skip
+                name.lstrip("-+").replace("-", "_"),
+                name.lstrip("+"),
+                word.start,
+                word.end,
+                (Word(inner, end, value.strip("\"'")),),
+                True,
+            )
         elif SUBCOMMAND.match(word.text) and not word.text.startswith("-"):
             yield Option(word.text.replace("-", "_"), word.text, word.start, word.end, (), False)
         elif NAME.match(word.text):
@@ -322,10 +326,10 @@ def _begins(word: Word) -> bool:
 
 
 def _pairs(word: Word) -> bool:
-    """Whether a word is a value of its own kind, `name=number,...`, and not an override with a section."""
+    """Return whether a word is a value of its own kind, `name=number,...`, and not an override with a section."""
     return bool(UNDOTTED.match(word.text) and not HYDRA.match(word.text))
 
 
 def _overrides(word: Word) -> bool:
-    """Whether a word is one of Hydra's overrides; without dots at the start of a line it would be a variable."""
+    """Return whether a word is one of Hydra's overrides; without dots at the start of a line it would be a variable."""
     return bool(HYDRA.match(word.text) or (UNDOTTED.match(word.text) and not word.first))

@@ -81,9 +81,10 @@ def _over(beneath: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any
     whole = {name.rpartition(".")[0] for name in layer if name.rpartition(".")[2] == REPLACES}
     above = {part for name in layer for part in _sections(name)}
     kept = {
-        name: value for name, value in beneath.items()
+        name: value
+        for name, value in beneath.items()
         if name not in above and not any(part in whole or part in layer for part in _sections(name))
-    }  # fmt: skip
+    }
     return kept | {name: value for name, value in layer.items() if name.rpartition(".")[2] != REPLACES}
 
 

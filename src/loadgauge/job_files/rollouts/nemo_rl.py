@@ -37,7 +37,7 @@ def _generates(keys: Keys) -> bool:
 
 
 def _megatron(keys: Keys) -> bool:
-    """Whether Megatron trains; both sections may be there, one of them on."""
+    """Return whether Megatron trains; both sections may be there, one of them on."""
     on = keys.flag(f"{M}enabled")
     if on and keys.flag(f"{D}enabled"):
         raise keys.wrong(f"{M}enabled", f"contradicts {D}enabled")
@@ -78,20 +78,24 @@ def _layout() -> Idea:
         facts["recompute"] = recomputed(keys, megatron)
         if not megatron:
             facts |= {
-                "framework": "torchtitan", "zero": 3, "pp": 1, "offload": "all" if keys.flag(moved) else "none",
+                "framework": "torchtitan",
+                "zero": 3,
+                "pp": 1,
+                "offload": "all" if keys.flag(moved) else "none",
                 "sequence_parallel": bool(keys.flag(other)) and facts["tp"] > 1,
                 "cp_comm": "ring" if facts["cp"] > 1 else None,
-            }  # fmt: skip
+            }
             return facts
         given = keys.real(part)
         if keys.flag(host) and given not in (None, 0.0, 1.0):
             raise keys.wrong(part, f"a part ({given}) is not read; 0 or 1 is")
         return facts | {
-            "framework": "megatron", "zero": 0 if keys.flag(distributed) is False else 1,
+            "framework": "megatron",
+            "zero": 0 if keys.flag(distributed) is False else 1,
             "sequence_parallel": bool(keys.flag(shared)) and facts["tp"] > 1,
             "schedule": "1f1b" if facts["pp"] > 1 else None,
             "offload": "optimizer" if keys.flag(host) and given != 0 else "none",
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stage, word, out = facts.get("zero") or 0, facts.get("recompute") or "none", facts.get("offload") or "none"
@@ -116,9 +120,19 @@ def _layout() -> Idea:
 
     facts = names_in("tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp")
     owned = (
-        *of_megatron.values(), *of_dtensor.values(), shared, other, *switches, moved, *again, what, modules, distributed, host,
+        *of_megatron.values(),
+        *of_dtensor.values(),
+        shared,
+        other,
+        *switches,
+        moved,
+        *again,
+        what,
+        modules,
+        distributed,
+        host,
         part,
-    )  # fmt: skip
+    )
     return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
@@ -151,8 +165,11 @@ def _precision() -> Idea:
         plain = asked.removesuffix("-primary")
         if plain in ("fp8-tensorwise", "fp8-blockwise", "fp8-delayed", "mxfp8"):
             return {
-                dtype: "bfloat16", eight: True, recipe: plain.removeprefix("fp8-"), primary: asked.endswith("-primary"),
-            }  # fmt: skip
+                dtype: "bfloat16",
+                eight: True,
+                recipe: plain.removeprefix("fp8-"),
+                primary: asked.endswith("-primary"),
+            }
         name, _, kind = asked.partition("-")
         if name not in spelled or kind not in ("", "mixed-16", "mixed-18"):
             return {}
@@ -189,8 +206,9 @@ def _gpus() -> Idea:
                 where, f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
             )
         return facts | {
-            "placement": f"split:{total - rollout}+{rollout}", "staleness": None if waits else keys.whole(age) or 1,
-        }  # fmt: skip
+            "placement": f"split:{total - rollout}+{rollout}",
+            "staleness": None if waits else keys.whole(age) or 1,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "gpus" not in facts:
@@ -239,9 +257,10 @@ def _task() -> Idea:
         keys.choice(kind, names)
         refers = (0.01 if keys.real(weight) is None else keys.real(weight)) and not keys.flag(skipped)
         return {
-            "task": "gspo" if keys.flag(whole) else "grpo", "reference": "model" if refers else "none",
+            "task": "gspo" if keys.flag(whole) else "grpo",
+            "reference": "model" if refers else "none",
             "frozen_offload": True if refers else None,
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task, algorithm = facts.get("task"), _algorithm(keys)
@@ -391,10 +410,13 @@ def _rollout() -> Idea:
         if keys.has(dtype) and weights is None:
             raise keys.wrong(dtype, "weights of float32 are not read")
         options |= {
-            "utilization": 0.6 if used is None else used, "graphs": "false" if keys.flag(eager) else "true",
-            "prefix": "false" if keys.flag(prefixes) is False else "true", "sleep": int(asleep),
-            "weights": weights or "bf16", "kv": keys.choice(cache, caches) or "bf16",
-        } | ({"context": context} if context else {})  # fmt: skip
+            "utilization": 0.6 if used is None else used,
+            "graphs": "false" if keys.flag(eager) else "true",
+            "prefix": "false" if keys.flag(prefixes) is False else "true",
+            "sleep": int(asleep),
+            "weights": weights or "bf16",
+            "kv": keys.choice(cache, caches) or "bf16",
+        } | ({"context": context} if context else {})
         options |= {name: value for name, key in most.items() if (value := keys.whole(key)) is not None}
         if options["ep"] > 1 and options["ep"] % options["tp"]:
             raise keys.wrong(sizes["ep"], f"{options['ep']} is no multiple of tensor_parallel_size = {options['tp']}")
@@ -410,10 +432,14 @@ def _rollout() -> Idea:
             usual = getattr(engine, name) == getattr(plain, name)
             values[key] = None if usual and not keys.has(key) else getattr(engine, name)
         return values | {
-            backend: "vllm", share: engine.utilization, eager: not engine.graphs, longest: engine.context,
-            prefixes: None if engine.prefix else False, dtype: "fp8" if engine.weights == "fp8" else "bfloat16",
+            backend: "vllm",
+            share: engine.utilization,
+            eager: not engine.graphs,
+            longest: engine.context,
+            prefixes: None if engine.prefix else False,
+            dtype: "fp8" if engine.weights == "fp8" else "bfloat16",
             cache: "fp8" if engine.kv == "fp8" else "auto",
-        }  # fmt: skip
+        }
 
     owned = (*sizes.values(), *most.values(), share, eager, longest, prefixes, backend, dtype, cache)
     return Idea(keys=owned, facts=("rollout", "rollout_offload"), read=read, write=write)
@@ -432,9 +458,10 @@ def _adapter() -> Idea:
         chosen = keys.words(modules) or []
         everything = not chosen or (not _megatron(keys) and keys.flag(every) is not False)
         return {
-            "lora_rank": keys.whole(rank) or 8, "lora_targets": "all" if everything else ",".join(chosen),
+            "lora_rank": keys.whole(rank) or 8,
+            "lora_targets": "all" if everything else ",".join(chosen),
             "lora_dropout": keys.real(dropped) or None,
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         megatron = facts.get("framework") == "megatron" or (_megatron(keys) and "framework" not in facts)
@@ -448,9 +475,11 @@ def _adapter() -> Idea:
             words_of = "q_proj,k_proj,v_proj,o_proj"
         values: dict[str, Any] = {} if megatron else {every: words_of == "all"}
         return values | {
-            switch: True, rank: facts["lora_rank"], modules: [] if words_of == "all" else words_of.split(","),
+            switch: True,
+            rank: facts["lora_rank"],
+            modules: [] if words_of == "all" else words_of.split(","),
             dropped: facts.get("lora_dropout") or 0.0,
-        }  # fmt: skip
+        }
 
     facts = names_in("adapter qlora lora_rank lora_targets lora_dropout")
     return Idea(keys=(*both[False], *both[True], every), facts=facts, read=read, write=write)
@@ -458,8 +487,11 @@ def _adapter() -> Idea:
 
 def _optimizer() -> Idea:
     name, fused, many, of_megatron = (
-        f"{P}optimizer.name", f"{P}optimizer.kwargs.fused", f"{P}optimizer.kwargs.foreach", f"{M}optimizer.optimizer",
-    )  # fmt: skip
+        f"{P}optimizer.name",
+        f"{P}optimizer.kwargs.fused",
+        f"{P}optimizer.kwargs.foreach",
+        f"{M}optimizer.optimizer",
+    )
     named = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd"}
     theirs = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
 

@@ -76,9 +76,11 @@ def _gpus() -> Idea:
         total = trainer + rollout
         node = min(8, max(each, 1)) if total > 8 else total
         return {
-            "gpus": total, "gpus_per_node": node if total % node == 0 else None, "placement": f"split:{trainer}+{rollout}",
+            "gpus": total,
+            "gpus_per_node": node if total % node == 0 else None,
+            "placement": f"split:{trainer}+{rollout}",
             "staleness": None if waits else keys.whole(at(keys, queue)) or 1,
-        }  # fmt: skip
+        }
 
     def _same_gpus(keys: Keys, trainer: int, together: bool) -> None:
         """Refuses a model on GPUs of its own, or on other GPUs than the actor's."""
@@ -197,10 +199,12 @@ def _task() -> Idea:
                 at(keys, frozen), "is read where reference and reward model are both on the host, or neither"
             )
         return {
-            "task": task, "reference": "model" if refers else "none", "reward_model": score,
+            "task": task,
+            "reference": "model" if refers else "none",
+            "reward_model": score,
             "critic": value if task == "ppo" and value != own else None,
             "frozen_offload": any(there) or None,
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task, trainer = facts.get("task"), trainer_of(keys)
@@ -217,17 +221,22 @@ def _task() -> Idea:
             away = bool(facts.get("frozen_offload"))
             scripted = keys.has(at(keys, remote)) or keys.has(at(keys, agent))
             return {
-                at(keys, estimator): kind, at(keys, kl): (weight or 0.01) if refers else 0, at(keys, reward): score,
+                at(keys, estimator): kind,
+                at(keys, kl): (weight or 0.01) if refers else 0,
+                at(keys, reward): score,
                 at(keys, critic): facts.get("critic") or (facts.get("model") if score and task == "ppo" else None),
-                at(keys, remote): None if score else keys.word(at(keys, remote)) or (None if scripted else "reward_func.py"),
-                at(keys, frozen): away and refers, at(keys, scored): away and score is not None,
+                at(keys, remote): None
+                if score
+                else keys.word(at(keys, remote)) or (None if scripted else "reward_func.py"),
+                at(keys, frozen): away and refers,
+                at(keys, scored): away and score is not None,
                 at(keys, actor_loss): "gspo" if task == "gspo" else None,
-            }  # fmt: skip
+            }
         if trainer in ("dpo", "kto"):
             return {
                 at(keys, ipo): task == "ipo" or (None if not keys.has(at(keys, ipo)) else False),
                 at(keys, frozen): bool(facts.get("frozen_offload")),
-            }  # fmt: skip
+            }
         if trainer == "kd":
             return {teacher: facts.get("teacher"), hidden: bool(facts.get("frozen_offload"))}
         return {}
@@ -241,8 +250,11 @@ def _rollout() -> Idea:
     """vLLM's engines, which sleep at level 1, and what DeepSpeed moves meanwhile: everything but the 16-bit weights."""
     share, eager, sleeps = "vllm.gpu_memory_utilization", "vllm.enforce_eager", "vllm.enable_sleep"
     prefix, width, moved, everything = (
-        "vllm.enable_prefix_caching", "vllm.tensor_parallel_size", "ds.enable_sleep", "train.colocate_all",
-    )  # fmt: skip
+        "vllm.enable_prefix_caching",
+        "vllm.tensor_parallel_size",
+        "ds.enable_sleep",
+        "train.colocate_all",
+    )
 
     def read(keys: Keys) -> Facts:
         if not _generates(keys):
@@ -250,16 +262,18 @@ def _rollout() -> Idea:
         used = keys.real(at(keys, share))
         together = keys.flag(at(keys, everything)) and not keys.flag(at(keys, "train.async_enable"))
         options = {
-            "tp": keys.whole(at(keys, width)) or 1, "utilization": 0.95 if used is None else used,
+            "tp": keys.whole(at(keys, width)) or 1,
+            "utilization": 0.95 if used is None else used,
             "graphs": "false" if keys.flag(at(keys, eager)) else "true",
             "prefix": "true" if keys.flag(at(keys, prefix)) else "false",
-            "sleep": 1 if together and keys.flag(at(keys, sleeps)) else 0, "context": _longest(keys),
-        }  # fmt: skip
+            "sleep": 1 if together and keys.flag(at(keys, sleeps)) else 0,
+            "context": _longest(keys),
+        }
         host = keys.flag(at(keys, moved)) and not keys.flag(at(keys, "ds.adam_offload"))
         return {
             "rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in options.items())).text(),
             "rollout_offload": "optimizer" if host else "none",
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         engine = Engine.parse(facts.get("rollout") or "vllm")
@@ -268,9 +282,12 @@ def _rollout() -> Idea:
         if not _generates(keys):
             return {}
         return {
-            at(keys, share): engine.utilization, at(keys, eager): not engine.graphs, at(keys, prefix): engine.prefix,
-            at(keys, sleeps): engine.sleep > 0, at(keys, moved): facts.get("rollout_offload") in ("optimizer", "all"),
-        }  # fmt: skip
+            at(keys, share): engine.utilization,
+            at(keys, eager): not engine.graphs,
+            at(keys, prefix): engine.prefix,
+            at(keys, sleeps): engine.sleep > 0,
+            at(keys, moved): facts.get("rollout_offload") in ("optimizer", "all"),
+        }
 
     owned = _owned(share, eager, sleeps, prefix, moved)
     return Idea(keys=owned, facts=("rollout", "rollout_offload"), read=read, write=write)
@@ -336,13 +353,15 @@ def _batch() -> Idea:
         facts: Facts = {
             "global_batch": keys.whole(at(keys, whole)) or 128,
             "micro_batch": keys.whole(at(keys, micro)) or usual(keys, micro),
-        }  # fmt: skip
+        }
         if not _generates(keys):
             return facts
         facts |= {
-            "prompts": keys.whole(at(keys, prompts)) or 1024, "samples": keys.whole(at(keys, samples)) or 1,
-            "epochs": keys.whole(at(keys, epochs)) or 1, "logprob_batch": keys.whole(at(keys, scored)) or usual(keys, scored),
-        }  # fmt: skip
+            "prompts": keys.whole(at(keys, prompts)) or 1024,
+            "samples": keys.whole(at(keys, samples)) or 1,
+            "epochs": keys.whole(at(keys, epochs)) or 1,
+            "logprob_batch": keys.whole(at(keys, scored)) or usual(keys, scored),
+        }
         if keys.flag(at(keys, dynamic)):
             tokens = keys.whole(at(keys, most)) or 16_192
             # At least one sequence is in a micro-batch, however long it is.
@@ -393,11 +412,15 @@ def _deepspeed() -> Idea:
         ranks = keys.whole(at(keys, ring)) or 1
         hidden = keys.flag(at(keys, overlap))
         return {
-            "framework": "deepspeed", "zero": 2 if number is None else number, "tp": keys.whole(at(keys, tp)) or 1,
-            "offload": "optimizer" if keys.flag(at(keys, moved)) else "none", "cp": ranks,
-            "cp_comm": "ring" if ranks > 1 else None, "precision": keys.choice(at(keys, dtype), {"bf16": "bf16", "fp16": "fp16"})
-            or "bf16", "overlap": "cp,dp,pp,prefetch" if hidden else None,
-        }  # fmt: skip
+            "framework": "deepspeed",
+            "zero": 2 if number is None else number,
+            "tp": keys.whole(at(keys, tp)) or 1,
+            "offload": "optimizer" if keys.flag(at(keys, moved)) else "none",
+            "cp": ranks,
+            "cp_comm": "ring" if ranks > 1 else None,
+            "precision": keys.choice(at(keys, dtype), {"bf16": "bf16", "fp16": "fp16"}) or "bf16",
+            "overlap": "cp,dp,pp,prefetch" if hidden else None,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wide = (facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1)
@@ -405,8 +428,10 @@ def _deepspeed() -> Idea:
         if wide or out == "all" or name not in ("bf16", "fp16"):
             return {}
         values: dict[str, Any] = {
-            at(keys, stage): facts.get("zero") or 0, at(keys, moved): out == "optimizer", at(keys, dtype): name,
-        }  # fmt: skip
+            at(keys, stage): facts.get("zero") or 0,
+            at(keys, moved): out == "optimizer",
+            at(keys, dtype): name,
+        }
         for key, axis in ((tp, "tp"), (ring, "cp")):
             size = facts.get(axis) or 1
             values[at(keys, key)] = size if size > 1 or keys.has(at(keys, key)) else None
@@ -433,10 +458,14 @@ def _adapter() -> Idea:
         chosen = keys.words(at(keys, modules)) or ["all-linear"]
         share = keys.real(at(keys, dropped))
         return {
-            "lora_rank": number, "lora_targets": "all" if chosen == ["all-linear"] else ",".join(chosen), "qlora": four,
-            "base": "nf4" if four else None, "lora_dropout": share or None, "kbit_upcast": "norms" if four else None,
+            "lora_rank": number,
+            "lora_targets": "all" if chosen == ["all-linear"] else ",".join(chosen),
+            "qlora": four,
+            "base": "nf4" if four else None,
+            "lora_dropout": share or None,
+            "kbit_upcast": "norms" if four else None,
             "lora_dtype": "bfloat16" if four else None,
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if (facts.get("adapter") or "lora") != "lora" or (facts.get("base") or "nf4") != "nf4":
@@ -447,9 +476,11 @@ def _adapter() -> Idea:
         if chosen == "attention":
             chosen = "q_proj,k_proj,v_proj,o_proj"
         return {
-            at(keys, rank): facts["lora_rank"], at(keys, modules): ["all-linear"] if chosen == "all" else chosen.split(","),
-            at(keys, dropped): facts.get("lora_dropout"), at(keys, quantised): bool(facts.get("qlora")),
-        }  # fmt: skip
+            at(keys, rank): facts["lora_rank"],
+            at(keys, modules): ["all-linear"] if chosen == "all" else chosen.split(","),
+            at(keys, dropped): facts.get("lora_dropout"),
+            at(keys, quantised): bool(facts.get("qlora")),
+        }
 
     facts = names_in("adapter lora_rank lora_targets qlora base lora_dropout kbit_upcast lora_dtype")
     return Idea(keys=_owned(rank, modules, dropped, quantised), facts=facts, read=read, write=write)
@@ -466,7 +497,7 @@ def _kernels() -> Idea:
             "recompute": "full" if keys.flag(at(keys, again)) else "none",
             "kernels": "liger" if keys.flag(at(keys, liger)) else "native",
             "loss": None if trainer_of(keys) == "rm" else "float32",
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         kind = facts.get("attention") or "flash"

@@ -25,7 +25,7 @@ ATTENTION = {
 
 
 def _rl(keys: Keys) -> bool:
-    """Whether a file is of `rl`, and not of `sft`."""
+    """Return whether a file is of `rl`, and not of `sft`."""
     return any(key.split(".")[0] in ("orchestrator", "inference", "trainer") for key in keys.document.names())
 
 
@@ -39,7 +39,7 @@ def _both(*names: str) -> tuple[str, ...]:
 
 
 def _section(keys: Keys, name: str, *, usual: bool) -> bool:
-    """Whether a part is on that is a section, `true`, `false` or `"None"`; `usual`: where nothing is said."""
+    """Return whether a part is on that is a section, `true`, `false` or `"None"`; `usual`: where nothing is said."""
     value = keys.document.get(name)
     if value is MISSING:
         return usual
@@ -90,9 +90,11 @@ def _gpus() -> Idea:
         age = keys.agreed((late, *older), lambda name: keys.whole(name, minimum=0))
         total = trainer + rollout
         return {
-            "gpus": total, "gpus_per_node": per_node if total % per_node == 0 else None,
-            "placement": f"split:{trainer}+{rollout}", "staleness": (8 if age is None else age) or None,
-        }  # fmt: skip
+            "gpus": total,
+            "gpus_per_node": per_node if total % per_node == 0 else None,
+            "placement": f"split:{trainer}+{rollout}",
+            "staleness": (8 if age is None else age) or None,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "gpus" not in facts:
@@ -143,8 +145,10 @@ def _batch() -> Idea:
     def read(keys: Keys) -> Facts:
         if not _rl(keys):
             return {
-                "global_batch": keys.whole(sft) or 128, "micro_batch": keys.whole(micro) or 1, "seq_len": keys.whole(length) or 128,
-            }  # fmt: skip
+                "global_batch": keys.whole(sft) or 128,
+                "micro_batch": keys.whole(micro) or 1,
+                "seq_len": keys.whole(length) or 128,
+            }
         number, each = keys.whole(whole), keys.agreed((group, older), keys.whole) or 1
         if number is None:
             raise keys.wrong(whole, "says how many answers a step trains on, and is read (token_batch_size is not)")
@@ -155,15 +159,22 @@ def _batch() -> Idea:
         rest = keys.agreed(answer, keys.whole)
         first = longest - rest if rest is not None and rest < longest else max(1, longest // PROMPT_SHARE)
         return {
-            "global_batch": number, "prompts": prompts, "samples": each, "micro_batch": 1, "prompt_len": first,
-            "answers": str(longest - first), "epochs": 1,
-        }  # fmt: skip
+            "global_batch": number,
+            "prompts": prompts,
+            "samples": each,
+            "micro_batch": 1,
+            "prompt_len": first,
+            "answers": str(longest - first),
+            "epochs": 1,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not _rl(keys):
             return {
-                sft: facts.get("global_batch") or 1, micro: facts.get("micro_batch") or 1, length: facts.get("seq_len") or 2048,
-            }  # fmt: skip
+                sft: facts.get("global_batch") or 1,
+                micro: facts.get("micro_batch") or 1,
+                length: facts.get("seq_len") or 2048,
+            }
         values: dict[str, Any] = {}
         if facts.get("prompts"):
             name = older if keys.has(older) else group
@@ -194,11 +205,12 @@ def _engine() -> Idea:
         ranks, copies = keys.agreed(tp, keys.whole) or 1, keys.agreed(dp, keys.whole) or 1
         used, context = keys.agreed(share, keys.real), keys.agreed(longest, keys.whole)
         options: dict[str, Any] = {
-            "tp": ranks, "utilization": 0.9 if used is None else used,
+            "tp": ranks,
+            "utilization": 0.9 if used is None else used,
             "graphs": "false" if keys.agreed(eager, keys.flag) else "true",
             "prefix": "false" if keys.flag(prefixes) is False else "true",
             "weights": keys.choice(quantised, {"fp8": "fp8"}) or "bf16",
-        }  # fmt: skip
+        }
         if keys.flag(spread) and copies * ranks > 1:
             options["ep"] = copies * ranks
         if context:
@@ -219,10 +231,15 @@ def _engine() -> Idea:
         if copies is None and split is not None and not keys.has(*dp):
             copies = max(1, split[1] // engine.replica)
         return {
-            at(tp): engine.tp, at(dp): copies, at(share): engine.utilization, at(eager): not engine.graphs,
-            at(longest): engine.context, spread: True if engine.ep > 1 else None, prefixes: None if engine.prefix else False,
+            at(tp): engine.tp,
+            at(dp): copies,
+            at(share): engine.utilization,
+            at(eager): not engine.graphs,
+            at(longest): engine.context,
+            spread: True if engine.ep > 1 else None,
+            prefixes: None if engine.prefix else False,
             quantised: "fp8" if engine.weights == "fp8" else None,
-        }  # fmt: skip
+        }
 
     owned = (*tp, *dp, *share, *longest, *eager, quantised, spread, prefixes, dtype)
     return Idea(keys=owned, facts=("rollout",), read=read, write=write)
@@ -231,11 +248,24 @@ def _engine() -> Idea:
 def _trainer() -> Idea:
     """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed is on the host unless that is switched off."""
     names = (
-        "model.cp", "model.cp_style", "model.ep", "model.dp_replicate", "model.reshard_after_forward", "model.fsdp_cpu_offload",
-        "model.ac.mode", "model.ac.freq", "model.ac.targets", "model.ac", "model.ac_offloading",
-        "model.ac_offloading.max_inflight_activations", "model.ac_offloading.pin_memory", "model.optimization_dtype",
-        "model.compile", "model.compile.fullgraph", "model.attn",
-    )  # fmt: skip
+        "model.cp",
+        "model.cp_style",
+        "model.ep",
+        "model.dp_replicate",
+        "model.reshard_after_forward",
+        "model.fsdp_cpu_offload",
+        "model.ac.mode",
+        "model.ac.freq",
+        "model.ac.targets",
+        "model.ac",
+        "model.ac_offloading",
+        "model.ac_offloading.max_inflight_activations",
+        "model.ac_offloading.pin_memory",
+        "model.optimization_dtype",
+        "model.compile",
+        "model.compile.fullgraph",
+        "model.attn",
+    )
     cp, style, ep, copies, reshard, moved, mode, every, _, ac, offloaded, _, _, dtype, compiled, _, attn = names
 
     def read(keys: Keys) -> Facts:
@@ -250,15 +280,23 @@ def _trainer() -> Idea:
         experts = keys.raw(_of(keys, ep))
         width = 1 if experts in (None, "auto") else keys.whole(_of(keys, ep)) or 1
         return {
-            "framework": "torchtitan", "zero": 2 if keys.flag(_of(keys, reshard)) is False else 3, "cp": ranks,
-            "cp_comm": (keys.choice(_of(keys, style), {"ring": "ring", "ulysses": "all_to_all"}) or "ring") if ranks > 1 else None,
-            "ep": width, "replicas": keys.whole(_of(keys, copies)),
-            "offload": "all" if keys.flag(_of(keys, moved)) else "none", "recompute": word if again else "none",
+            "framework": "torchtitan",
+            "zero": 2 if keys.flag(_of(keys, reshard)) is False else 3,
+            "cp": ranks,
+            "cp_comm": (keys.choice(_of(keys, style), {"ring": "ring", "ulysses": "all_to_all"}) or "ring")
+            if ranks > 1
+            else None,
+            "ep": width,
+            "replicas": keys.whole(_of(keys, copies)),
+            "offload": "all" if keys.flag(_of(keys, moved)) else "none",
+            "recompute": word if again else "none",
             "activation_offload": "checkpoints" if again and _section(keys, _of(keys, offloaded), usual=True) else None,
             "precision": keys.choice(_of(keys, dtype), {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
-            "compile": _section(keys, _of(keys, compiled), usual=True), "attention": keys.choice(_of(keys, attn), ATTENTION),
-            "tp": 1, "pp": 1,
-        }  # fmt: skip
+            "compile": _section(keys, _of(keys, compiled), usual=True),
+            "attention": keys.choice(_of(keys, attn), ATTENTION),
+            "tp": 1,
+            "pp": 1,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         kind, _, step = (facts.get("recompute") or "none").partition(":every=")
@@ -268,11 +306,15 @@ def _trainer() -> Idea:
             return {}
         spelled = next((word for word, ours in ATTENTION.items() if ours == facts.get("attention")), None)
         values: dict[str, Any] = {
-            cp: size if size > 1 else None, style: {"all_to_all": "ulysses"}.get(facts.get("cp_comm") or "") if size > 1 else None,
-            ep: width if width > 1 else None, copies: wider if wider > 1 else None,
-            reshard: False if facts.get("zero") == 2 else None, moved: True if out == "all" else None,
-            dtype: "bfloat16" if name == "bf16-pure" else None, attn: None if spelled == "auto" else spelled,
-        }  # fmt: skip
+            cp: size if size > 1 else None,
+            style: {"all_to_all": "ulysses"}.get(facts.get("cp_comm") or "") if size > 1 else None,
+            ep: width if width > 1 else None,
+            copies: wider if wider > 1 else None,
+            reshard: False if facts.get("zero") == 2 else None,
+            moved: True if out == "all" else None,
+            dtype: "bfloat16" if name == "bf16-pure" else None,
+            attn: None if spelled == "auto" else spelled,
+        }
         if kind == "none":
             values |= {mode: None, every: None, ac: "None", offloaded: "None"}
         else:
@@ -300,10 +342,11 @@ def _adapter() -> Idea:
         chosen = keys.words(_of(keys, modules))
         everything = chosen is None or set(chosen) >= every
         return {
-            "lora_rank": keys.whole(_of(keys, rank)) or 16, "lora_targets": "all" if everything else ",".join(chosen or ()),
+            "lora_rank": keys.whole(_of(keys, rank)) or 16,
+            "lora_targets": "all" if everything else ",".join(chosen or ()),
             "lora_dropout": keys.real(_of(keys, dropped)) or None,
             "modules_to_save": ",".join(keys.words(_of(keys, saved)) or ()) or None,
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if (facts.get("adapter") or "lora") != "lora" or facts.get("qlora"):
@@ -315,9 +358,11 @@ def _adapter() -> Idea:
         listed = ["q_proj", "k_proj", "v_proj", "o_proj"] if wanted == "attention" else wanted.split(",")
         kept = facts.get("modules_to_save")
         return {
-            _of(keys, rank): facts["lora_rank"], _of(keys, modules): None if wanted == "all" else listed,
-            _of(keys, dropped): facts.get("lora_dropout"), _of(keys, saved): kept.split(",") if kept else None,
-        } | {name: facts["lora_rank"] for name in others if keys.has(name)}  # fmt: skip
+            _of(keys, rank): facts["lora_rank"],
+            _of(keys, modules): None if wanted == "all" else listed,
+            _of(keys, dropped): facts.get("lora_dropout"),
+            _of(keys, saved): kept.split(",") if kept else None,
+        } | {name: facts["lora_rank"] for name in others if keys.has(name)}
 
     facts = names_in("adapter qlora lora_rank lora_targets lora_dropout modules_to_save")
     return Idea(keys=(*_both(rank, modules, dropped, saved, section), *others), facts=facts, read=read, write=write)

@@ -128,9 +128,11 @@ def _task() -> Idea:
         keys.choice(loss, {"policy_loss": 1, "sft_loss": 1})
         refers = bool(keys.flag(switch) or keys.real(weight))
         return {
-            "task": keys.choice(kind, ESTIMATORS) or "grpo", "reference": "model" if refers else "none",
-            "frozen_offload": True if refers else None, "old_logprobs": "none" if keys.flag(engine_s) else None,
-        }  # fmt: skip
+            "task": keys.choice(kind, ESTIMATORS) or "grpo",
+            "reference": "model" if refers else "none",
+            "frozen_offload": True if refers else None,
+            "old_logprobs": "none" if keys.flag(engine_s) else None,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")
@@ -151,8 +153,11 @@ def _task() -> Idea:
 def _lengths() -> Idea:
     """Tokens of prompt and answer; of supervised training, those that a GPU's micro-batch is packed to."""
     prompt, answer, both, packed = (
-        "rollout_max_prompt_len", "rollout_max_response_len", "rollout_max_context_len", "max_tokens_per_gpu",
-    )  # fmt: skip
+        "rollout_max_prompt_len",
+        "rollout_max_response_len",
+        "rollout_max_context_len",
+        "max_tokens_per_gpu",
+    )
 
     def read(keys: Keys) -> Facts:
         if _supervised(keys):
@@ -268,8 +273,12 @@ def _batch() -> Idea:
 def _rollout() -> Idea:
     """SGLang's engines; on the trainer's GPUs they keep nothing meanwhile. Attention may be data-parallel within an engine."""
     width, pp, ep, dp, joined = (
-        "rollout_num_gpus_per_engine", "sglang_pp_size", "sglang_ep_size", "sglang_dp_size", "sglang_enable_dp_attention",
-    )  # fmt: skip
+        "rollout_num_gpus_per_engine",
+        "sglang_pp_size",
+        "sglang_ep_size",
+        "sglang_dp_size",
+        "sglang_enable_dp_attention",
+    )
     share, most, chunk, longest = (
         f"sglang_{name}"
         for name in ("mem_fraction_static", "max_running_requests", "chunked_prefill_size", "context_length")
@@ -298,11 +307,15 @@ def _rollout() -> Idea:
             tp //= groups
         used, together = keys.real(share), keys.flag("colocate")
         options: dict[str, Any] = {
-            "tp": tp, "pp": stages, "ep": ranks, "static_fraction": 0.85 if used is None else used,
+            "tp": tp,
+            "pp": stages,
+            "ep": ranks,
+            "static_fraction": 0.85 if used is None else used,
             "sleep": 2 if together and keys.flag("offload_rollout") is not False else 0,
-            "graphs": "false" if keys.flag(eager) else "true", "prefix": "false" if keys.flag(prefixes) else "true",
+            "graphs": "false" if keys.flag(eager) else "true",
+            "prefix": "false" if keys.flag(prefixes) else "true",
             "kv": keys.choice(cache, caches) or "bf16",
-        }  # fmt: skip
+        }
         named = {"max_num_seqs": most, "max_batched_tokens": chunk, "context": longest}
         options |= {name: value for name, key in named.items() if (value := keys.whole(key)) is not None}
         text = "sglang:" + ",".join(f"{name}={value}" for name, value in options.items())
@@ -315,10 +328,17 @@ def _rollout() -> Idea:
         groups = engine.ep // engine.tp if engine.ep > engine.tp else 1
         plain = Engine.parse("sglang")
         values: dict[str, Any] = {
-            width: engine.replica, pp: engine.pp if engine.pp > 1 else None, ep: engine.ep if engine.ep > 1 else None,
-            dp: groups if groups > 1 else None, joined: groups > 1, share: engine.static_fraction, longest: engine.context,
-            cache: "fp8_e4m3" if engine.kv == "fp8" else None, eager: not engine.graphs, prefixes: not engine.prefix,
-        }  # fmt: skip
+            width: engine.replica,
+            pp: engine.pp if engine.pp > 1 else None,
+            ep: engine.ep if engine.ep > 1 else None,
+            dp: groups if groups > 1 else None,
+            joined: groups > 1,
+            share: engine.static_fraction,
+            longest: engine.context,
+            cache: "fp8_e4m3" if engine.kv == "fp8" else None,
+            eager: not engine.graphs,
+            prefixes: not engine.prefix,
+        }
         for key, name in ((most, "max_num_seqs"), (chunk, "max_batched_tokens")):
             values[key] = None if getattr(engine, name) == getattr(plain, name) else getattr(engine, name)
         stays = split_of(facts.get("placement")) is None and not engine.sleep

@@ -26,10 +26,12 @@ def _engine(keys: Keys) -> str:
 
 def _layout() -> Idea:
     sizes = {
-        "tp": f"{M}tensor_model_parallel_size", "pp": f"{M}pipeline_model_parallel_size",
-        "vpp": f"{M}virtual_pipeline_model_parallel_size", "cp": f"{M}context_parallel_size",
+        "tp": f"{M}tensor_model_parallel_size",
+        "pp": f"{M}pipeline_model_parallel_size",
+        "vpp": f"{M}virtual_pipeline_model_parallel_size",
+        "cp": f"{M}context_parallel_size",
         "ep": f"{M}expert_model_parallel_size",
-    }  # fmt: skip
+    }
     etp, sp, distributed = f"{M}expert_tensor_parallel_size", f"{M}sequence_parallel", f"{M}use_distributed_optimizer"
     ulysses, group, reshard = f"{A}ulysses_sequence_parallel_size", f"{F}fsdp_size", f"{F}reshard_after_forward"
     policy, strategy = f"{F}offload_policy", f"{A}strategy"
@@ -42,21 +44,28 @@ def _layout() -> Idea:
             shared = keys.flag(sp) is not False
             stages = facts["pp"] > 1
             return facts | {
-                "framework": "megatron", "sequence_parallel": shared and facts["tp"] > 1,
-                "etp": keys.whole(etp) or (facts["tp"] if facts["ep"] > 1 else 1), "vpp": facts["vpp"] if stages else 1,
+                "framework": "megatron",
+                "sequence_parallel": shared and facts["tp"] > 1,
+                "etp": keys.whole(etp) or (facts["tp"] if facts["ep"] > 1 else 1),
+                "vpp": facts["vpp"] if stages else 1,
                 "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
                 "zero": 0 if keys.flag(distributed) is False else 1,
-            }  # fmt: skip
+            }
         ranks = keys.whole(ulysses) or 1
         # Its configuration has gradients reduced with every micro-batch; before 0.9 there is nothing to choose.
         # param_offload and optimizer_offload move only between the updates; this is FSDP2's own offload.
         moved = "all" if keys.flag(policy) else "none"
         size = keys.whole(group, minimum=-1)
         facts = {
-            "framework": "huggingface", "cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None, "offload": moved,
-            "zero": 2 if keys.flag(reshard) is False else 3, "tp": 1, "pp": 1,
+            "framework": "huggingface",
+            "cp": ranks,
+            "cp_comm": "all_to_all" if ranks > 1 else None,
+            "offload": moved,
+            "zero": 2 if keys.flag(reshard) is False else 3,
+            "tp": 1,
+            "pp": 1,
             "gradient_sync": "last" if keys.flag(once) else "each",
-        }  # fmt: skip
+        }
         if size is not None and size > 0:
             # A group of the device mesh counts Ulysses' ranks among its own.
             whole, left = divmod(size, ranks)
@@ -74,19 +83,25 @@ def _layout() -> Idea:
             within = facts.get("etp") or 1
             shared = bool(facts.get("sequence_parallel"))
             return values | {
-                sizes["vpp"]: virtual if virtual > 1 else None, sp: shared if ranks > 1 else None,
-                etp: within if (facts.get("ep") or 1) > 1 or within > 1 else None, distributed: bool(facts.get("zero")),
-            }  # fmt: skip
+                sizes["vpp"]: virtual if virtual > 1 else None,
+                sp: shared if ranks > 1 else None,
+                etp: within if (facts.get("ep") or 1) > 1 or within > 1 else None,
+                distributed: bool(facts.get("zero")),
+            }
         ranks, moved, shards = facts.get("cp") or 1, facts.get("offload") or "none", facts.get("shards")
         if not facts.get("zero"):
             return {}
         replicated = (facts.get("replicas") or 1) > 1 or keys.has(group)
         return dict.fromkeys(megatron) | {
-            strategy: keys.document.get(strategy) if keys.word(strategy) in ("fsdp", "fsdp2") and moved == "none" else "fsdp2",
-            ulysses: ranks, policy: True if moved == "all" else False if keys.has(policy) else None,
+            strategy: keys.document.get(strategy)
+            if keys.word(strategy) in ("fsdp", "fsdp2") and moved == "none"
+            else "fsdp2",
+            ulysses: ranks,
+            policy: True if moved == "all" else False if keys.has(policy) else None,
             once: True if facts.get("gradient_sync") == "last" else False if keys.has(once) else None,
-            reshard: (facts.get("zero") or 0) == 3, group: shards * ranks if replicated and shards is not None else None,
-        }  # fmt: skip
+            reshard: (facts.get("zero") or 0) == 3,
+            group: shards * ranks if replicated and shards is not None else None,
+        }
 
     keys = (*megatron, ulysses, group, reshard, policy, strategy, once)
     facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas gradient_sync")
@@ -94,7 +109,7 @@ def _layout() -> Idea:
 
 
 def _actor(keys: Keys) -> bool:
-    """Whether a file is one of PPO's or GRPO's trainer, and not of SFT's."""
+    """Return whether a file is one of PPO's or GRPO's trainer, and not of SFT's."""
     return any(key.startswith("actor_rollout_ref.") for key in keys.document.names())
 
 
@@ -132,8 +147,10 @@ def _batch() -> Idea:
         if not verl_step.trains_answers(keys):
             return facts
         return facts | {
-            "prompts": keys.whole(step) or 1024, "samples": samples, "epochs": keys.whole(epochs) or 1,
-        }  # fmt: skip
+            "prompts": keys.whole(step) or 1024,
+            "samples": samples,
+            "epochs": keys.whole(epochs) or 1,
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         batch, samples = facts.get("global_batch"), facts.get("samples") or keys.whole(count) or 1
@@ -173,8 +190,9 @@ def _micro_batch() -> Idea:
         if left:
             raise Unknown(
                 f"micro-batches of up to {most} tokens are no whole number of sequences of {length}",
-                key=keys.document.shown(tokens), file=keys.file,
-            )  # fmt: skip
+                key=keys.document.shown(tokens),
+                file=keys.file,
+            )
         return {"micro_batch": micro}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

@@ -25,7 +25,7 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "hf"}
 
 
 def trains_answers(keys: Keys) -> bool:
-    """Whether a file says what is around the actor's update: an estimator of advantages, a rollout's engine or a critic."""
+    """Return whether a file says what is around the actor's update: an estimator of advantages, a rollout's engine or a critic."""
     return any(
         key == "algorithm.adv_estimator" or key.startswith(C) or (key.startswith(R) and key != COUNT)
         for key in keys.document.names()
@@ -54,11 +54,14 @@ def task() -> Idea:
         adapts = keys.whole(rank, minimum=0)
         of_critic = keys.word(critic) if chosen == "ppo" else None
         return {
-            "task": chosen, "reference": ("adapter-off" if adapts else "model") if refers else "none",
+            "task": chosen,
+            "reference": ("adapter-off" if adapts else "model") if refers else "none",
             "critic": None if of_critic == keys.word(path) else of_critic,
             "old_logprobs": "none" if keys.flag(bypassed) else None,
-            "reward_model": next((keys.word(name) for name, on in zip(scored, switch, strict=True) if keys.flag(on)), None),
-        }  # fmt: skip
+            "reward_model": next(
+                (keys.word(name) for name, on in zip(scored, switch, strict=True) if keys.flag(on)), None
+            ),
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo", "dapo": "grpo", "gspo": "grpo"}.get(
@@ -76,10 +79,12 @@ def task() -> Idea:
         )
         scores = facts.get("reward_model")
         return {
-            estimator: keys.word(estimator) if same else wanted, critic: facts.get("critic") or keys.word(critic),
+            estimator: keys.word(estimator) if same else wanted,
+            critic: facts.get("critic") or keys.word(critic),
             bypassed: True if facts.get("old_logprobs") == "none" else False if keys.has(bypassed) else None,
-            **dict(zip(scored, (scores, None), strict=True)), **dict(zip(switch, (True if scores else None, None), strict=True)),
-        } | kept  # fmt: skip
+            **dict(zip(scored, (scores, None), strict=True)),
+            **dict(zip(switch, (True if scores else None, None), strict=True)),
+        } | kept
 
     owned = (estimator, kl, in_reward, critic, bypassed, *scored, *switch)
     return Idea(keys=owned, facts=names_in("task reference critic reward_model old_logprobs"), read=read, write=write)
@@ -92,10 +97,12 @@ def engine() -> Idea:
     is `mem_fraction_static`.
     """
     sizes = {
-        "tp": (f"{R}tensor_model_parallel_size", 2), "pp": (f"{R}pipeline_model_parallel_size", 1),
-        "ep": (f"{R}expert_parallel_size", 1), "max_num_seqs": (f"{R}max_num_seqs", 256),
+        "tp": (f"{R}tensor_model_parallel_size", 2),
+        "pp": (f"{R}pipeline_model_parallel_size", 1),
+        "ep": (f"{R}expert_parallel_size", 1),
+        "max_num_seqs": (f"{R}max_num_seqs", 256),
         "max_batched_tokens": (f"{R}max_num_batched_tokens", 8192),
-    }  # fmt: skip
+    }
     name, share, freed, eager = f"{R}name", f"{R}gpu_memory_utilization", f"{R}free_cache_engine", f"{R}enforce_eager"
     longest, quantised, prefixes = f"{R}max_model_len", f"{R}quantization", f"{R}enable_prefix_caching"
     data, micro = f"{R}data_parallel_size", f"{R}micro_batch_size"
@@ -139,10 +146,15 @@ def engine() -> Idea:
         used = wanted.utilization if wanted.kind == "vllm" else wanted.static_fraction
         values: dict[str, Any] = {key: getattr(wanted, option) for option, (key, _) in sizes.items()}
         return values | {
-            name: wanted.kind, share: used, freed: wanted.sleep > 0, eager: not wanted.graphs, longest: wanted.context,
-            quantised: "fp8" if wanted.weights == "fp8" else None, prefixes: None if wanted.prefix else False,
+            name: wanted.kind,
+            share: used,
+            freed: wanted.sleep > 0,
+            eager: not wanted.graphs,
+            longest: wanted.context,
+            quantised: "fp8" if wanted.weights == "fp8" else None,
+            prefixes: None if wanted.prefix else False,
             data: wanted.ep // wanted.tp if wanted.ep > wanted.tp else None,
-        }  # fmt: skip
+        }
 
     own = (*(key for key, _ in sizes.values()), name, share, freed, eager, longest, quantised, prefixes, data, micro)
     return Idea(keys=own, facts=("rollout",), read=read, write=write)
@@ -180,8 +192,10 @@ def log_probs() -> Idea:
         values: dict[str, Any] = {}
         for each, dynamic, most in both:
             values |= {
-                each: rows, dynamic: tokens is not None, most: None if tokens is None else tokens // ranks,
-            }  # fmt: skip
+                each: rows,
+                dynamic: tokens is not None,
+                most: None if tokens is None else tokens // ranks,
+            }
         return values
 
     own = tuple(key for section in both for key in section)
@@ -189,7 +203,7 @@ def log_probs() -> Idea:
 
 
 def moved() -> Idea:
-    """What is on the host between its phases: the actor's states, and a reference, which FSDP always offloads
+    """Return what is on the host between its phases: the actor's states, and a reference, which FSDP always offloads
     (`_build_fsdp_module` of workers/engine/fsdp/transformer_impl.py)."""
     inner = {word: (f"{A}fsdp_config.{word}_offload", f"{A}megatron.{word}_offload") for word in ("param", "optimizer")}
     frozen = (f"{REF}fsdp_config.param_offload", f"{REF}megatron.param_offload")
@@ -214,19 +228,26 @@ def moved() -> Idea:
         refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
         offloaded = True if not which else bool(keys.flag(frozen[1]) or (not keys.has(frozen[1]) and weights))
         return {
-            "rollout_offload": "all" if weights and states else "weights" if weights else "optimizer" if states else "none",
+            "rollout_offload": "all"
+            if weights and states
+            else "weights"
+            if weights
+            else "optimizer"
+            if states
+            else "none",
             "frozen_offload": offloaded if refers else None,
             "frozen_weights": None if which or not refers else keys.choice(dtype, held) or usual,
-        }  # fmt: skip
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         which, out = int(megatron(keys)), facts.get("rollout_offload") or "none"
         loaded = {"float32": "fp32", "bfloat16": "bf16"}.get(facts.get("frozen_weights") or "")
         return {
-            inner["param"][which]: out in ("weights", "all"), inner["optimizer"][which]: out in ("optimizer", "all"),
+            inner["param"][which]: out in ("weights", "all"),
+            inner["optimizer"][which]: out in ("optimizer", "all"),
             frozen[which]: bool(facts["frozen_offload"]) if facts.get("frozen_offload") is not None else None,
             dtype: loaded if not which else None,
-        }  # fmt: skip
+        }
 
     own = (*inner["param"], *inner["optimizer"], *frozen, gradients, dtype)
     return Idea(keys=own, facts=names_in("rollout_offload frozen_offload frozen_weights"), read=read, write=write)

@@ -1,1 +1,1 @@
-"""What a visitor gives: controls, dropped files, uploads."""
+"""Input of a visitor: controls, dropped files, uploads."""

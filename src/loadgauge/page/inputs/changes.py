@@ -1,4 +1,4 @@
-"""What to change next: single changes of the flags, each estimated, the one that helps most first."""
+"""Suggested next changes: single changes of the flags, each estimated, the one that helps most first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def changes(given: Setup) -> list[dict[str, Any]]:
 
 
 def _rank(row: dict[str, Any], before: Estimate) -> tuple[Any, ...]:
-    """What helps most first: to fit where it does not, else the time, then the memory."""
+    """Return what helps most first: to fit where it does not, else the time, then the memory."""
     step = row["step_delta"]
     gain = 0.0 if step is None or before.time is None else step / before.time.step
     memory = row["memory_delta"] / before.memory.total
@@ -116,6 +116,9 @@ def _was(given: Setup, name: str) -> str:
     if name in (*DEGREES, "zero", "micro_batch", "global_batch", "recompute", "gpus", "schedule"):
         return str(getattr(layout, name))
     return {
-        "loss": kind.kernels.loss, "attention": kind.kernels.attention, "optimizer": kind.optimizer.name,
-        "precision": kind.precision.name, "offload": kind.offload,
-    }.get(name, "")  # fmt: skip
+        "loss": kind.kernels.loss,
+        "attention": kind.kernels.attention,
+        "optimizer": kind.optimizer.name,
+        "precision": kind.precision.name,
+        "offload": kind.offload,
+    }.get(name, "")

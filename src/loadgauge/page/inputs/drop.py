@@ -218,7 +218,7 @@ def _to_capture(text: str, config: dict[str, Any], name: str, unread: NotModelle
 
 
 def _is_lengths(start: str, name: str) -> bool:
-    """Whether a text is numbers and little else: a list, one a line, or a table with a column of that name."""
+    """Return whether a text is numbers and little else: a list, one a line, or a table with a column of that name."""
     first = start.split("\n", 1)[0].lower()
     if Path(name).suffix.lower() in (".csv", ".jsonl") or re.match(r"\[\s*-?\d", start):
         return True

@@ -1,1 +1,1 @@
-"""What each panel of the page shows."""
+"""Data of each panel of the page."""

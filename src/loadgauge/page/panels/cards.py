@@ -34,7 +34,7 @@ class Cards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Known(NamedTuple):
-    """What a job is on a GPU: its row without prices; the budgets of its step, and of its fastest and slowest one."""
+    """A job on one GPU: its row without prices; the budgets of its step, and of its fastest and slowest one."""
 
     row: dict[str, Any]
     budgets: tuple[Budget, ...] = ()

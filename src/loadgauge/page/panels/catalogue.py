@@ -1,4 +1,4 @@
-"""What the page offers to choose from: models, GPUs, the fields of a `Job`, dialects of job files, presets."""
+"""Choices that the page offers: models, GPUs, the fields of a `Job`, dialects of job files, presets."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def catalogue() -> dict[str, Any]:
 
 
 def _shown(name: str, field: Field) -> bool:
-    """Whether a field is a control of the page: job files are dropped onto it, never named."""
+    """Return whether a field is a control of the page: job files are dropped onto it, never named."""
     return name in CHOSEN or (name != "model" and field.group not in ("file", "posttrain"))
 
 
@@ -91,7 +91,14 @@ def flag_row(name: str, field: Field) -> dict[str, Any]:
     if name == "gpu":
         kind, choices = "choice", gpu_ids()
     return {
-        "name": name.replace("_", "-"), "type": kind, "choices": list(choices), "open": kind == "text",
-        "min": field.low, "max": field.high, "default": None, "metavar": field.metavar, "group": field.group,
+        "name": name.replace("_", "-"),
+        "type": kind,
+        "choices": list(choices),
+        "open": kind == "text",
+        "min": field.low,
+        "max": field.high,
+        "default": None,
+        "metavar": field.metavar,
+        "group": field.group,
         "help": field.help,
-    }  # fmt: skip
+    }

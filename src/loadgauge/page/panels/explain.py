@@ -98,15 +98,19 @@ def _tensors(explanation: Explanation, id: str) -> list[dict[str, Any]]:
     chosen = [tensor for tensor in explanation.tensors if not place or _within(tensor, place)]
     return [
         {
-            "layer": tensor.layer, "name": tensor.name, "numel": tensor.numel, "bytes": tensor.nbytes,
-            "itemsize": tensor.nbytes / tensor.numel if tensor.numel else None, "saved_by": list(tensor.by),
+            "layer": tensor.layer,
+            "name": tensor.name,
+            "numel": tensor.numel,
+            "bytes": tensor.nbytes,
+            "itemsize": tensor.nbytes / tensor.numel if tensor.numel else None,
+            "saved_by": list(tensor.by),
         }
         for tensor in chosen or explanation.tensors
-    ]  # fmt: skip
+    ]
 
 
 def _within(tensor: Kept, place: str) -> bool:
-    """Whether a tensor is under `layer/operation/tensor`."""
+    """Return whether a tensor is under `layer/operation/tensor`."""
     layer, _, rest = place.partition("/")
     operation, _, name = rest.partition("/")
     if tensor.layer != layer:

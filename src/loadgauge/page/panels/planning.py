@@ -55,15 +55,27 @@ def planned(
     sampler = Sampler(EACH)
     first = searches[0]
     about = {
-        "columns": COLUMNS, "capacity": first.cluster.gpu.capacity, "locks": locks, "assumed": setup.assumed,
+        "columns": COLUMNS,
+        "capacity": first.cluster.gpu.capacity,
+        "locks": locks,
+        "assumed": setup.assumed,
         "apply": {"framework": first.training.framework.name, "global-batch": str(first.space.global_batch)},
-        "yours": yours, "out_of_reach": out_of_reach(searches[-1].space),
-    }  # fmt: skip
+        "yours": yours,
+        "out_of_reach": out_of_reach(searches[-1].space),
+    }
     try:
         result = search(searches, objective=request.objective, margin=request.margin_bytes, top=TOP, sampler=sampler)
     except NothingFits as error:
-        return {**about, "points": [], "pareto": [], "best": [], "fitting": 0, "sampled": 0,
-                "nearest_miss": _miss(error), "error": str(error)}  # fmt: skip
+        return {
+            **about,
+            "points": [],
+            "pareto": [],
+            "best": [],
+            "fitting": 0,
+            "sampled": 0,
+            "nearest_miss": _miss(error),
+            "error": str(error),
+        }
     best = result.layouts[0]
     exact = {_key(estimate.layout): estimate for estimate in (*result.layouts, *result.pareto)}
     places = {key: place for place, key in enumerate(exact)}
@@ -115,10 +127,11 @@ def _point(memory: float, step: float, layout: Layout, best: Estimate) -> list[A
     assert best.time is not None
     stages = layout.stage_layers
     texts = {
-        "recompute": str(layout.recompute), "schedule": layout.schedule if layout.pp > 1 else "",
+        "recompute": str(layout.recompute),
+        "schedule": layout.schedule if layout.pp > 1 else "",
         "sequence_parallel": layout.sequence_parallel,
         "stage_layers": "" if stages is None else ",".join(map(str, stages)),
-    }  # fmt: skip
+    }
     mfu = best.time.mfu * best.time.step / step
     return [memory, mfu, step, *(texts[name] if name in texts else int(getattr(layout, name)) for name in COLUMNS[3:])]
 

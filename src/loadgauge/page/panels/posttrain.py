@@ -89,5 +89,9 @@ def histogram(answers: Lengths) -> dict[str, Any]:
         below.append(answers.cumulative[upto - 1] / total if upto else 0.0)
     shares = [upper - lower for lower, upper in itertools.pairwise(below)]
     return {
-        "shares": shares, "shortest": SHORTEST, "octave": OCTAVE, "mean": answers.mean, "longest": answers.longest,
-    }  # fmt: skip
+        "shares": shares,
+        "shortest": SHORTEST,
+        "octave": OCTAVE,
+        "mean": answers.mean,
+        "longest": answers.longest,
+    }

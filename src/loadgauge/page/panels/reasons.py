@@ -190,10 +190,12 @@ def _lane(result: Estimate, lane: str) -> dict[str, Any]:
     found = reason_of(result, TOPIC_OF[lane])
     steps = [
         Step(
-            row.what, scale * row.exposed_seconds,
+            row.what,
+            scale * row.exposed_seconds,
             note=f"{row.calls_per_step:g} x {row.collective}, {row.ranks} ranks",
-        ) for row in rows
-    ]  # fmt: skip
+        )
+        for row in rows
+    ]
     name = f"({rows[0].axis}, {rows[0].what}:" if rows else ""
     return shown(seconds, "s", found, [line for line in found.lines if name in line.what], _shortened(steps))
 

@@ -42,12 +42,15 @@ def read_trace(text: str, name: str) -> dict[str, Any]:
     sizes = trace.assumed.get("settings")
     return _plain(
         Found(
-            source="traced", target=_target(trace.target), weights=trace.peak.categories.get("weights", 0),
+            source="traced",
+            target=_target(trace.target),
+            weights=trace.peak.categories.get("weights", 0),
             phases={phase: trace.phases[phase] for phase in (FORWARD, BACKWARD, STEP) if phase in trace.phases},
-            gpus=_world(trace.assumed.get("rank")) if sizes is None else 1, sizes=None if sizes is None else _sizes(sizes, name),
+            gpus=_world(trace.assumed.get("rank")) if sizes is None else 1,
+            sizes=None if sizes is None else _sizes(sizes, name),
         ),
         name,
-    )  # fmt: skip
+    )
 
 
 def read_measurement(text: str, name: str) -> dict[str, Any]:
@@ -60,11 +63,14 @@ def read_measurement(text: str, name: str) -> dict[str, Any]:
     measurement = _read(text, _Measured, name, "measurement")
     return _plain(
         Found(
-            source="measured", target=_target(measurement.target), weights=measurement.states.get("weights", 0), gpus=1,
+            source="measured",
+            target=_target(measurement.target),
+            weights=measurement.states.get("weights", 0),
+            gpus=1,
             phases={BOTH: measurement.backward_peak, STEP: measurement.step_peak},
         ),
         name,
-    )  # fmt: skip
+    )
 
 
 def _read(text: str, kind: type[Any], name: str, what: str) -> Any:
@@ -103,7 +109,12 @@ def _sizes(text: str, name: str) -> Sizes:
         raise ConfigError(f"is no trace: {error}", file=name) from None
     run = PYTORCH.TorchRun.of(job, keep=keep)
     return Sizes(
-        framework="huggingface", layers=layers, seq_len=run.layout.seq_len, micro_batch=run.layout.micro_batch,
-        micro_batches=run.accumulate, precision=run.training.precision.name,
-        optimizer=PYTORCH.OPTIMIZERS[run.training.optimizer.name][0], recompute="selective" if keep else str(run.layout.recompute),
-    )  # fmt: skip
+        framework="huggingface",
+        layers=layers,
+        seq_len=run.layout.seq_len,
+        micro_batch=run.layout.micro_batch,
+        micro_batches=run.accumulate,
+        precision=run.training.precision.name,
+        optimizer=PYTORCH.OPTIMIZERS[run.training.optimizer.name][0],
+        recompute="selective" if keep else str(run.layout.recompute),
+    )

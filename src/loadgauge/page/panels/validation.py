@@ -80,10 +80,15 @@ def _details() -> dict[str, dict[str, object]]:
     for run in EVIDENCE.published().runs:
         cause = why["rows"].get(run.id, "")
         details[run.id] = {
-            "name": name(run.source), "where": run.source, "link": link(run.source), "model": run.model,
-            "hardware": run.hardware, "layout": run.layout, "flags": "" if run.job is None else run.job.flags(),
+            "name": name(run.source),
+            "where": run.source,
+            "link": link(run.source),
+            "model": run.model,
+            "hardware": run.hardware,
+            "layout": run.layout,
+            "flags": "" if run.job is None else run.job.flags(),
             "cause": why["causes"].get(cause, ""),
-        }  # fmt: skip
+        }
     return details
 
 

@@ -115,7 +115,7 @@ def _lanes(a: Side, b: Side) -> Iterator[dict[str, Any]]:
 
 
 def _traffic(a: Side, b: Side) -> Iterator[dict[str, Any]]:
-    """What each axis exposes on the network."""
+    """Yield what each axis exposes on the network."""
     found = [
         {f"network/{row['axis']}/{row['what']}": row["exposed_seconds"] for row in network(one.result) or ()}
         for one in (a, b)

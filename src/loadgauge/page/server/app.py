@@ -136,10 +136,20 @@ def application(token: str, port: int) -> Guard:
 def server(token: str, port: int) -> uvicorn.Server:
     """A server for a socket that listens at this port of the loopback address."""
     config = uvicorn.Config(
-        application(token, port), log_level="warning", log_config=None, access_log=False, server_header=False,
-        date_header=False, lifespan="on", timeout_keep_alive=30, timeout_graceful_shutdown=2, http=Connection, ws="none",
-        loop="asyncio", backlog=AT_ONCE,
-    )  # fmt: skip
+        application(token, port),
+        log_level="warning",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="on",
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
+        http=Connection,
+        ws="none",
+        loop="asyncio",
+        backlog=AT_ONCE,
+    )
     return Server(config)
 
 

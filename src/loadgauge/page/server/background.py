@@ -67,9 +67,13 @@ class Background:
         """The handler of each address under `/api` that a process answers."""
         about_flags = {name: partial(self.ask, name) for name, task in TASKS.items() if task.question}
         return {
-            **about_flags, "plan": self.plan, "drop": self.drop, "why": self.drop, "snapshot": self.snapshot,
+            **about_flags,
+            "plan": self.plan,
+            "drop": self.drop,
+            "why": self.drop,
+            "snapshot": self.snapshot,
             "validation": self.validation,
-        }  # fmt: skip
+        }
 
     async def close(self) -> None:
         """End the processes."""
@@ -121,9 +125,14 @@ class Background:
         """Read a file that was dropped, and return what it is; configs and sequence lengths are kept as uploads."""
         asked = decode(await request.body(), Drop)
         answer = await self.reader.ask(
-            "text", "", name=asked.name, text=asked.text, base64_text=asked.base64, others=dict(self.named),
+            "text",
+            "",
+            name=asked.name,
+            text=asked.text,
+            base64_text=asked.base64,
+            others=dict(self.named),
             flags=asked.flags,
-        )  # fmt: skip
+        )
         document = json.loads(bytes(answer))
         if document["kind"] in ("job", "deepspeed") and asked.text:
             self.named[plain_name(asked.name)] = asked.text

@@ -57,8 +57,9 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         self._arm(HEAD_SECONDS)
-        opened = [other for other in self.connections
-                  if isinstance(other, Connection) and not other.transport.is_closing()]  # fmt: skip
+        opened = [
+            other for other in self.connections if isinstance(other, Connection) and not other.transport.is_closing()
+        ]
         if len(opened) > most_connections():
             idle = [other for other in opened if other.is_quiet and other is not self]
             # A connection that has asked before belongs to a browser that keeps it: close it last.
@@ -84,7 +85,7 @@ class Connection(H11Protocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the connection is idle: it waits for the head of a request."""
+        """Return whether the connection is idle: it waits for the head of a request."""
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
     def _arm(self, seconds: float) -> None:

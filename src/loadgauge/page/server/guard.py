@@ -100,11 +100,11 @@ class Guard:
         return limit
 
     def is_token(self, text: str) -> bool:
-        """Whether the text is the token, compared in constant time."""
+        """Return whether the text is the token, compared in constant time."""
         return compare_digest(text.encode("utf-8", "replace"), self.token.encode())
 
     def in_address(self, scope: Scope) -> bool:
-        """Whether the query string carries the token."""
+        """Return whether the query string carries the token."""
         query = scope.get("query_string", b"").decode("latin-1")
         try:
             tokens = parse_qs(query, max_num_fields=20).get("token", [""])
@@ -113,7 +113,7 @@ class Guard:
         return self.is_token(tokens[0])
 
     def in_cookie(self, headers: dict[str, str]) -> bool:
-        """Whether the cookie carries the token."""
+        """Return whether the cookie carries the token."""
         try:
             jar = SimpleCookie(headers.get("cookie", ""))
         except CookieError:

@@ -103,7 +103,7 @@ def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
         ends.append({**other.time.to_dict(), **({} if budget is None else budget.to_dict())})
     return {
         name: sorted(end[name] for end in ends) for name in RANGED if all(end.get(name) is not None for end in ends)
-    }  # fmt: skip
+    }
 
 
 def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
@@ -127,10 +127,14 @@ def fitting(question: OfError, uploads: Uploads) -> dict[str, Any]:
     given, found = job_of(question.flags, uploads), PYTORCH.answer(question.text)
     memory = given.estimate().memory
     return {
-        "total": memory.total, "moment": memory.moment, "verdict": memory.verdict, "micro_batch": given.layout.micro_batch,
-        "seq_len": given.layout.seq_len, "size": found.same_size(given),
+        "total": memory.total,
+        "moment": memory.moment,
+        "verdict": memory.verdict,
+        "micro_batch": given.layout.micro_batch,
+        "seq_len": given.layout.seq_len,
+        "size": found.same_size(given),
         "changes": [PYTORCH.describe_change(change) for change in PYTORCH.changes(given, found.place)],
-    }  # fmt: skip
+    }
 
 
 def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:

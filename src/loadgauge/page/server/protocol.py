@@ -18,7 +18,7 @@ READY = HEAD.pack(0)
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What a process answers: the function, and the type of its question, as `module:name`.
+    """A task of a worker process: the function, and the type of its question, as `module:name`.
 
     A function with a question type takes the question, which has `flags`, and the `Uploads`; any other takes keywords.
     """
@@ -54,7 +54,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What a process answers: the answer as raw JSON, or the status and body of an error."""
+    """A worker's reply: the answer as raw JSON, or the status and body of an error."""
 
     answer: msgspec.Raw = msgspec.Raw()
     status: int = 0

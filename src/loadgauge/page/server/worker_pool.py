@@ -145,11 +145,15 @@ class Worker:
         home = str(Path(__file__).parents[3])
         path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadgauge.page.server.worker_process", stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            sys.executable,
+            "-m",
+            "loadgauge.page.server.worker_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             limit=2**20,
-        )  # fmt: skip
+        )
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self.handle = os.pidfd_open(self.process.pid)
@@ -203,7 +207,7 @@ class Pool:
 
 
 def _has_ended(process: asyncio.subprocess.Process) -> bool:
-    """Whether a process has ended, even if its exit status has not been collected yet; the status is left in place."""
+    """Return whether a process has ended, even if its exit status has not been collected yet; the status is left in place."""
     if process.returncode is not None or not hasattr(os, "waitid"):
         return process.returncode is not None
     try:

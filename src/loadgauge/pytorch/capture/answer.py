@@ -1,4 +1,4 @@
-"""What a capture says at some sizes: formulas, where they hold, and numbers, with the verdict of a GPU."""
+"""The answer of a capture: formulas, where they hold, and numbers at some sizes, with the verdict of a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Formula(msgspec.Struct, frozen=True):
 
 
 class Needed(msgspec.Struct, frozen=True):
-    """What a card must have [bytes], with the 80 % range of measured runs, and what it has."""
+    """Memory that a card must have [bytes], with the 80 % range of measured runs, and what it has."""
 
     gpu: str
     low: float
@@ -91,10 +91,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def answer(
-    found: Captured, sizes: dict[str, int], seconds: float, *, cached: bool, gpu: Gpu | None = None,
+    found: Captured,
+    sizes: dict[str, int],
+    seconds: float,
+    *,
+    cached: bool,
+    gpu: Gpu | None = None,
     assumed: tuple[str, ...] = (),
-) -> Answer:  # fmt: skip
-    """What a capture says at some sizes. Raises NotModelled outside its guards. seconds: that it took"""
+) -> Answer:
+    """Return what a capture says at some sizes. Raises NotModelled outside its guards. seconds: that it took"""
     allocated = found.allocated(**sizes)
     lines = [f"FLOPs of {name}: no formula is known" for name in found.uncounted]
     if any(one.name.startswith("aten::_cudnn_rnn") for one in found.operations):
@@ -131,7 +136,7 @@ def answer(
 
 
 def _needed(allocated: int, gpu: Gpu) -> Needed:
-    """What the step needs on a GPU, as an estimate of plain PyTorch would say of the same tensors."""
+    """Return what the step needs on a GPU, as an estimate of plain PyTorch would say of the same tensors."""
     kind = training("huggingface", "bf16-pure", "adamw", "flash")
     own = Margins.of(context(gpu), kind.framework, ragged=False).needed(
         allocated + workspaces(gpu, kind, grouped=False)

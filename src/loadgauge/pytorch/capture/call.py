@@ -31,11 +31,18 @@ class Fields(TypedDict, total=False):
 
 
 def capture(
-    target: Any, inputs: Callable[..., Any] | None = None, *, loss: Callable[[Any], torch.Tensor] | None = None,
-    step: Callable[..., Any] | None = None, layers: int | None = None, pictures: Sequence[tuple[int, int]] = (),
-    freeze: Sequence[str] = (), head: str = "", rows: Mapping[str, int | Sequence[int] | str] | str = {},
+    target: Any,
+    inputs: Callable[..., Any] | None = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    step: Callable[..., Any] | None = None,
+    layers: int | None = None,
+    pictures: Sequence[tuple[int, int]] = (),
+    freeze: Sequence[str] = (),
+    head: str = "",
+    rows: Mapping[str, int | Sequence[int] | str] | str = {},
     **fields: Unpack[Fields],
-) -> Captures:  # fmt: skip
+) -> Captures:
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 
     target: a name in the catalogue, a path to a config.json, diffusers:CLASS, timm:NAME, torchvision:NAME, a config object of

@@ -32,7 +32,7 @@ class Differs(NotModelled):
 
 
 class Captures:
-    """What is known of a training at all sizes asked for so far: formulas, each for the sizes where its guards hold.
+    """Recordings of a training at all sizes asked for so far: formulas, each for the sizes where its guards hold.
 
     Sizes are those of `job.names`, such as b (sequences) and s (tokens of each).
     """
@@ -181,7 +181,7 @@ def compare(found: Captured, plain: Recorded, sizes: Mapping[str, int]) -> None:
 
 
 def _releases(changes: Sequence[Any], event: int) -> bool:
-    """Whether an event releases memory, and so does the next."""
+    """Return whether an event releases memory, and so does the next."""
     return event + 1 < len(changes) and bool(changes[event] < 0) and bool(changes[event + 1] < 0)
 
 

@@ -91,7 +91,7 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
                 )
 
     def holds(self, **sizes: int) -> bool:
-        """Whether the formulas hold for some sizes."""
+        """Return whether the formulas hold for some sizes."""
         try:
             self.check(**sizes)
         except NotModelled:
@@ -116,7 +116,7 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         return last[1]
 
     def at_peak(self, **sizes: int) -> dict[str, int]:
-        """What the bytes live at the peak are for, the largest first. Raises NotModelled outside the guards."""
+        """Return what the bytes live at the peak are for, the largest first. Raises NotModelled outside the guards."""
         changes = self.changes(**sizes)
         live = list(accumulate(changes))
         last = live.index(max(live)) + 1 if live else 0

@@ -117,7 +117,7 @@ class _Finder:
         return True
 
     def _of_scores(self, at: int) -> bool:
-        """Whether what an operation reads comes of a product of two activations."""
+        """Return whether what an operation reads comes of a product of two activations."""
         waiting, seen = self._others(at), set()
         while waiting:
             number = waiting.pop()
@@ -132,7 +132,7 @@ class _Finder:
         return False
 
     def _weighted(self, number: int) -> bool:
-        """Whether a tensor depends on any parameter."""
+        """Return whether a tensor depends on any parameter."""
         if not hasattr(self, "_known"):
             self._known: set[int] = set()
             for at, (_, op) in enumerate(self.lister.forward):

@@ -192,7 +192,7 @@ def record(
 
 
 def _module(made: Any) -> nn.Module:
-    """What has the parameters: a module, or all modules in a tuple or a dict."""
+    """Return what has the parameters: a module, or all modules in a tuple or a dict."""
     if isinstance(made, nn.Module):
         return made
     named = made if isinstance(made, dict) else dict(enumerate(made if isinstance(made, list | tuple) else (made,)))
@@ -237,7 +237,7 @@ def _step(job: Sized, place: str, made: Any, losses: dict[str, None]) -> Callabl
 
 @functools.cache
 def views(func: Any) -> bool:
-    """Whether an operation only looks at its argument in another way, which takes neither memory nor time."""
+    """Return whether an operation only looks at its argument in another way, which takes neither memory nor time."""
     schema = getattr(func, "_schema", None)
     if func is torch.ops.aten._unsafe_view.default:  # does not say so
         return True
@@ -261,14 +261,26 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
         if count is None or isinstance(count, str)
         else tuple(tuple(one.shape) for one in leaves(args) if isinstance(one, torch.Tensor))
     )
-    return Op(op_name(func), module, observer.phase, node, storages((args, kwargs)), storages(out), flops,
-              len(observer.stream.ids), node if node >= 0 else next_node() - 1, shapes,
-              bool(shapes) and _causal(func, args, kwargs), func is torch.ops.aten._to_copy.default,
-              func.namespace == "profiler", func.namespace == "bitsandbytes")  # fmt: skip
+    return Op(
+        op_name(func),
+        module,
+        observer.phase,
+        node,
+        storages((args, kwargs)),
+        storages(out),
+        flops,
+        len(observer.stream.ids),
+        node if node >= 0 else next_node() - 1,
+        shapes,
+        bool(shapes) and _causal(func, args, kwargs),
+        func is torch.ops.aten._to_copy.default,
+        func.namespace == "profiler",
+        func.namespace == "bitsandbytes",
+    )
 
 
 def _causal(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation is told to look at the past alone."""
+    """Return whether an operation is told to look at the past alone."""
     names = [one.name for one in func._schema.arguments] if hasattr(func, "_schema") else []
     if "is_causal" not in names:
         return False
@@ -287,13 +299,19 @@ def _read(
         op.shapes = tuple(tuple(map(plain, shape)) for shape in op.shapes)
     weights = {
         number: Parameter(
-            name, shape_of(one)[0], one.element_size(), one.requires_grad, getattr(one, "shards", 1),
-            getattr(one, "of_experts", False), getattr(one, "summed", False), shape_of(one)[1],
+            name,
+            shape_of(one)[0],
+            one.element_size(),
+            one.requires_grad,
+            getattr(one, "shards", 1),
+            getattr(one, "of_experts", False),
+            getattr(one, "summed", False),
+            shape_of(one)[1],
             getattr(one, "held_wide", False),
         )
         for name, one in module.named_parameters()
         if (number := observer.tracker.take(one, "external")) is not None
-    }  # fmt: skip
+    }
     ids = list(observer.stream.ids)
     changes = [plain(change) for change in observer.stream.changes[: len(ids)]]
     kept = {one.storage: plain(one.storage_nbytes) for one in observer.saved if not one.owner}

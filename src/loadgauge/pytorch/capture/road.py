@@ -45,9 +45,13 @@ class OnDemand(Family):
     """
 
     def __init__(
-        self, target: str, inputs: str = "", keys: dict[str, Any] | None = None,
-        where: Literal["apart", "here", "nowhere"] = "apart", tuned: Tuned = WHOLE,
-    ) -> None:  # fmt: skip
+        self,
+        target: str,
+        inputs: str = "",
+        keys: dict[str, Any] | None = None,
+        where: Literal["apart", "here", "nowhere"] = "apart",
+        tuned: Tuned = WHOLE,
+    ) -> None:
         super().__init__(target, [], ())
         self.where, self.most = where, MOST
         self.target, self.inputs, self.tuned, self.adapted = target, inputs, tuned, tuned.adapts
@@ -65,7 +69,7 @@ class OnDemand(Family):
         return self._files.get(regime)
 
     def document(self, regime: Regime, sizes: Mapping[str, int], *, asked: bool = True) -> tuple[Document, Listing]:
-        """What is known in a regime, and the listing that holds for some sizes; captured where there is none.
+        """Return what is known in a regime, and the listing that holds for some sizes; captured where there is none.
 
         asked: by the user; else a regime that is not known stays unknown, as a capture takes seconds
         Raises ConfigError or NotModelled where it cannot be.
@@ -110,8 +114,12 @@ class OnDemand(Family):
 
         begun = time.perf_counter()
         shown = sys.stderr if self.script else None
-        given = {"how": msgspec.to_builtins(regime), "inputs": self.inputs,
-                 "sizes": {name: int(size) for name, size in sizes.items()}, "pairs": dict(self.splits.plan)}  # fmt: skip
+        given = {
+            "how": msgspec.to_builtins(regime),
+            "inputs": self.inputs,
+            "sizes": {name: int(size) for name, size in sizes.items()},
+            "pairs": dict(self.splits.plan),
+        }
         request = Request(Job(self.target))
         if self.where == "here":
             from loadgauge.pytorch.capture.requests.list_request import list_request
@@ -137,7 +145,7 @@ class OnDemand(Family):
 
     @property
     def has_length(self) -> bool:
-        """Whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
+        """Return whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
         return not self.script or not {"s", "t"}.isdisjoint(self.any_listing.names)
 
     @property
@@ -185,11 +193,19 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
     )
     longest = document.longest if family.has_length else 1
     return ModelSpec(
-        name=_short(family), model_type=document.model_type, hidden_size=document.hidden_size,
-        vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in pattern),
-        tie_word_embeddings=document.tied, max_position_embeddings=longest, dtype=document.dtype,
-        source=family.target, listed=family, **apart,
-    )  # fmt: skip
+        name=_short(family),
+        model_type=document.model_type,
+        hidden_size=document.hidden_size,
+        vocab_size=document.vocab_size,
+        blocks=blocks,
+        pattern=tuple(chosen.index(one) for one in pattern),
+        tie_word_embeddings=document.tied,
+        max_position_embeddings=longest,
+        dtype=document.dtype,
+        source=family.target,
+        listed=family,
+        **apart,
+    )
 
 
 def _short(family: OnDemand) -> str:
@@ -218,10 +234,13 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     tuned, attention = family.tuned, "eager" if job.attention == "eager" else "flash"
     precision = job.precision or ("fp32" if family.script else "bf16")
     regime = {
-        "fp32": Regime(4, False, attention), "bf16": Regime(2, True, attention), "fp16": Regime(2, True, attention),
-        "bf16-autocast-8": Regime(2, True, attention), "bf16-autocast": Regime(4, True, attention),
+        "fp32": Regime(4, False, attention),
+        "bf16": Regime(2, True, attention),
+        "fp16": Regime(2, True, attention),
+        "bf16-autocast-8": Regime(2, True, attention),
+        "bf16-autocast": Regime(4, True, attention),
         "fp16-autocast": Regime(4, True, attention),
-    }.get(precision, Regime(2, False, attention))  # fmt: skip
+    }.get(precision, Regime(2, False, attention))
     if job.weights == "float32" and precision in ("bf16", "fp16") and not tuned.base:
         regime = Regime(4, True, attention)
     if family.script and regime.weight != 4:

@@ -124,11 +124,23 @@ class RowsByLine(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 def command(
-    target: str, inputs: str, step: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
-    picture: tuple[tuple[int, int], ...], freeze: tuple[str, ...], head: str,
-    rows: tuple[tuple[str, tuple[int, ...] | str], ...], audio: float | None, cache: bool, as_json: bool, **given: Any,
-) -> int:  # fmt: skip
-    """What does a training step of TARGET take, as formulas of its sizes, from its own code?
+    target: str,
+    inputs: str,
+    step: str,
+    layers: int | None,
+    more: tuple[tuple[str, int], ...],
+    gpu: str | None,
+    allow_tight: bool,
+    picture: tuple[tuple[int, int], ...],
+    freeze: tuple[str, ...],
+    head: str,
+    rows: tuple[tuple[str, tuple[int, ...] | str], ...],
+    audio: float | None,
+    cache: bool,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Return what does a training step of TARGET take, as formulas of its sizes, from its own code?
 
     TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json of any model_type that transformers has, or
     its folder), or script.py:function, which makes a module; --inputs script.py:function then makes what the module is
@@ -236,9 +248,19 @@ def _captured(
     # What the script prints is not part of the answer.
     shown = sys.stderr if is_script(job.model) else None
     found = named_in_child(
-        "loadgauge.pytorch.capture.requests.request:capture_request", Captured, request, shown,
-        inputs=inputs, step=step, given=given, defaults=defaults, pictures=pictures, freeze=freeze, head=head, rows=rows,
-    )  # fmt: skip
+        "loadgauge.pytorch.capture.requests.request:capture_request",
+        Captured,
+        request,
+        shown,
+        inputs=inputs,
+        step=step,
+        given=given,
+        defaults=defaults,
+        pictures=pictures,
+        freeze=freeze,
+        head=head,
+        rows=rows,
+    )
     if file is not None:
         store.save(file, [*known, found])
     return found, False
@@ -261,7 +283,7 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
 
 
 def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """What was not said, and is taken for granted."""
+    """Return what was not said, and is taken for granted."""
     from loadgauge.pytorch.capture.inputs.libraries import is_library, usual_precision
     from loadgauge.pytorch.capture.inputs.target import config_keys
     from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS

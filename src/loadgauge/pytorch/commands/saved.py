@@ -115,9 +115,14 @@ def _cases(as_json: bool) -> None:
     if as_json:
         from loadgauge.core.text.table import document
 
-        document({
-            "cases": [{"case": case, "what": CASES[case], "kept": kept, "peak": peak} for case, (kept, peak) in found.items()]
-        })  # fmt: skip
+        document(
+            {
+                "cases": [
+                    {"case": case, "what": CASES[case], "kept": kept, "peak": peak}
+                    for case, (kept, peak) in found.items()
+                ]
+            }
+        )
         return
     click.echo("Tensors beside the inputs and the result: kept until backward / most at once in forward\n")
     for case, (kept, peak) in found.items():

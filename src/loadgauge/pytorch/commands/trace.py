@@ -89,7 +89,7 @@ def command(
 
 
 def _is_given(name: str) -> bool:
-    """Whether a flag was typed, rather than left at its default."""
+    """Return whether a flag was typed, rather than left at its default."""
     from click.core import ParameterSource
 
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE

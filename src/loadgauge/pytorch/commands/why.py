@@ -79,7 +79,7 @@ def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
 
 
 def _read(file: str, gpu_index: int) -> tuple[dict[str, Any], Callable[[], None], Answer | None]:
-    """What a file says: as a document, and a function that prints it as text; with the answer to an error's text."""
+    """Return what a file says: as a document, and a function that prints it as text; with the answer to an error's text."""
     path = Path(file)
     said = not path.exists() and tells_of_memory(file)  # the error itself, typed
     if not said and file != "-" and is_pickle(path):

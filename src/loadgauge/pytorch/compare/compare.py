@@ -147,8 +147,13 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
     row = Row("saved for backward", "bytes", sum(line.nbytes for line in listed), sum(line.nbytes for line in kept))
     rows.append((row, lambda: match(listed, kept), None))
     counted, done = formula.flops(), _flop_lines(traced)
-    row = Row("FLOPs of a step", "FLOP", sum(line.nbytes for line in counted), sum(line.nbytes for line in done),
-              None if taken is None else taken.flops)  # fmt: skip
+    row = Row(
+        "FLOPs of a step",
+        "FLOP",
+        sum(line.nbytes for line in counted),
+        sum(line.nbytes for line in done),
+        None if taken is None else taken.flops,
+    )
     rows.append((row, lambda: by_part(counted, done), None))
     for name, chosen in (("peak of forward and backward", False), ("peak of the optimizer step", True)):
         moments = [moment for moment in parts.moments if (moment.phase is Phase.STEP) == chosen]
@@ -298,8 +303,13 @@ def by_part(listed: Sequence[Line], done: Sequence[Line]) -> list[Cause]:
         for line in lines:
             sums[line[:2]] += sign * line.nbytes
             names[line[:2]] += [line.op] if sign < 0 or not names[line[:2]] else []
-    return _causes([(Line(place, part, ", ".join(names[place, part]), abs(rest)), 1 if rest > 0 else -1)
-                    for (place, part), rest in sums.items() if rest])  # fmt: skip
+    return _causes(
+        [
+            (Line(place, part, ", ".join(names[place, part]), abs(rest)), 1 if rest > 0 else -1)
+            for (place, part), rest in sums.items()
+            if rest
+        ]
+    )
 
 
 def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
@@ -369,8 +379,10 @@ def _merged(causes: list[Cause]) -> list[Cause]:
     groups: dict[tuple[str, str], list[Cause]] = defaultdict(list)
     for cause in causes:
         groups[cause.op, any_layer(cause.where)].append(cause)
-    result = [Cause(op, where, sum(line.amount for line in members), sum(line.count for line in members))
-             for (op, where), members in groups.items()]  # fmt: skip
+    result = [
+        Cause(op, where, sum(line.amount for line in members), sum(line.count for line in members))
+        for (op, where), members in groups.items()
+    ]
     return sorted(result, key=lambda cause: -abs(cause.amount))
 
 

@@ -150,11 +150,17 @@ def row(case: Case, taken: MeasuredSteps, card: Gpu, number: int) -> dict[str, A
     job = case.job.replace(optimizer=optimizer, gpu=card.id, gpus=1, gpus_per_node=1, framework="huggingface")
     pattern = find_model(job.model).pattern[: case.layers]
     return {
-        "id": f"T-OWN-{number + 1:03}", "quality": "A", "source": "loadgauge make gpu", "model": job.model,
-        "hardware": card.id, "layout": f"1 GPU, recompute {job.recompute}", "job": msgspec.to_builtins(job),
+        "id": f"T-OWN-{number + 1:03}",
+        "quality": "A",
+        "source": "loadgauge make gpu",
+        "model": job.model,
+        "hardware": card.id,
+        "layout": f"1 GPU, recompute {job.recompute}",
+        "job": msgspec.to_builtins(job),
         "overrides": {"model": {"pattern": [[kind, len(list(layers))] for kind, layers in groupby(pattern)]}},
-        "measured": {"step_time_s": taken.step, "peak_memory_gib": taken.peak / GIB}, "counter": {"kind": "allocated"},
-    }  # fmt: skip
+        "measured": {"step_time_s": taken.step, "peak_memory_gib": taken.peak / GIB},
+        "counter": {"kind": "allocated"},
+    }
 
 
 def write(document: Report, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the result of an operation depends on, as a key: the arguments as they are written, and how each tensor lies."""
+"""The cache key of an operation: its arguments as they are written, and the layout of each tensor."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def new_fake(mode: FakeTensorMode, template: dict[str, Any], meta: torch.Tensor,
 
 
 def adds_rows(func: Any, args: Any) -> bool:
-    """Whether an operation adds sparse rows to a table in place, for which PyTorch has no rule on fake tensors."""
+    """Return whether an operation adds sparse rows to a table in place, for which PyTorch has no rule on fake tensors."""
     return func is _ADD_TO and getattr(args[1], "layout", None) is torch.sparse_coo
 
 
@@ -255,7 +255,7 @@ _subclass: Any = torch.Tensor._make_subclass
 
 
 def suits(func: Any) -> bool:
-    """Whether the result depends on shapes and plain values only, and the arguments keep theirs."""
+    """Return whether the result depends on shapes and plain values only, and the arguments keep theirs."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
         return False
     schema = func._schema

@@ -52,7 +52,7 @@ def _wanted(test: ast.expr, value: bool, found: dict[int, bool | None]) -> None:
 
 
 def _stops(body: list[ast.stmt]) -> bool:
-    """Whether statements end by raising, and leave in no other way before."""
+    """Return whether statements end by raising, and leave in no other way before."""
     if not body or any(isinstance(one, _LEAVES) for statement in body[:-1] for one in ast.walk(statement)):
         return False
     last = body[-1]
@@ -70,7 +70,7 @@ def _stops(body: list[ast.stmt]) -> bool:
 
 
 def _is_assert(call: ast.Call) -> bool:
-    """Whether it is `torch._assert(...)`."""
+    """Return whether it is `torch._assert(...)`."""
     return (call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")) == "_assert"
 
 

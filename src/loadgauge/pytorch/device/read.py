@@ -15,7 +15,7 @@ from loadgauge.pytorch.device.raising import PASSED, passing
 
 
 class Read:
-    """What a program asked of the values of fake tensors.
+    """Reads of values of fake tensors by a program.
 
     values: lines that got a made-up value, 1 or True, since nobody knows it; branches: by such a line with a condition, the next
         one that ran
@@ -77,12 +77,12 @@ def asking() -> str:
 
 
 def of_program(filename: str) -> bool:
-    """Whether a file is neither PyTorch's nor this package's."""
+    """Return whether a file is neither PyTorch's nor this package's."""
     return not filename.startswith((_TORCH, _OWN))
 
 
 def _decides(frame: Any) -> bool:
-    """Whether the line that a frame runs has a condition."""
+    """Return whether the line that a frame runs has a condition."""
     words = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()
     return bool(words) and (words[0] in ("if", "elif", "while", "assert") or "if" in words)
 

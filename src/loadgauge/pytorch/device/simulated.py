@@ -31,7 +31,7 @@ TESTED = ("2.4", "2.6", "2.13")
 
 def _backend() -> Any:
     class Backend:
-        """What PyTorch asks of a device's module."""
+        """Functions that PyTorch expects of a device's module."""
 
         Stream, Event = Stream, Event
 

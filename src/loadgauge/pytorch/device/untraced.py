@@ -35,10 +35,14 @@ def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
     lines = [
         Hidden("CUDA context and kernels", int(own.value), int(own.low), int(own.high), "beside", "assumed"),
         Hidden(
-            "cuBLAS workspaces of two threads", HANDLES * CUBLAS[True], HANDLES * CUBLAS[False],
-            HANDLES * CUBLAS[True], "allocated", "stated in PyTorch's CUDABlas.cpp: from Hopper on, and before",
+            "cuBLAS workspaces of two threads",
+            HANDLES * CUBLAS[True],
+            HANDLES * CUBLAS[False],
+            HANDLES * CUBLAS[True],
+            "allocated",
+            "stated in PyTorch's CUDABlas.cpp: from Hopper on, and before",
         ),
-    ]  # fmt: skip
+    ]
     if groups:
         figures = (int(part * groups) for part in (COMMUNICATOR.value, COMMUNICATOR.low, COMMUNICATOR.high))
         value, low, high = figures
@@ -48,9 +52,13 @@ def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
         lines.append(
             Hidden(
                 "FlashAttention backward: float32 gradient of the queries, row sums, unshared keys and values",
-                flash, 0, 2 * flash, "allocated", "derived from the sources of FlashAttention-2, not measured",
+                flash,
+                0,
+                2 * flash,
+                "allocated",
+                "derived from the sources of FlashAttention-2, not measured",
             )
-        )  # fmt: skip
+        )
     return tuple(lines)
 
 

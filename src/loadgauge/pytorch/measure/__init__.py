@@ -1,4 +1,4 @@
-"""What PyTorch itself keeps, allocates and computes: traced without a GPU, or measured around a real step.
+"""Measurements of real steps: memory, time and FLOPs.
 
 Needs the extra `torch`. Formulas live elsewhere; nothing here is calculated that can be observed.
 """

@@ -34,7 +34,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """What to time. `matmul`: (m, n, k); `attention`: (b, s, a, d); `elements` of copies; `parameters` of an optimizer;
+    """Shapes to time. `matmul`: (m, n, k); `attention`: (b, s, a, d); `elements` of copies; `parameters` of an optimizer;
     `payloads` of collectives [bytes]."""
 
     matmul: tuple[tuple[int, int, int], ...]
@@ -178,11 +178,14 @@ def timings(device: str, sizes: Sizes | None = None, saved: Saved | None = None)
     chosen = sizes or (ON_CUDA if device == "cuda" else ON_CPU)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     parts: dict[str, Callable[[], Iterator[Timing]]] = {
-        "products": lambda: _matmul(chosen, device, dtype), "sustained": lambda: _sustained(chosen, device, dtype),
-        "attention": lambda: _attention(chosen, device, dtype), "memory": lambda: _memory(chosen, device, dtype),
-        "norms": lambda: _norm(chosen, device, dtype), "launch": lambda: _launch(device),
+        "products": lambda: _matmul(chosen, device, dtype),
+        "sustained": lambda: _sustained(chosen, device, dtype),
+        "attention": lambda: _attention(chosen, device, dtype),
+        "memory": lambda: _memory(chosen, device, dtype),
+        "norms": lambda: _norm(chosen, device, dtype),
+        "launch": lambda: _launch(device),
         "optimizer": lambda: _optimizer(chosen, device, dtype),
-    }  # fmt: skip
+    }
     if device == "cuda" and torch.cuda.get_device_capability() >= (8, 9):
         parts["fp8"] = lambda: _fp8(chosen)
     kept = saved or Saved(None, device)
@@ -277,9 +280,11 @@ def _memory(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Timing]:
         yield Timing("copy", sized, seconds(functools.partial(y.copy_, x), device), nbytes=2 * x.nbytes)
         z = torch.randn_like(x)
         calls: dict[str, tuple[Callable[[], Any], int]] = {
-            "add": (functools.partial(torch.add, x, z), 3), "mul": (functools.partial(torch.mul, x, z), 3),
-            "silu": (functools.partial(F.silu, x), 2), "gelu": (functools.partial(F.gelu, x), 2),
-        }  # fmt: skip
+            "add": (functools.partial(torch.add, x, z), 3),
+            "mul": (functools.partial(torch.mul, x, z), 3),
+            "silu": (functools.partial(F.silu, x), 2),
+            "gelu": (functools.partial(F.gelu, x), 2),
+        }
         for name, (call, passes) in calls.items():
             yield Timing(name, sized, seconds(call, device), nbytes=passes * x.nbytes)
 

@@ -1,4 +1,4 @@
-"""What the kernels of this device achieve, from microbenchmarks, as a file of `data/calibration`.
+"""Efficiencies of this device's kernels, from microbenchmarks, as a file of `data/calibration`.
 
 The forms that will read the figures fit them (`estimate/time`). What one device cannot tell (links without a second rank, 8 bits
 where there are none) keeps what is known of the card, and is listed.
@@ -69,22 +69,36 @@ def calibrate(
         peak = max(timing.flops / timing.seconds for timing in taken if timing.kind == "matmul")
         bandwidth = max(timing.nbytes / timing.seconds for timing in taken if timing.kind == "copy")
     return fit_efficiencies(
-        taken, peak=peak, bandwidth=bandwidth, gpu="" if gpu is None else gpu.id, device=device,
+        taken,
+        peak=peak,
+        bandwidth=bandwidth,
+        gpu="" if gpu is None else gpu.id,
+        device=device,
         multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1,
         fp8_peak=None if gpu is None or gpu.peaks.fp8 is None else gpu.peaks.fp8.value,
         link=None if gpu is None or gpu.interconnect.bandwidth is None else gpu.interconnect.bandwidth.value,
-    )  # fmt: skip
+    )
 
 
 def fit_efficiencies(
-    taken: Sequence[Timing], *, peak: float, bandwidth: float, gpu: str = "", device: str = "cpu",
-    multiprocessors: int = 132, fp8_peak: float | None = None, link: float | None = None,
-) -> Calibration:  # fmt: skip
+    taken: Sequence[Timing],
+    *,
+    peak: float,
+    bandwidth: float,
+    gpu: str = "",
+    device: str = "cpu",
+    multiprocessors: int = 132,
+    fp8_peak: float | None = None,
+    link: float | None = None,
+) -> Calibration:
     """Fit the efficiencies with which an estimate reproduces these times."""
     known = msgspec.structs.replace(
-        efficiencies(gpu), multiprocessors=multiprocessors, launch=_of(taken, "launch", lambda timing: timing.seconds),
-        throttle=1.0, nvls=0.0,
-    )  # fmt: skip
+        efficiencies(gpu),
+        multiprocessors=multiprocessors,
+        launch=_of(taken, "launch", lambda timing: timing.seconds),
+        throttle=1.0,
+        nvls=0.0,
+    )
     fit, error = _products([timing for timing in taken if timing.kind == "matmul"], known, peak, bandwidth)
     known = msgspec.structs.replace(known, **fit)
     found: dict[str, object] = {"launch": known.launch, **fit}
@@ -188,9 +202,16 @@ def _attention(taken: Sequence[Timing], machine: Machine, kernel: str, way: int)
         b, s, a, d = (timing.sizes[letter] for letter in "bsad")
         flops = 4 * b * a * s * s * d
         operation = Operation(
-            "attention", "attention", (), (), gemms=(Gemm(s, s, d, b * a), Gemm(s, d, s, b * a)), forward_flops=flops,
-            input_gradient_flops=2 * flops, rerun_flops=flops // 2, computed_share=0.5,
-        )  # fmt: skip
+            "attention",
+            "attention",
+            (),
+            (),
+            gemms=(Gemm(s, s, d, b * a), Gemm(s, d, s, b * a)),
+            forward_flops=flops,
+            input_gradient_flops=2 * flops,
+            rerun_flops=flops // 2,
+            computed_share=0.5,
+        )
         time = attention_seconds(operation, at_peak)
         at_best = (time.backward if way else time.forward) - machine.launch
         shares.append(at_best / max(1e-9, timing.seconds - machine.launch))
@@ -209,9 +230,13 @@ def _wire(taken: Sequence[Timing], kind: str, known: Efficiencies, link: float |
 
     def error(wire: Wire) -> float:
         fabric = Fabric(
-            domain=ranks, inner_bandwidth=link, outer_bandwidth=link, inner_latency=0.0, outer_latency=0.0,
+            domain=ranks,
+            inner_bandwidth=link,
+            outer_bandwidth=link,
+            inner_latency=0.0,
+            outer_latency=0.0,
             wires={kind: wire},
-        )  # fmt: skip
+        )
         group = Group("dp", ranks, 1)
         return sum(abs(math.log(seconds(kind, each.sizes["bytes"], group, fabric) / each.seconds)) for each in taken)
 

@@ -77,7 +77,7 @@ def events(stopped: profile) -> list[Event]:
 
 @functools.cache
 def is_kernel(name: str) -> bool:
-    """Whether an operation is carried out by a kernel, which a dispatch mode sees as a whole. An operation that is only
+    """Return whether an operation is carried out by a kernel, which a dispatch mode sees as a whole. An operation that is only
     composed of others (`CompositeImplicitAutograd`) is not, nor is a name that no operation has.
 
     >>> is_kernel("aten::mm"), is_kernel("aten::linear"), is_kernel("MmBackward0")

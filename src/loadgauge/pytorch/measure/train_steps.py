@@ -230,9 +230,7 @@ class _OnCpu:
         held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
         whole = _highest(everything, trained)
         ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))
-        return _Result(
-            backward.peak, step.peak, named, held, scratch=whole.peak - highest.peak, scratch_ops=ops
-        )  # fmt: skip
+        return _Result(backward.peak, step.peak, named, held, scratch=whole.peak - highest.peak, scratch_ops=ops)
 
 
 def _highest(stream: Sequence[Event], stretches: Iterable[Range]) -> Live:
@@ -319,9 +317,12 @@ class _OnCuda:
     def result(self) -> _Result:
         named = {name: ModuleUse(*use) for name, use in self.modules.items()}
         return _Result(
-            self.phases["backward"] - self.before, max(0, self.phases.get(STEP, 0) - self.before), named,
-            reserved=self.reserved, device_total=self.total,
-        )  # fmt: skip
+            self.phases["backward"] - self.before,
+            max(0, self.phases.get(STEP, 0) - self.before),
+            named,
+            reserved=self.reserved,
+            device_total=self.total,
+        )
 
 
 Recorder = _OnCpu | _OnCuda

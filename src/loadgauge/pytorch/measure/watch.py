@@ -35,19 +35,19 @@ GROWING = 4
 
 
 class Counters(Protocol):
-    """What a device says of its memory [bytes]; `Cuda` reads PyTorch's."""
+    """Memory counters of a device [bytes]; `Cuda` reads PyTorch's."""
 
     def peak(self) -> int:
         """The most that was allocated since `reset`."""
 
     def allocated(self) -> int:
-        """What is allocated now."""
+        """Return what is allocated now."""
 
     def reserved(self) -> int:
         """The most that was kept from the driver since `reset`."""
 
     def free(self) -> int:
-        """What the driver could still give."""
+        """Return what the driver could still give."""
 
     def reset(self) -> None:
         """Begin a step."""
@@ -78,7 +78,7 @@ class Cuda:
 
 
 class Expected(NamedTuple):
-    """What an estimate predicts of a step: the value, and the ends of its 80 % range. later: bytes by moment between steps."""
+    """A prediction for a step: the value, and the ends of its 80 % range. later: bytes by moment between steps."""
 
     memory: tuple[float, float, float]
     step: tuple[float, float, float] | None

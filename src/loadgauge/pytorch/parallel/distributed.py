@@ -149,7 +149,7 @@ class _Work:
 
 
 def _everybodys(value: list[Any], one: Any, *_: Any, **__: Any) -> None:
-    """What is not known of other ranks is as it is here."""
+    """Take this rank's value for other ranks."""
     value[:] = [one] * len(value)
 
 

@@ -168,7 +168,7 @@ class ParallelJob:
 
     @property
     def _apart(self) -> bool:
-        """Whether embedding and head are units of their own, as accelerate makes them where Trainer runs a whole model."""
+        """Return whether embedding and head are units of their own, as accelerate makes them where Trainer runs a whole model."""
         return self.run.training.ends_apart and self.layout.pp == 1
 
     def _autocast(self) -> Any:

@@ -113,10 +113,15 @@ def pipeline(
         given = hidden.detach().requires_grad_() if number else ids[: hidden.shape[0]]
         stages.append(
             pipelining.PipelineStage(
-                model, number, chunks, ids.device, input_args=(given,),
-                output_args=(hidden.detach().requires_grad_(),), group=group,
+                model,
+                number,
+                chunks,
+                ids.device,
+                input_args=(given,),
+                output_args=(hidden.detach().requires_grad_(),),
+                group=group,
             )
-        )  # fmt: skip
+        )
     name = SCHEDULES[run.layout.schedule]
     try:
         schedule = getattr(schedules, name)(

@@ -321,7 +321,7 @@ class Allocator:
 
 
 def _page(small: bool) -> int:
-    """What an expandable segment grows by."""
+    """Return what an expandable segment grows by."""
     return SMALL_SEGMENT if small else LARGE_SEGMENT
 
 

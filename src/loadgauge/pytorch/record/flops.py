@@ -70,7 +70,7 @@ def _deformed_backward(grad: Any, x: Any, weight: Any, offset: Any, *_: Any, **_
 
 
 def _more() -> dict[Any, Formula]:
-    """What the registry of PyTorch counts as nothing, or refuses in some release, where this release has it."""
+    """Return what the registry of PyTorch counts as nothing, or refuses in some release, where this release has it."""
     wanted: dict[str, Formula] = {
         "_grouped_mm": _grouped_mm,
         **{f"_scaled_dot_product_{kernel}": _attention for kernel in FUSED},

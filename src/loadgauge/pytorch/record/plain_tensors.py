@@ -1,4 +1,4 @@
-"""What PyTorch does with plain tensors and not under a mode that sees operations: in place, and inside one operation.
+"""In-place and fused paths that PyTorch takes only without a dispatch mode.
 
 Its C++ code asks whether a tensor is "like a subclass", as any is under a mode, and then adds, scatters and fills into new tensors.
 A trace is of a run without such a mode. Who else holds a tensor is PyTorch's own count, as a mode sees it.
@@ -40,7 +40,7 @@ it returns, and whether the result, one number, stays in the storage of as many.
 
 
 def in_place(func: Any, args: Any, records: list[Record], number: int | None) -> bool:
-    """Whether PyTorch has the operation write into its first argument, of which nothing else is then seen.
+    """Return whether PyTorch has the operation write into its first argument, of which nothing else is then seen.
 
     records, number: all allocations, and which one is that of the first argument
     """

@@ -34,5 +34,5 @@ def leaves(tree: Any, found: list[Any] | None = None) -> list[Any]:
 
 
 def present(nbytes: Any) -> bool:
-    """Whether there are any bytes; a symbol, which nobody asks for its value, has some. ``present(0) is False``"""
+    """Return whether there are any bytes; a symbol, which nobody asks for its value, has some. ``present(0) is False``"""
     return isinstance(nbytes, torch.SymInt) or nbytes > 0

@@ -73,7 +73,7 @@ def print_answer(answer: Answer) -> None:
 
 
 def _together(assumed: Sequence[str]) -> list[str]:
-    """What is said of several lines of a program once, with all of them: as much of each path as `--rows` needs.
+    """Return what is said of several lines of a program once, with all of them: as much of each path as `--rows` needs.
 
     >>> _together(["by the user", "a/b/boxes.py:3: all rows", "a/b/heads.py:7: all rows"])
     ['by the user', 'all rows: b/boxes.py:3, b/heads.py:7']

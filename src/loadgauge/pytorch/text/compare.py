@@ -24,12 +24,15 @@ def print_comparison(comparison: Comparison) -> None:
     target = console()
     rows = [
         [
-            SHORT.get(row.quantity, row.quantity), _number(row.formula, row.unit),
-            _number(row.trace, row.unit), _share(row.formula, row.trace),
-            _number(row.measured, row.unit), _share(row.trace, row.measured),
+            SHORT.get(row.quantity, row.quantity),
+            _number(row.formula, row.unit),
+            _number(row.trace, row.unit),
+            _share(row.formula, row.trace),
+            _number(row.measured, row.unit),
+            _share(row.trace, row.measured),
         ]
         for row in comparison.rows
-    ]  # fmt: skip
+    ]
     columns = [Column(""), *(Column(name, "right") for name in ("formula", "trace", "", "measured", ""))]
     ways = f"formula, trace as on {comparison.device}"
     if comparison.measured_on:

@@ -1,4 +1,4 @@
-"""What is kept for backward as text: what `loadgauge saved` prints."""
+"""Saved tensors as text: the output of `loadgauge saved`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,12 @@ def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit
         for tensor in saved.tensors
     ]
     columns = [
-        Column("kept as"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
-    ]  # fmt: skip
+        Column("kept as"),
+        Column("shape"),
+        Column("dtype"),
+        Column("bytes", "right"),
+        Column("storage", wrap=True),
+    ]
     if rows:
         target.print()
         draw(target, columns, rows)

@@ -44,16 +44,29 @@ def print_trace(trace: Trace, viewer: str = "") -> None:
     columns = [Column("at the peak"), Column("GiB", "right"), Column("", "right"), Column("", style="cyan")]
     draw(target, columns, rows, title="What is alive")
     parts = [
-        [in_gib(piece.nbytes), str(piece.count), piece.category, _origin(piece), "x".join(map(str, piece.shape)),
-         piece.dtype]
+        [
+            in_gib(piece.nbytes),
+            str(piece.count),
+            piece.category,
+            _origin(piece),
+            "x".join(map(str, piece.shape)),
+            piece.dtype,
+        ]
         for piece in _merged(trace)[:12]
-    ]  # fmt: skip
+    ]
     draw(
         target,
-        [Column("GiB", "right"), Column("tensors", "right"), Column("as"), Column("from", wrap=True), Column("shape"),
-         Column("dtype", wide=True)],
-        parts, title="The largest of it",
-    )  # fmt: skip
+        [
+            Column("GiB", "right"),
+            Column("tensors", "right"),
+            Column("as"),
+            Column("from", wrap=True),
+            Column("shape"),
+            Column("dtype", wide=True),
+        ],
+        parts,
+        title="The largest of it",
+    )
     phases = [[name or "preparation", in_gib(nbytes)] for name, nbytes in trace.phases.items()]
     draw(target, [Column("phase"), Column("highest, GiB", "right")], phases, title="By phase")
     _print_work(target, trace)
@@ -99,7 +112,7 @@ def _print_work(target: Console, trace: Trace) -> None:
 
 
 def _saved_line(trace: Trace) -> str:
-    """What the graph keeps: all of it, where the table of the peak has only what is alive then."""
+    """Return what the graph keeps: all of it, where the table of the peak has only what is alive then."""
     alive = trace.peak.categories.get("saved activations", 0)
     if not trace.saved and alive:
         return f"saved for a backward that never ran: {gib(alive)} at the peak (torch.no_grad() keeps nothing)"

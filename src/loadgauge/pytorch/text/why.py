@@ -1,4 +1,4 @@
-"""What held the memory as text: what `loadgauge why` prints of an error, a snapshot and a trace."""
+"""Out-of-memory diagnoses as text: the output of `loadgauge why` for an error, a snapshot and a trace."""
 
 from __future__ import annotations
 
@@ -32,15 +32,22 @@ def print_error(answer: Answer) -> None:
         if place.own and place.own != place.frame:
             points(target, [f"FROM   {place.own}"], "")
     rows = [
-        [gib(value), label] for label, value in (
-            ("tried to allocate", error.tried), ("the GPU has", error.capacity), ("free", error.free),
-            ("allowed to this process", error.allowed), ("allocated by PyTorch", error.allocated),
-            ("of that in private pools", error.pools), ("reserved by PyTorch, not allocated", error.idle),
-            ("by this process beside PyTorch", error.beside), ("by other processes", error.others or None),
+        [gib(value), label]
+        for label, value in (
+            ("tried to allocate", error.tried),
+            ("the GPU has", error.capacity),
+            ("free", error.free),
+            ("allowed to this process", error.allowed),
+            ("allocated by PyTorch", error.allocated),
+            ("of that in private pools", error.pools),
+            ("reserved by PyTorch, not allocated", error.idle),
+            ("by this process beside PyTorch", error.beside),
+            ("by other processes", error.others or None),
             ("elsewhere: the context, other processes", error.elsewhere),
             *((f"{buffer.name} {buffer.shape}", buffer.nbytes) for buffer in error.buffers),
-        ) if value is not None
-    ]  # fmt: skip
+        )
+        if value is not None
+    ]
     target.print()
     if rows:
         draw(target, [Column("", "right"), Column("what the error says")], rows)
@@ -123,8 +130,11 @@ def _print_causes(findings: Findings) -> None:
     target.print(f"CAUSE  {findings.causes[0].name}" if findings.causes else "CAUSE  nothing stands out")
     points(target, [f"{cause.evidence}" for cause in findings.causes[:1]])
     whole = max(1, sum(findings.parts.values()))
-    rows = [[in_gib(nbytes), f"{nbytes / whole:.0%}", name] for name, nbytes in findings.parts.items()
-            if nbytes >= LEAST * whole]  # fmt: skip
+    rows = [
+        [in_gib(nbytes), f"{nbytes / whole:.0%}", name]
+        for name, nbytes in findings.parts.items()
+        if nbytes >= LEAST * whole
+    ]
     draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
     replayed = any(cause.leaves is not None for cause in findings.causes)
     if not replayed:
@@ -134,8 +144,10 @@ def _print_causes(findings: Findings) -> None:
             [f"up to {gib(cause.frees)}: {cause.name}; {cause.remedy}" for cause in findings.causes[:MOST_CAUSES]],
         )
         return
-    rows = [["" if cause.leaves is None else in_gib(cause.leaves), FITS[cause.fits], f"{cause.name}: {cause.remedy}"]
-            for cause in findings.causes[:MOST_CAUSES]]  # fmt: skip
+    rows = [
+        ["" if cause.leaves is None else in_gib(cause.leaves), FITS[cause.fits], f"{cause.name}: {cause.remedy}"]
+        for cause in findings.causes[:MOST_CAUSES]
+    ]
     columns = [Column("peak, GiB", "right"), Column("fits"), Column("against", wrap=True)]
     if all(cause.fits is None for cause in findings.causes):  # nothing failed
         rows, columns = [[row[0], row[2]] for row in rows], [columns[0], columns[2]]

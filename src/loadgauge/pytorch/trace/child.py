@@ -1,4 +1,4 @@
-"""What a child process of `loadgauge.pytorch.trace.subprocess` runs."""
+"""Entry point of the child processes of `loadgauge.pytorch.trace.subprocess`."""
 
 from __future__ import annotations
 

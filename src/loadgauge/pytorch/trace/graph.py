@@ -55,7 +55,7 @@ def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 @functools.cache
 def _fields(kind: type) -> tuple[str, ...]:
-    """What a kind of built-in node keeps, by name."""
+    """Return what a kind of built-in node keeps, by name."""
     return tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
 
 
@@ -100,7 +100,7 @@ def _each(node: str, field: str, raw: Any, read: Any) -> Iterator[Field | Hidden
 
 
 def _region(hook: Any) -> Any:
-    """What `torch.utils.checkpoint` keeps of a region; its hook closes over it (PyTorch 2.13)."""
+    """Return what `torch.utils.checkpoint` keeps of a region; its hook closes over it (PyTorch 2.13)."""
     for cell in getattr(inspect.unwrap(hook), "__closure__", None) or ():
         if hasattr(cell.cell_contents, "get_inputs"):
             return cell.cell_contents

@@ -1,4 +1,4 @@
-"""What an expression or a module keeps for backward: every `_saved_*` field, by name, and the storages they share."""
+"""Tensors that an expression or a module keeps for backward: every `_saved_*` field, by name, and the storages they share."""
 
 from __future__ import annotations
 
@@ -42,10 +42,17 @@ class SavedTensor(msgspec.Struct, frozen=True):
     ) -> SavedTensor:
         """Describes a tensor that `node` keeps as `field`; `storage`: the number of its storage."""
         return cls(
-            node=node, field=field, shape=tuple(map(whole, tensor.shape)), dtype=dtype_name(tensor.dtype),
-            nbytes=nbytes_of(tensor), storage=storage, storage_nbytes=whole(tensor.untyped_storage().nbytes()),
-            owner=owner, module=module, stride=() if tensor.is_contiguous() else tuple(map(whole, tensor.stride())),
-        )  # fmt: skip
+            node=node,
+            field=field,
+            shape=tuple(map(whole, tensor.shape)),
+            dtype=dtype_name(tensor.dtype),
+            nbytes=nbytes_of(tensor),
+            storage=storage,
+            storage_nbytes=whole(tensor.untyped_storage().nbytes()),
+            owner=owner,
+            module=module,
+            stride=() if tensor.is_contiguous() else tuple(map(whole, tensor.stride())),
+        )
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -57,7 +64,7 @@ class Storage(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What is kept for backward. `made_again`: fields that checkpointing drops, as (node, field)."""
+    """Tensors kept for backward. `made_again`: fields that checkpointing drops, as (node, field)."""
 
     tensors: tuple[SavedTensor, ...]
     made_again: tuple[tuple[str, str], ...] = ()
@@ -141,7 +148,7 @@ def saved_by(
     packed: Sequence[weakref.ref[Packed]] = (),
     made: Mapping[int, str] | None = None,
 ) -> Saved:
-    """What an existing result keeps for backward. `owners` names storages by `key`; `made`: the parts of an expression that
+    """Return what an existing result keeps for backward. `owners` names storages by `key`; `made`: the parts of an expression that
     made them.
 
     Raises ConfigError where backward has freed the graph.
@@ -219,7 +226,7 @@ def _leaves(outputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
-    """Whether it is a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
+    """Return whether it is a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
     plain = (torch.int64, torch.float64, torch.complex128, torch.bool)
     return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in plain
 

@@ -39,7 +39,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What the child is to do: a function by its module and name, its request, and further arguments."""
+    """The task of a child: a function by its module and name, its request, and further arguments."""
 
     module: str
     function: str
@@ -56,9 +56,12 @@ class Reply(msgspec.Struct):
 
 
 def in_child(
-    work: Callable[Concatenate[Request, P], T], request: Request, shown: TextIO | None = None,
-    *_: P.args, **arguments: P.kwargs,
-) -> T:  # fmt: skip
+    work: Callable[Concatenate[Request, P], T],
+    request: Request,
+    shown: TextIO | None = None,
+    *_: P.args,
+    **arguments: P.kwargs,
+) -> T:
     """Calls `work(request, **arguments)` in a child process and returns its result.
 
     work: a function of a module, whose result type msgspec can encode

@@ -99,8 +99,10 @@ class TorchRun(msgspec.Struct, frozen=True):
                 key="precision",
             )
         for name, value, choices in (
-            ("optimizer", optimizer, OPTIMIZERS), ("precision", precision, PRECISIONS), ("attention", attention, ATTENTIONS),
-        ):  # fmt: skip
+            ("optimizer", optimizer, OPTIMIZERS),
+            ("precision", precision, PRECISIONS),
+            ("attention", attention, ATTENTIONS),
+        ):
             if value in torch_optimizers() and name == "optimizer" and value not in choices:
                 raise NotModelled(f"optimizer {value}: PyTorch {torch.__version__} does not have it; a newer one does")
             if value not in choices:
@@ -110,13 +112,20 @@ class TorchRun(msgspec.Struct, frozen=True):
             raise LayoutError(f"a world of {gpus} does not divide by tp x pp = {tp * pp}")
         dp, micro_batch = gpus // (tp * pp), 1 if micro_batch is None else micro_batch
         layout = Layout(
-            dp=dp, tp=tp, pp=pp, vpp=job.vpp or 1, zero=job.zero or 0, replicas=job.replicas or 1,
-            sequence_parallel=bool(job.sequence_parallel), micro_batch=micro_batch,
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            vpp=job.vpp or 1,
+            zero=job.zero or 0,
+            replicas=job.replicas or 1,
+            sequence_parallel=bool(job.sequence_parallel),
+            micro_batch=micro_batch,
             global_batch=dp * micro_batch if job.global_batch is None else job.global_batch,
             seq_len=4096 if job.seq_len is None else job.seq_len,
             schedule=job.schedule or ("interleaved" if (job.vpp or 1) > 1 else "1f1b"),  # type: ignore[arg-type]
-            stage_layers=_numbers(job.stage_layers), recompute=RecomputePolicy.parse(job.recompute or "none"),
-        )  # fmt: skip
+            stage_layers=_numbers(job.stage_layers),
+            recompute=RecomputePolicy.parse(job.recompute or "none"),
+        )
         # PyTorch's own way on CUDA where none is named.
         trained = training("huggingface", precision, optimizer, attention)
         own = trained.optimizer.run_as("foreach") if optimizer == "adamw" else spec.OPTIMIZERS[optimizer]
@@ -214,10 +223,15 @@ class TorchRun(msgspec.Struct, frozen=True):
         """
         layout, trained = self.layout, self.training
         job = Job(
-            model="", recompute=str(layout.recompute), micro_batch=int(layout.micro_batch),
-            global_batch=int(layout.global_batch), seq_len=int(layout.seq_len), precision=trained.precision.name,
-            optimizer=trained.optimizer.name, attention=trained.kernels.attention,
-        )  # fmt: skip
+            model="",
+            recompute=str(layout.recompute),
+            micro_batch=int(layout.micro_batch),
+            global_batch=int(layout.global_batch),
+            seq_len=int(layout.seq_len),
+            precision=trained.precision.name,
+            optimizer=trained.optimizer.name,
+            attention=trained.kernels.attention,
+        )
         more = {"keep": ",".join(self.keep), "layers": layers}
         return " ".join([job.flags(), *(f"--{name} {value}" for name, value in more.items() if value)])
 

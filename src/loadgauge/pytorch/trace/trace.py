@@ -126,7 +126,7 @@ def record(
     rank: int = 0,
     stacks: bool = False,
 ) -> Recorded:
-    """As `trace`, with the stream of allocations that the allocator's simulation and the memory viewer read.
+    """Trace with the stream of allocations that the allocator's simulation and the memory viewer read.
 
     gpus, rank: this process simulates `rank` of `gpus` ranks (FSDP, DDP, tensor, sequence and pipeline parallel code);
         None: there is no process group
@@ -196,8 +196,11 @@ def _read(
 
 def _step_peaks(stream: Stream, observer: Observer) -> tuple[int, ...]:
     """The highest live bytes in each step; a step ends with the optimizer's."""
-    ends = [first for (first, name), (_, before) in zip(stream.phases[1:], stream.phases, strict=False)
-            if before == STEP and name == FORWARD]  # fmt: skip
+    ends = [
+        first
+        for (first, name), (_, before) in zip(stream.phases[1:], stream.phases, strict=False)
+        if before == STEP and name == FORWARD
+    ]
     peaks: list[int] = []
     live, step, highest = 0, 0, 0
     for event, change in enumerate(stream.changes):

@@ -1,4 +1,4 @@
-"""What differs between releases of transformers, by feature: from 4.44 on."""
+"""Differences between releases of transformers, by feature: from 4.44 on."""
 
 from __future__ import annotations
 

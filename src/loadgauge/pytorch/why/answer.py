@@ -49,10 +49,14 @@ class Answer(msgspec.Struct, frozen=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """How the error's figures were read, where that is not plain."""
-        own = () if self.error.own is None else (
-            f"process {self.error.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
-            " process does not know its own number)",
-        )  # fmt: skip
+        own = (
+            ()
+            if self.error.own is None
+            else (
+                f"process {self.error.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
+                " process does not know its own number)",
+            )
+        )
         return (*own, *(f"contradiction in the error: {text}" for text in self.error.contradictions))
 
     def document(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ STATE_PARTS = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer
 
 
 class Parts(msgspec.Struct, kw_only=True):
-    """What was held at the peak, by purpose [bytes].
+    """Memory held at the peak, by purpose [bytes].
 
     `kept`: activations of training forwards, one of them running or waiting for its backward, by the place that made
     each; `older`: those of forwards before it. `evaluated`: the same in a function that evaluates. `working`: what
@@ -101,12 +101,18 @@ class Parts(msgspec.Struct, kw_only=True):
     def table(self) -> dict[str, int]:
         """Bytes by name of the purpose, largest first, without zeros."""
         rows = {
-            "weights": self.weights, "gradients": self.gradients, "optimizer states": self.optimizer,
-            "gathered from other ranks": self.gathered, "logits and loss": self.loss, "attention scores": self.scores,
-            "activations": self.activations, "activations of earlier steps": self.older,
-            "activations of an evaluation": self.evaluated, "working set of backward and step": self.working,
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer states": self.optimizer,
+            "gathered from other ranks": self.gathered,
+            "logits and loss": self.loss,
+            "attention scores": self.scores,
+            "activations": self.activations,
+            "activations of earlier steps": self.older,
+            "activations of an evaluation": self.evaluated,
+            "working set of backward and step": self.working,
             "other": self.other,
-        }  # fmt: skip
+        }
         return dict(sorted(((name, size) for name, size in rows.items() if size), key=lambda row: -row[1]))
 
 
@@ -147,75 +153,103 @@ def causes(parts: Parts) -> tuple[Cause, ...]:
 
 
 def _structural(parts: Parts) -> Iterable[Cause]:
-    """What is wrong with the program rather than large."""
+    """Yield what is wrong with the program rather than large."""
     live = sum(parts.table().values())
     held = max(0, live - parts.failed)
     if OutOfMemory(tried=parts.failed, allocated=held, idle=parts.idle, free=parts.free).cause == PIECES:
         yield Cause(
-            "fragmentation", parts.idle, max(parts.idle, live),
+            "fragmentation",
+            parts.idle,
+            max(parts.idle, live),
             f"{gib(parts.failed)} did not fit, while {gib(parts.idle)} lay idle in pieces",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-        )  # fmt: skip
+        )
     if parts.older:
         yield Cause(
-            "graphs of earlier steps are kept", parts.older, parts.older,
+            "graphs of earlier steps are kept",
+            parts.older,
+            parts.older,
             f"{gib(parts.older)} are activations of forwards before the last one",
-            "keep loss.item() or loss.detach() of a step, not the loss; no retain_graph=True", {"older": 0.0},
-        )  # fmt: skip
+            "keep loss.item() or loss.detach() of a step, not the loss; no retain_graph=True",
+            {"older": 0.0},
+        )
     if parts.evaluated:
         yield Cause(
-            "evaluation without torch.no_grad", parts.evaluated, parts.evaluated,
+            "evaluation without torch.no_grad",
+            parts.evaluated,
+            parts.evaluated,
             f"{gib(parts.evaluated)} that a forward in an evaluation made are still held",
-            "put the evaluation under torch.no_grad() or torch.inference_mode()", {"evaluated": 0.0},
-        )  # fmt: skip
+            "put the evaluation under torch.no_grad() or torch.inference_mode()",
+            {"evaluated": 0.0},
+        )
     if parts.gathered:
         share = 1 / max(2, parts.gathers)
         yield Cause(
-            "weights gathered unsharded", parts.gathered, parts.gathered - int(parts.gathered * share),
+            "weights gathered unsharded",
+            parts.gathered,
+            parts.gathered - int(parts.gathered * share),
             f"{gib(parts.gathered)} were gathered from other ranks and held at once",
             "shard layer by layer (fully_shard each block), and let go after forward (reshard_after_forward)",
             {"gathered": share},
-        )  # fmt: skip
+        )
 
 
 def _plain(parts: Parts) -> Iterable[Cause]:
-    """What is large."""
+    """Yield what is large."""
     yield Cause(
-        "logits and loss", parts.loss, parts.loss * (CHUNKS - 1) // CHUNKS,
-        f"{gib(parts.loss)} are logits, their copies and gradients", "make the loss in chunks (--loss chunked)",
+        "logits and loss",
+        parts.loss,
+        parts.loss * (CHUNKS - 1) // CHUNKS,
+        f"{gib(parts.loss)} are logits, their copies and gradients",
+        "make the loss in chunks (--loss chunked)",
         {"loss": 1 / CHUNKS},
-    )  # fmt: skip
+    )
     ratio = parts.optimizer / parts.weights if parts.weights else 0
     yield Cause(
-        "optimizer states", parts.optimizer, parts.optimizer * 3 // 4,
+        "optimizer states",
+        parts.optimizer,
+        parts.optimizer * 3 // 4,
         f"{gib(parts.optimizer)} are states of the optimizer" + (f", {ratio:.1f} times the weights" if ratio else ""),
-        "8-bit states, sharding (ZeRO, FSDP), or offloading; 4 bytes a moment are float32", {"optimizer": 0.25},
-    )  # fmt: skip
+        "8-bit states, sharding (ZeRO, FSDP), or offloading; 4 bytes a moment are float32",
+        {"optimizer": 0.25},
+    )
     yield Cause(
-        "attention scores", parts.scores, parts.scores, f"{gib(parts.scores)} grow with the square of the length",
-        "fused attention (sdpa, FlashAttention)", {"scores": 0.0},
-    )  # fmt: skip
+        "attention scores",
+        parts.scores,
+        parts.scores,
+        f"{gib(parts.scores)} grow with the square of the length",
+        "fused attention (sdpa, FlashAttention)",
+        {"scores": 0.0},
+    )
     activations = parts.activations
     kinds = _kept_per_layer(parts.kept)
     if activations and not parts.checkpointed and kinds > 1:
         yield Cause(
-            "activations, without checkpointing", activations, activations - activations // kinds,
-            f"{gib(activations)} are activations: {kinds} tensors of each layer", "checkpoint the layers",
+            "activations, without checkpointing",
+            activations,
+            activations - activations // kinds,
+            f"{gib(activations)} are activations: {kinds} tensors of each layer",
+            "checkpoint the layers",
             {"kept": 1 / kinds},
-        )  # fmt: skip
+        )
     tokens = activations + parts.loss + parts.scores + parts.working
     yield Cause(
-        "too many tokens at once", tokens, tokens // 2 if activations else 0,
+        "too many tokens at once",
+        tokens,
+        tokens // 2 if activations else 0,
         f"{gib(tokens)} grow with the length of the sequence times the micro-batch"
         + (", and layers are checkpointed already" if parts.checkpointed else ""),
         "half as many: shorter sequences, a smaller micro-batch, or context parallelism",
         {"kept": 0.5, "loss": 0.5, "scores": 0.5, "working": 0.5},
-    )  # fmt: skip
+    )
     yield Cause(
-        "weights", parts.weights + parts.gradients, (parts.weights + parts.gradients) // 2,
-        f"{gib(parts.weights + parts.gradients)} are weights and gradients", "shard them over two GPUs, or train adapters",
+        "weights",
+        parts.weights + parts.gradients,
+        (parts.weights + parts.gradients) // 2,
+        f"{gib(parts.weights + parts.gradients)} are weights and gradients",
+        "shard them over two GPUs, or train adapters",
         {"weights": 0.5, "gradients": 0.5},
-    )  # fmt: skip
+    )
 
 
 def _kept_per_layer(kept: Counter[tuple[str, ...]]) -> int:
@@ -293,7 +327,7 @@ def _kind(lines: Sequence[str]) -> str:
 
 
 def purpose_of(block: Block, age: int, recorded: bool) -> str:
-    """What a block is for: a field of `Parts`. `age`: how many forwards have begun since; `recorded`: whether the
+    """Return what a block is for: a field of `Parts`. `age`: how many forwards have begun since; `recorded`: whether the
     snapshot knows stacks."""
     if block.frames is None:
         return "weights"
@@ -331,7 +365,7 @@ def purpose_of(block: Block, age: int, recorded: bool) -> str:
 
 
 def _evaluates(lines: Sequence[str]) -> bool:
-    """Whether the innermost of the program's functions that is named after training or evaluation evaluates."""
+    """Return whether the innermost of the program's functions that is named after training or evaluation evaluates."""
     for line in lines:
         if not PYTORCH.search(line) and (EVALUATION.search(line) or TRAINING.search(line)):
             return bool(EVALUATION.search(line))

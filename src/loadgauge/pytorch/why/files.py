@@ -37,7 +37,7 @@ def content_of(path: Path, largest: int) -> bytes:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a regular file begins as a snapshot does. Raises ConfigError for a pipe or a device, which is not opened."""
+    """Return whether a regular file begins as a snapshot does. Raises ConfigError for a pipe or a device, which is not opened."""
     if not path.is_file():
         content_of(path, 0)  # says what it is instead
     with path.open("rb") as file:

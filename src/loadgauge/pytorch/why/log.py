@@ -43,7 +43,7 @@ def plain(text: str, mark: str = "") -> str:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """What stands before a line, and the line."""
+    """Return what stands before a line, and the line."""
     line = REPEATED.sub("", COLOUR.sub("", line))
     match = MARK.match(line)
     mark, rest = (match[0].strip(), line[match.end() :]) if match else ("", line)

@@ -128,7 +128,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragmented(self) -> bool:
-        """Whether the request failed because idle memory lies in pieces: it would have fitted into what is free and what
+        """Return whether the request failed because idle memory lies in pieces: it would have fitted into what is free and what
         lies idle beyond `ordinary_idle` of the allocated bytes.
 
         So much an ordinary training leaves idle even on the smallest card that serves it (sizes are rounded up, blocks split), and
@@ -142,7 +142,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> int | None:
-        """What the cause holds [bytes]; None where the text has no figure of it."""
+        """Return what the cause holds [bytes]; None where the text has no figure of it."""
         if self.cause == ENGINE:
             return max(self.others, self.beside or 0, self.pools or 0)
         of = {
@@ -170,7 +170,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elsewhere(self) -> int | None:
-        """What neither PyTorch holds nor is free, where the text does not say whose it is [bytes]."""
+        """Return what neither PyTorch holds nor is free, where the text does not say whose it is [bytes]."""
         if self.process is not None or self.others or None in (self.capacity, self.free, self.allocated, self.idle):
             return None
         rest = self.capacity - self.free - self.allocated - self.idle  # type: ignore[operator]
@@ -190,7 +190,7 @@ def ordinary_idle() -> float:
 
 
 def tells_of_memory(text: str) -> bool:
-    """Whether a text has an error of memory that ran out, with figures or without.
+    """Return whether a text has an error of memory that ran out, with figures or without.
 
     >>> tells_of_memory("CUDA error: out of memory"), tells_of_memory("loss 2.3")
     (True, False)
@@ -280,13 +280,14 @@ def _stated(text: str) -> OutOfMemory:
         (
             Buffer(
                 _bytes(match["size"], match["unit"]),
-                "/".join((match["operator"] or "").split("/")[-2:]) or ("parameter" if match["parameter"] else "no name"),
+                "/".join((match["operator"] or "").split("/")[-2:])
+                or ("parameter" if match["parameter"] else "no name"),
                 (match["shape"] or match["parameter"] or "").strip(),
             )
             for match in BUFFER.finditer(plain(text[at : at + REACH]))
         ),
         key=lambda buffer: -buffer.nbytes,
-    )  # fmt: skip
+    )
     return OutOfMemory(
         tried=None if (tried or 0) > LARGEST else tried,
         stated=error.cause,
@@ -296,13 +297,19 @@ def _stated(text: str) -> OutOfMemory:
 
 
 def _beyond(figures: dict[str, int | None], listed: dict[int, int]) -> Iterator[str]:
-    """What is larger than the GPU, or than any computer, and is taken out. (In WSL a process has 2^64 bytes.)"""
+    """Yield what is larger than the GPU, or than any computer, and is taken out. (In WSL a process has 2^64 bytes.)"""
     if (figures["capacity"] or 0) > LARGEST:
         figures["capacity"] = None
     limit = figures["capacity"] or LARGEST
-    words = {"free": "free", "process": "in use by this process", "allocated": "allocated by PyTorch",
-             "idle": "reserved by PyTorch and not allocated", "reserved": "reserved by PyTorch",
-             "pools": "in private pools", "allowed": "allowed"}  # fmt: skip
+    words = {
+        "free": "free",
+        "process": "in use by this process",
+        "allocated": "allocated by PyTorch",
+        "idle": "reserved by PyTorch and not allocated",
+        "reserved": "reserved by PyTorch",
+        "pools": "in private pools",
+        "allowed": "allowed",
+    }
     for name, label in words.items():
         value = figures[name]
         if value is not None and value > limit + ROUNDING:

@@ -60,10 +60,13 @@ class Replay:
 
 
 def _served(
-    allocator: Allocator, before: Iterable[tuple[int, Block]], events: Sequence[Any], kinds: Mapping[int, str],
+    allocator: Allocator,
+    before: Iterable[tuple[int, Block]],
+    events: Sequence[Any],
+    kinds: Mapping[int, str],
     scale: Mapping[str, float],
-) -> bool:  # fmt: skip
-    """Whether an allocator serves all that is asked for, the failing request too; each by the share of its purpose."""
+) -> bool:
+    """Return whether an allocator serves all that is asked for, the failing request too; each by the share of its purpose."""
     live: dict[int, int] = {}
     try:
         for place, (address, block) in enumerate(before):

@@ -1,4 +1,4 @@
-"""Which tensor of a model has the size that an out-of-memory error names.
+"""Tensors of a model that have the size in an out-of-memory error.
 
 PyTorch's engine runs the backward without Python, so that a traceback ends at `loss.backward()`; the size remains. The
 allocator's error names what it asked the driver for, a multiple of 2 MiB, with two decimals (source: PyTorch 2.13,
@@ -32,7 +32,7 @@ def by_size(tried: int, result: Estimate, backward: bool) -> str:
 
 
 def _asked(nbytes: float, tried: int) -> bool:
-    """Whether the allocator asks for `tried` bytes for a tensor, as far as two decimals say."""
+    """Return whether the allocator asks for `tried` bytes for a tensor, as far as two decimals say."""
     rounding = 0.006 * (GIB if tried > GIB else MIB)
     return abs(-(-int(nbytes) // SEGMENT) * SEGMENT - tried) <= rounding
 

@@ -40,7 +40,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What a snapshot says of one device [bytes].
+    """The state of one device in a snapshot [bytes].
 
     `peak` is the most that was allocated at once while events were recorded (or at the end, without events); `reserved`
     is what the segments take at the end, `idle` what lies free in them, and `largest_idle` the largest piece of that.
@@ -149,7 +149,7 @@ def _blocks(segments: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 class Block(NamedTuple):
-    """What was held at some moment. `frames`: the lines that asked for it; None for what is older than the recording.
+    """Memory held at some moment. `frames`: the lines that asked for it; None for what is older than the recording.
     `event`: which event it was, -1 for what is older."""
 
     nbytes: int
@@ -214,7 +214,7 @@ def _apply(number: int, event: Any, held: dict[int, Block]) -> int:
 
 
 def _holders(held: list[Block]) -> list[Holder]:
-    """What was held, by the stack that asked for it, most first."""
+    """Return what was held, by the stack that asked for it, most first."""
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for size, frames, _ in held:
         stack = tuple(line_of(frame) for frame in (frames or [])[:8])
@@ -238,8 +238,10 @@ def _own(frames: list[Any]) -> str:
         return PYTORCH.search(frame["filename"]) is not None
 
     kinds: list[Callable[[Any], bool]] = [
-        lambda frame: not library(frame) and not traced(frame), lambda frame: library(frame) and not pytorch(frame), traced,
-    ]  # fmt: skip
+        lambda frame: not library(frame) and not traced(frame),
+        lambda frame: library(frame) and not pytorch(frame),
+        traced,
+    ]
     for fits in kinds:
         for frame in frames:
             if fits(frame):

@@ -1,4 +1,4 @@
-"""What a program was doing when memory ran out: the phase and the tensor that its traceback names, and what shrinks it.
+"""Where memory ran out: the phase and the tensor that its traceback names, and what shrinks it.
 
 The frames of a Python traceback say it, the innermost first: each rule is a place in a library's source (or a name that
 every training program uses), what runs there, and which tensor it makes. Nothing of the text is executed.
@@ -53,7 +53,7 @@ class Rule(msgspec.Struct, frozen=True):
     per_parameter: int = 0
 
     def holds(self, frame: Frame) -> bool:
-        """Whether the frame is at this place."""
+        """Return whether the frame is at this place."""
         return all(
             not pattern or re.search(pattern, text)
             for pattern, text in ((self.file, frame.file), (self.function, frame.function), (self.code, frame.code))
@@ -339,9 +339,14 @@ def place(text: str) -> Place | None:
     if rule.phase and phase not in ("evaluation", "generation", "saving", "recomputation in the backward"):
         phase = rule.phase
     return Place(
-        phase=phase or rule.phase, tensor=rule.tensor, remedy=rule.remedy, frame=str(frame), own=own, changes=rule.changes,
+        phase=phase or rule.phase,
+        tensor=rule.tensor,
+        remedy=rule.remedy,
+        frame=str(frame),
+        own=own,
+        changes=rule.changes,
         per_parameter=rule.per_parameter,
-    )  # fmt: skip
+    )
 
 
 def _made(inward: Sequence[Frame]) -> tuple[Frame, Rule | None]:

@@ -41,9 +41,13 @@ def snapshot(stream: Stream, allocator: Allocator, described: bool = False) -> d
     traces = []
     for time, event in enumerate(allocator.trace):
         entry = {
-            "action": event.action, "addr": event.address, "size": event.size, "stream": 0, "time_us": time,
+            "action": event.action,
+            "addr": event.address,
+            "size": event.size,
+            "stream": 0,
+            "time_us": time,
             "frames": frames.of(event.storage),
-        }  # fmt: skip
+        }
         if event.action == "free_completed":
             traces.append({**entry, "action": "free_requested"})
         traces.append(entry)
@@ -58,21 +62,31 @@ def snapshot(stream: Stream, allocator: Allocator, described: bool = False) -> d
             live = not block.free
             blocks.append(
                 {
-                    "address": block.address, "size": block.size, "requested_size": block.requested or block.size,
-                    "state": "active_allocated" if live else "inactive", "frames": frames.of(block.storage) if live else [],
+                    "address": block.address,
+                    "size": block.size,
+                    "requested_size": block.requested or block.size,
+                    "state": "active_allocated" if live else "inactive",
+                    "frames": frames.of(block.storage) if live else [],
                 }
-            )  # fmt: skip
+            )
             block = block.next
         active = sum(piece["size"] for piece in blocks if piece["state"] == "active_allocated")
         segments.append(
             {
-                "device": 0, "address": segment.address, "total_size": sum(piece["size"] for piece in blocks),
-                "stream": segment.pool.stream, "segment_type": "small" if segment.pool.small else "large",
-                "segment_pool_id": (0, 0), "is_expandable": segment.expandable,
-                "allocated_size": active, "active_size": active,
-                "requested_size": active, "frames": [], "blocks": blocks,
+                "device": 0,
+                "address": segment.address,
+                "total_size": sum(piece["size"] for piece in blocks),
+                "stream": segment.pool.stream,
+                "segment_type": "small" if segment.pool.small else "large",
+                "segment_pool_id": (0, 0),
+                "is_expandable": segment.expandable,
+                "allocated_size": active,
+                "active_size": active,
+                "requested_size": active,
+                "frames": [],
+                "blocks": blocks,
             }
-        )  # fmt: skip
+        )
     return {
         "segments": segments,
         "device_traces": [traces],

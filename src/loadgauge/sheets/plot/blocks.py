@@ -42,9 +42,7 @@ def squares(sizes: Sequence[float], box: Box) -> list[Box]:
         for area in areas:
             length = area / thick
             upright = width >= height
-            boxes.append(
-                (left, bottom + place, thick, length) if upright else (left + place, bottom, length, thick)
-            )  # fmt: skip
+            boxes.append((left, bottom + place, thick, length) if upright else (left + place, bottom, length, thick))
             place += length
         if width >= height:
             left, width = left + thick, width - thick
@@ -92,9 +90,15 @@ def draw(axes: Any, result: Estimate) -> None:
             label = node["label"] if node is not part else name
             if width > 0.09 and height > 0.05:
                 axes.text(
-                    left + width / 2, bottom + height / 2, f"{_short(label, width)}\n{gib(node['bytes'])}",
-                    ha="center", va="center", color=letters, fontsize=7.5, linespacing=1.35,
-                )  # fmt: skip
+                    left + width / 2,
+                    bottom + height / 2,
+                    f"{_short(label, width)}\n{gib(node['bytes'])}",
+                    ha="center",
+                    va="center",
+                    color=letters,
+                    fontsize=7.5,
+                    linespacing=1.35,
+                )
         left, bottom, width, height = box
         axes.add_patch(_box(left, bottom, width, height, "none", 1.6))
     axes.set_xlim(0, 1)
@@ -103,8 +107,10 @@ def draw(axes: Any, result: Estimate) -> None:
     memory = result.memory
     axes.set_title(
         f"{gib(memory.total, 1)} on a rank of stage {memory.rank.stage}, at its peak: {memory.moment}",
-        loc="left", fontsize=8, color="#5f6670",
-    )  # fmt: skip
+        loc="left",
+        fontsize=8,
+        color="#5f6670",
+    )
 
 
 def _box(left: float, bottom: float, width: float, height: float, colour: str, line: float = 0.5) -> Any:

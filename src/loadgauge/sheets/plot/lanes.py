@@ -30,6 +30,8 @@ def draw(axes: Any, result: Estimate) -> None:
     axes.set_xlabel("seconds")
     axes.tick_params(axis="y", length=0)
     axes.set_title(
-        f"{seconds(step)} on the slowest stage; red: exposed, pale: hidden under compute", loc="left", fontsize=8,
+        f"{seconds(step)} on the slowest stage; red: exposed, pale: hidden under compute",
+        loc="left",
+        fontsize=8,
         color="#5f6670",
-    )  # fmt: skip
+    )

@@ -22,9 +22,15 @@ def draw(axes: Any, result: Estimate) -> None:
     if figure["capacity"] is not None:
         axes.axhline(figure["capacity"] / GIB, color=EXPOSED, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
-            f"{gib(figure['capacity'], 1)} usable", (1, figure["capacity"] / GIB), (0, 3),
-            xycoords=("axes fraction", "data"), textcoords="offset points", ha="right", fontsize=7.5, color=EXPOSED,
-        )  # fmt: skip
+            f"{gib(figure['capacity'], 1)} usable",
+            (1, figure["capacity"] / GIB),
+            (0, 3),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="right",
+            fontsize=7.5,
+            color=EXPOSED,
+        )
     axes.set_xlim(0, seconds[-1])
     axes.set_ylim(bottom=0)
     axes.margins(x=0)

@@ -24,9 +24,14 @@ def draw(axes: Any, result: Estimate) -> None:
         )
     for kind, spans in boxes.items():
         axes.barh(
-            [row for row, _, _ in spans], [width for _, _, width in spans], left=[start for _, start, _ in spans],
-            height=0.8, color=KINDS[kind], edgecolor="white", linewidth=0.4,
-        )  # fmt: skip
+            [row for row, _, _ in spans],
+            [width for _, _, width in spans],
+            left=[start for _, start, _ in spans],
+            height=0.8,
+            color=KINDS[kind],
+            edgecolor="white",
+            linewidth=0.4,
+        )
     axes.set_yticks(range(len(stages)), [f"stage {stage}" for stage in stages])
     axes.invert_yaxis()
     axes.set_xlim(0, figure["seconds"])
@@ -36,5 +41,7 @@ def draw(axes: Any, result: Estimate) -> None:
     axes.set_title(
         f"{figure['schedule']}, {figure['stages']} stages: blue forward, orange backward, yellow gradients of weights, grey"
         f" bubble ({figure['bubble']:.1%} of the part shown{some})",
-        loc="left", fontsize=8, color="#5f6670",
-    )  # fmt: skip
+        loc="left",
+        fontsize=8,
+        color="#5f6670",
+    )

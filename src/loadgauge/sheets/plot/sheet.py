@@ -117,10 +117,14 @@ def _headline(figure: Any, result: Estimate) -> None:
     degrees = " ".join(f"{name} {getattr(layout, name)}" for name in RANK_AXES if getattr(layout, name) > 1)
     machine = f"{layout.gpus:,} x {result.gpu}" if result.gpu else f"{layout.gpus:,} GPUs"
     figure.text(
-        0.012, 0.8, f"{result.model.name} · {machine} · {degrees or 'one rank'} · ZeRO {layout.zero} · recompute"
+        0.012,
+        0.8,
+        f"{result.model.name} · {machine} · {degrees or 'one rank'} · ZeRO {layout.zero} · recompute"
         f" {layout.recompute} · {layout.global_batch:,} x {layout.seq_len:,} tokens a step",
-        fontsize=10, color=MUTE, va="center",
-    )  # fmt: skip
+        fontsize=10,
+        color=MUTE,
+        va="center",
+    )
     has = "" if memory.capacity is None else f" of {in_gib(memory.capacity, 1)}"
     verdict = {
         "fits": "It fits",

@@ -141,12 +141,28 @@ def columns() -> dict[str, Kind]:
         else:
             asked[name] = kind
     return {
-        "cell": "text", "code": "whole", "outcome": "text", "error": "text", **asked, "assumed": "text", "params": "whole",
-        "layout": "text", **dict.fromkeys(SIZES, "whole"), "sequence_parallel": "truth", "recompute": "text",
-        "schedule": "text", **dict.fromkeys(NUMBERS, "number"), "evaluated": "whole", "valid": "whole",
-        "fitting": "whole", "seconds": "number", "deaths": "whole", "command": "text", "estimate": "text",
+        "cell": "text",
+        "code": "whole",
+        "outcome": "text",
+        "error": "text",
+        **asked,
+        "assumed": "text",
+        "params": "whole",
+        "layout": "text",
+        **dict.fromkeys(SIZES, "whole"),
+        "sequence_parallel": "truth",
+        "recompute": "text",
+        "schedule": "text",
+        **dict.fromkeys(NUMBERS, "number"),
+        "evaluated": "whole",
+        "valid": "whole",
+        "fitting": "whole",
+        "seconds": "number",
+        "deaths": "whole",
+        "command": "text",
+        "estimate": "text",
         "loadgauge": "text",
-    }  # fmt: skip
+    }
 
 
 def work(cell: Cell, files: dict[str, bytes]) -> Row:
@@ -176,7 +192,7 @@ def lost(cell: Cell) -> Row:
 
 
 def _inputs(cell: Cell) -> Row:
-    """What a cell asks, as columns."""
+    """Return what a cell asks, as columns."""
     row: Row = {"cell": cell.key, "loadgauge": __version__, "objective": "time"}
     for name, value in _given(cell.words).items():
         field = _asked().get(name)
@@ -214,15 +230,27 @@ def _best(cell: Cell, plan: Plan) -> Row:
     cost = None if case.price is None else cost_per_billion_tokens(case.price, best)
     command = plan.best.job.replace(model=given["model"], lengths=given.get("lengths")).command()
     return {
-        "assumed": ", ".join(f"{flag} {value}" for flag, value in plan.setup.assumed.items()), "estimate": command,
-        "gpus": layout.gpus, "params": best.params, "layout": layout_flags(best),
+        "assumed": ", ".join(f"{flag} {value}" for flag, value in plan.setup.assumed.items()),
+        "estimate": command,
+        "gpus": layout.gpus,
+        "params": best.params,
+        "layout": layout_flags(best),
         **{name: int(getattr(layout, name)) for name in SIZES},
-        "sequence_parallel": layout.sequence_parallel, "recompute": str(layout.recompute),
-        "schedule": layout.schedule if layout.pp > 1 else None, "memory_total": float(memory.total),
-        "memory_capacity": memory.capacity, "step": time_.step, "step_low": time_.low, "step_high": time_.high,
-        "mfu": time_.mfu, "hfu": time_.hfu, "tokens_per_second_per_gpu": time_.tokens_per_second_per_gpu,
+        "sequence_parallel": layout.sequence_parallel,
+        "recompute": str(layout.recompute),
+        "schedule": layout.schedule if layout.pp > 1 else None,
+        "memory_total": float(memory.total),
+        "memory_capacity": memory.capacity,
+        "step": time_.step,
+        "step_low": time_.low,
+        "step_high": time_.high,
+        "mfu": time_.mfu,
+        "hfu": time_.hfu,
+        "tokens_per_second_per_gpu": time_.tokens_per_second_per_gpu,
         "cost_per_billion_tokens": cost,
         "inner_bandwidth": links[0].bandwidth if links[0].domain > 1 else None,
         "outer_bandwidth": links[-1].bandwidth if len(links) > 1 else None,
-        "evaluated": plan.result.evaluated, "valid": plan.result.valid, "fitting": plan.result.fitting,
-    }  # fmt: skip
+        "evaluated": plan.result.evaluated,
+        "valid": plan.result.valid,
+        "fitting": plan.result.fitting,
+    }

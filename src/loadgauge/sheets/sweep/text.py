@@ -98,7 +98,7 @@ def answer(file: str, output: str | None, workers: int | None, ray: str | None, 
 
 def show(
     rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
-) -> None:  # fmt: skip
+) -> None:
     """Print the results of a sweep.
 
     resumed: cells that had a result already; others: results of other cells; lost: cells whose workers died
@@ -108,13 +108,20 @@ def show(
     if as_json:
         document(
             {
-                "output": output, "cells": len(rows), "resumed": resumed, "planned": len(rows) - resumed,
-                "others": others, "fits": counts[0], "nothing_fits": counts[1], "cannot_tell": counts[2],
+                "output": output,
+                "cells": len(rows),
+                "resumed": resumed,
+                "planned": len(rows) - resumed,
+                "others": others,
+                "fits": counts[0],
+                "nothing_fits": counts[1],
+                "cannot_tell": counts[2],
                 "lost": lost,
-                "seconds": seconds, "best": [row["cell"] for row in best],
+                "seconds": seconds,
+                "best": [row["cell"] for row in best],
                 "results": [{name: value for name, value in row.items() if value is not None} for row in rows],
             }
-        )  # fmt: skip
+        )
         return
     target = console()
     if best:
@@ -124,8 +131,11 @@ def show(
     _reasons(target, [row for row in rows if row["code"] == 1], "Nothing fits", len(rows))
     _reasons(target, [row for row in rows if row["code"] == 2], "Failed", len(rows))
     before = f" ({resumed:,} planned before)" if resumed else ""
-    lines = ["", f"{len(rows):,} cells{before}: {counts[0]:,} fit, {counts[1]:,} do not fit, {counts[2]:,} failed;"
-             f" {seconds:,.1f} s. Every result: {output} (Parquet)."]  # fmt: skip
+    lines = [
+        "",
+        f"{len(rows):,} cells{before}: {counts[0]:,} fit, {counts[1]:,} do not fit, {counts[2]:,} failed;"
+        f" {seconds:,.1f} s. Every result: {output} (Parquet).",
+    ]
     if lost:
         lines.append(f"{lost:,} of these lost their workers and are not stored; the same command tries them again.")
     if others:
@@ -154,7 +164,7 @@ def leaders(rows: Iterable[Row]) -> list[Row]:
 
 
 def _score(row: Row) -> tuple[float, float]:
-    """What is least for the best; a cell without a price comes after all that have one."""
+    """Return what is least for the best; a cell without a price comes after all that have one."""
     speed = -float(row["tokens_per_second_per_gpu"])
     if row["objective"] == "money":
         cost = row.get("cost_per_billion_tokens")
@@ -168,20 +178,32 @@ def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
     varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
     prices = any(row.get("cost_per_billion_tokens") is not None for row in best)
     columns = [
-        Column("model", wrap=True), Column("GPUs", "right"), *(Column(name.replace("_", " "), wrap=True) for name in varied),
-        Column("step", "right"), Column("tokens/s/GPU", "right"), Column("MFU", "right"), Column("GiB", "right"),
-        *([Column("cost of 10^9", "right")] if prices else []), Column("layout", wrap=True, wide=True),
-    ]  # fmt: skip
+        Column("model", wrap=True),
+        Column("GPUs", "right"),
+        *(Column(name.replace("_", " "), wrap=True) for name in varied),
+        Column("step", "right"),
+        Column("tokens/s/GPU", "right"),
+        Column("MFU", "right"),
+        Column("GiB", "right"),
+        *([Column("cost of 10^9", "right")] if prices else []),
+        Column("layout", wrap=True, wide=True),
+    ]
     lines = []
     for row in best[:MOST_ROWS]:
         cost = row.get("cost_per_billion_tokens")
         lines.append(
             [
-                row["model"], f"{row['gpus'] or 1:,}", *(_shown(row.get(name)) for name in varied), duration(row["step"]),
-                f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", in_gib(row['memory_total'], 1),
-                *([("" if cost is None else f"{cost:,.2f}")] if prices else []), row["layout"],
+                row["model"],
+                f"{row['gpus'] or 1:,}",
+                *(_shown(row.get(name)) for name in varied),
+                duration(row["step"]),
+                f"{row['tokens_per_second_per_gpu']:,.0f}",
+                f"{row['mfu']:.1%}",
+                in_gib(row["memory_total"], 1),
+                *([("" if cost is None else f"{cost:,.2f}")] if prices else []),
+                row["layout"],
             ]
-        )  # fmt: skip
+        )
     objectives = list(dict.fromkeys(row["objective"] for row in best))
     word = {("money",): "cheapest", ("headroom",): "roomiest"}.get(tuple(objectives), "fastest")
     draw(target, columns, lines, f"The {word if len(objectives) == 1 else 'best'} cell for each model and size")
@@ -193,9 +215,13 @@ def _every(target: Console, rows: Sequence[Row]) -> None:
     """Every cell on a line: what is varied in it, and its best layout or what became of it."""
     varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
     columns = [
-        *(Column(name.replace("_", " "), wrap=True) for name in varied), Column("GiB", "right"), Column("step", "right"),
-        Column("tokens/s/GPU", "right"), Column("MFU", "right", rank=1), Column("best layout", wrap=True, wide=True),
-    ]  # fmt: skip
+        *(Column(name.replace("_", " "), wrap=True) for name in varied),
+        Column("GiB", "right"),
+        Column("step", "right"),
+        Column("tokens/s/GPU", "right"),
+        Column("MFU", "right", rank=1),
+        Column("best layout", wrap=True, wide=True),
+    ]
     lines = []
     for row in rows[:MOST_CELLS]:
         cell = [_shown(row.get(name)) for name in varied]

@@ -54,7 +54,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a layer was called with while its model was looked at: `made_by` is the function its mask came from."""
+    """Arguments that a layer was called with while its model was inspected: `made_by` is the function its mask came from."""
 
     made_by: MaskFunction | None
     masked: bool
@@ -63,11 +63,11 @@ class Seen:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells the notes of one layer from those of another: notes with equal keys have an equal `reach`."""
+        """Return what tells the notes of one layer from those of another: notes with equal keys have an equal `reach`."""
         return self.made_by, self.masked, self.is_causal
 
     def reach(self) -> Reach | None:
-        """What the layer's tokens see, or None where its mask did not come through the mask interface."""
+        """Return what the layer's tokens see, or None where its mask did not come through the mask interface."""
         if self.made_by is not None:
             return reach_of(self.made_by)
         return None if self.masked else Reach(right=0 if self.is_causal else -1)
@@ -112,7 +112,7 @@ def _register(stock: str) -> None:
 
 
 def _before(stock: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """What the layer ran before it was made padding-free; each modeling file has an eager attention of its own."""
+    """Return what the layer ran before it was made padding-free; each modeling file has an eager attention of its own."""
     if stock == "eager":
         function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         if function is None:
@@ -132,12 +132,12 @@ def _seen(module: torch.nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) 
 
 @cache
 def flash_attn_installed() -> bool:
-    """Whether the flash-attn package can be imported."""
+    """Return whether the flash-attn package can be imported."""
     return importlib.util.find_spec("flash_attn") is not None
 
 
 def varlen_supported(device: torch.device) -> bool:
-    """Whether `torch.nn.attention.varlen` is there and the GPU can run it (compute capability 8.0 and above)."""
+    """Return whether `torch.nn.attention.varlen` is there and the GPU can run it (compute capability 8.0 and above)."""
     return importlib.util.find_spec("torch.nn.attention.varlen") is not None and (
         device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     )

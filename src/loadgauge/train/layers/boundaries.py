@@ -128,7 +128,7 @@ def from_padded(mask: Tensor) -> Boundaries:
 
 
 def is_marks(mask: object, tokens: int) -> TypeGuard[Tensor]:
-    """Whether a mask that reached a layer of `tokens` tokens carries boundaries."""
+    """Return whether a mask that reached a layer of `tokens` tokens carries boundaries."""
     return isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (1, 1, 1, tokens)
 
 

@@ -223,9 +223,16 @@ def varlen_attention_backward(
 
 @varlen_attention_backward.register_fake
 def _(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, marks: Tensor,
-    sinks: Tensor | None, *_: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    marks: Tensor,
+    sinks: Tensor | None,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     def like(tensor: Tensor) -> Tensor:
         heads, tokens, width = tensor.shape[1:]
         return tensor.new_empty(tokens, heads, width).transpose(0, 1)[None]

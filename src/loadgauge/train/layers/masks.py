@@ -1,4 +1,4 @@
-"""What a layer's tokens may see, read off the model's own mask function.
+"""Attention spans of a layer, read off the model's own mask function.
 
 transformers builds every mask from a function of (batch, head, query index, key index). Evaluated on chosen indices it
 tells whether a layer is causal, sees everything, a window or a chunk; anything else is kept as the function it is.
@@ -40,7 +40,7 @@ class Reach:
         return ahead + window + (f", chunks of {self.chunk}" if self.chunk else "")
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the token at index `query` sees the one at `key`, by broadcasting.
+        """Return whether the token at index `query` sees the one at `key`, by broadcasting.
 
         >>> Reach(left=1).sees(torch.arange(3)[:, None], torch.arange(3)[None]).int().tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
@@ -74,7 +74,7 @@ class Reach:
         return mask
 
     def plain(self, length: int) -> bool:
-        """Whether no window, chunk or function of this mask is felt within `length` tokens."""
+        """Return whether no window, chunk or function of this mask is felt within `length` tokens."""
         if self.function is not None or (self.chunk and length > self.chunk):
             return False
         return (self.left < 0 or self.left >= length - 1) and (self.right <= 0 or self.right >= length - 1)

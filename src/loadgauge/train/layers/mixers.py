@@ -127,7 +127,7 @@ def _mask(
 
 
 def _mask_form(mask: Tensor, reach: Reach) -> tuple[str, Tensor] | None:
-    """Which way a model writes its mask, recognised from the one of a short sequence."""
+    """Return which way a model writes its mask, recognised from the one of a short sequence."""
     if mask.dim() != 4 or mask.shape[-1] != mask.shape[-2]:
         return None
     seen = reach.over(mask.shape[-1], mask.device)

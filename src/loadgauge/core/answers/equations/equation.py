@@ -63,7 +63,7 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_long(self) -> bool:
-        """Whether the sum is long enough to be printed part by part."""
+        """Return whether the sum is long enough to be printed part by part."""
         return bool(self.parts) and len(terms(self.expression)) > MANY
 
     @property
@@ -171,9 +171,7 @@ def equation(
     if quantity == "states":
         return _states(precision, optimizer, zero)
     ranks = {"tp": tp, "cp": cp, "ep": ep, "etp": etp}
-    choice = chosen(
-        quantity, layer, ranks, sequence_parallel, recompute, attention, experts, padding_free, precision
-    )  # fmt: skip
+    choice = chosen(quantity, layer, ranks, sequence_parallel, recompute, attention, experts, padding_free, precision)
     of = choice.of
     if not 0 <= kind < of.kinds:
         raise ConfigError(f"{layer} has {of.kinds} kinds of layer, so no number {kind}", key="kind")

@@ -41,7 +41,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_experts(self) -> bool:
-        """Whether any of its layers has experts."""
+        """Return whether any of its layers has experts."""
         return any(isinstance(block.mlp, Moe) for block in self.model.blocks)
 
 

@@ -37,7 +37,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_experts(self) -> bool:
-        """Whether any of the layers has experts."""
+        """Return whether any of the layers has experts."""
         return self.of.has_experts
 
     @property
@@ -48,23 +48,37 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     def view(self) -> View:
         """Return the view of one micro-batch on one rank, with letters for all sizes."""
         kernels: Kernels = msgspec.structs.replace(
-            PAPER, attention=self.attention, experts=self.experts,
+            PAPER,
+            attention=self.attention,
+            experts=self.experts,
             dtypes=Dtypes(activation=self.itemsize, norm_statistic=0, index=0),
-        )  # fmt: skip
+        )
         s, b = letter("s"), letter("b")
         tokens, pairs = (letter("T"), letter("P")) if self.padding_free else (s * b, s * s * b)
         ranks: dict[str, Size] = {axis: letter(AXES[axis]) for axis in self.ranks}
         c = ranks.get("cp", 1)
         return View(
-            tokens=tokens / c, pairs=pairs / c, sequences=b, positions=s,
-            sequence_parallel=self.sequence_parallel, kernels=kernels, **ranks,
-        )  # fmt: skip
+            tokens=tokens / c,
+            pairs=pairs / c,
+            sequences=b,
+            positions=s,
+            sequence_parallel=self.sequence_parallel,
+            kernels=kernels,
+            **ranks,
+        )
 
 
 def chosen(
-    quantity: str, layer: str, ranks: dict[str, int | str], sequence_parallel: bool, recompute: str, attention: str,
-    experts: str, padding_free: bool, precision: str,
-) -> Choice:  # fmt: skip
+    quantity: str,
+    layer: str,
+    ranks: dict[str, int | str],
+    sequence_parallel: bool,
+    recompute: str,
+    attention: str,
+    experts: str,
+    padding_free: bool,
+    precision: str,
+) -> Choice:
     """Check the options of an equation. Raises `ConfigError` or `LayoutError` where there is no answer."""
     for axis, count in ranks.items():
         if count != AXES[axis] and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
@@ -90,10 +104,16 @@ def chosen(
     if experts != "grouped" and not of.has_experts:
         raise ConfigError(f"{of.name} has no experts", key="experts")
     return Choice(
-        quantity=quantity, of=of, ranks=sharded, sequence_parallel=sequence_parallel, policy=policy,
-        attention="flash" if attention == "flash" else "eager", padding_free=padding_free,
-        experts="fused" if experts == "fused" else "grouped", itemsize=ITEMSIZES[precision],
-    )  # fmt: skip
+        quantity=quantity,
+        of=of,
+        ranks=sharded,
+        sequence_parallel=sequence_parallel,
+        policy=policy,
+        attention="flash" if attention == "flash" else "eager",
+        padding_free=padding_free,
+        experts="fused" if experts == "fused" else "grouped",
+        itemsize=ITEMSIZES[precision],
+    )
 
 
 def _check_ranks(quantity: str, of: Subject, ranks: dict[str, int | str], sequence_parallel: bool) -> None:
@@ -114,6 +134,12 @@ def _check_ranks(quantity: str, of: Subject, ranks: dict[str, int | str], sequen
         return
     tp, cp, ep, etp = (count if isinstance(count := ranks.get(axis, 1), int) else 1 for axis in AXES)
     Layout(
-        dp=ep * etp, tp=tp, cp=cp, ep=ep, etp=etp, sequence_parallel=sequence_parallel and tp > 1,
-        seq_len=2 * tp * cp, global_batch=ep * etp,
-    ).check(of.model)  # fmt: skip
+        dp=ep * etp,
+        tp=tp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        sequence_parallel=sequence_parallel and tp > 1,
+        seq_len=2 * tp * cp,
+        global_batch=ep * etp,
+    ).check(of.model)

@@ -79,9 +79,15 @@ def _terms(quantity: str, operation: Operation, block: Block | None, again: Reco
     if quantity == "backward-flops":
         return (operation.backward_flops,)
     repeated = operation.rerun_flops + (operation.forward_flops if operation.name in again else 0)
-    return (repeated,) if quantity == "recompute-flops" else (
-        operation.forward_flops, operation.backward_flops, repeated,
-    )  # fmt: skip
+    return (
+        (repeated,)
+        if quantity == "recompute-flops"
+        else (
+            operation.forward_flops,
+            operation.backward_flops,
+            repeated,
+        )
+    )
 
 
 def _part(operation: Operation, experts: bool, core_apart: bool) -> str:

@@ -129,11 +129,14 @@ def _traffic() -> list[Part]:
         ("bytes that one GPU sends a step, tensor parallelism", l / p * m * _gpt(t).wire, "byte"),
         ("bytes that an inner stage sends a step, activations and their gradients", 2 * 2 * b * s * h * m, "byte"),
         ("the same of the first or the last stage", 2 * b * s * h * m, "byte"),
-        ("bytes that one GPU sends a step, data parallelism, 16-bit gradients",
-         Collective("all_reduce", "dp", 2 * P / (t * p), d).wire, "byte"),
+        (
+            "bytes that one GPU sends a step, data parallelism, 16-bit gradients",
+            Collective("all_reduce", "dp", 2 * P / (t * p), d).wire,
+            "byte",
+        ),
         ("bytes that one GPU sends a step, context parallelism, a ring", l / p * m * _ring(c).wire, "byte"),
         ("bytes that one GPU sends a step, expert parallelism, balanced", l / p * m * _mixture(ep=e).wire, "byte"),
-    ]  # fmt: skip
+    ]
 
 
 def _padded_flash() -> list[Part]:
@@ -167,10 +170,13 @@ def _collectives() -> list[Part]:
     (n,) = _letters("n")
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     parts: list[Part] = [
-        (f"bytes that one of n ranks sends, over the bytes of the whole tensor: {kind.replace('_', '-')}",
-         Collective(kind, "dp", sympy.Integer(1), n).wire, "times")
+        (
+            f"bytes that one of n ranks sends, over the bytes of the whole tensor: {kind.replace('_', '-')}",
+            Collective(kind, "dp", sympy.Integer(1), n).wire,
+            "times",
+        )
         for kind in kinds
-    ]  # fmt: skip
+    ]
     return [*parts, ("the same of broadcast, and of sending and receiving", sympy.Integer(1), "times")]
 
 
@@ -180,11 +186,19 @@ def _longest() -> list[Part]:
     N, n, M = _letters("N n M")
     k = sympy.Symbol("k", positive=True, integer=True)
     return [
-        ("expected longest of n lengths, each of 1 to N equally likely", N - sympy.Sum((k / N) ** n, (k, 1, N - 1)), "tokens"),
+        (
+            "expected longest of n lengths, each of 1 to N equally likely",
+            N - sympy.Sum((k / N) ** n, (k, 1, N - 1)),
+            "tokens",
+        ),
         ("the same for a large N", N * n / (n + 1), "tokens"),
         ("expected longest of n lengths, exponential of mean M", M * sympy.harmonic(n), "tokens"),
-        ("expected square of the longest, each of 1 to N", N**2 - sympy.Sum((2 * k + 1) * (k / N) ** n, (k, 1, N - 1)), "tokens^2"),
-    ]  # fmt: skip
+        (
+            "expected square of the longest, each of 1 to N",
+            N**2 - sympy.Sum((2 * k + 1) * (k / N) ** n, (k, 1, N - 1)),
+            "tokens^2",
+        ),
+    ]
 
 
 def _gamma() -> list[Part]:
@@ -195,10 +209,13 @@ def _gamma() -> list[Part]:
     layer, head = _gpt(), 3 * Gemm(b * s, v, h).flops
     once = layer.forward_flops + layer.backward_flops
     return [
-        ("FLOPs of the model, a share gamma of the layers run again, one micro-batch",
-         l * (once + share * layer.forward_flops) + head, "FLOP"),
+        (
+            "FLOPs of the model, a share gamma of the layers run again, one micro-batch",
+            l * (once + share * layer.forward_flops) + head,
+            "FLOP",
+        ),
         ("what that costs, over the layers' own work", share * layer.forward_flops / once, "share"),
-    ]  # fmt: skip
+    ]
 
 
 def _bubble() -> list[Part]:
@@ -314,11 +331,18 @@ def run_forms(quantity: str) -> tuple[Equation, ...]:
         names = {symbol.name for symbol in expression.free_symbols}
         forms.append(
             Equation(
-                quantity=quantity, layer="any", what=what, expression=expression, unit=unit,
-                legend={name: meaning for name, meaning in known.items() if name in names}, numbers={},
-                validity=validity, source="; ".join(str(cite(key)) for key in keys), keys=keys,
+                quantity=quantity,
+                layer="any",
+                what=what,
+                expression=expression,
+                unit=unit,
+                legend={name: meaning for name, meaning in known.items() if name in names},
+                numbers={},
+                validity=validity,
+                source="; ".join(str(cite(key)) for key in keys),
+                keys=keys,
             )
-        )  # fmt: skip
+        )
     return tuple(forms)
 
 

@@ -1,4 +1,4 @@
-"""What the network must carry, by the code of `loadgauge network`."""
+"""Traffic of a step and the bandwidth that it needs, by the code of `loadgauge network`."""
 
 from __future__ import annotations
 

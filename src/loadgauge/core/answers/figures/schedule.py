@@ -43,9 +43,8 @@ def schedule(result: Estimate) -> dict[str, Any]:
             if flight not in kept:
                 kept[flight] = live(flight, bytes_of[key])
             cells.append(
-                [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk,
-                 kept[flight]]
-            )  # fmt: skip
+                [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk, kept[flight]]
+            )
     time = result.time
     return {
         "schedule": layout.schedule,

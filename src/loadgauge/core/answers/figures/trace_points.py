@@ -1,4 +1,4 @@
-"""What a trace or a measurement found, as dots on the memory of a step: where each is, and in what the two runs differ."""
+"""Traced and measured memory as dots on the timeline of a step, and how the two runs differ."""
 
 from __future__ import annotations
 
@@ -65,12 +65,22 @@ def dots(result: Estimate, trace: Found, model: str) -> dict[str, Any]:
         at = max(times, key=lambda one: one[0])[1] * result.workings.scale
         estimated = None if phase == FORWARD else highest.total - highest.parts["outside"]
         placed.append(
-            {"phase": phase, "moment": highest.name, "t": at, "bytes": nbytes, "height": nbytes + outside, "estimated": estimated}
-        )  # fmt: skip
+            {
+                "phase": phase,
+                "moment": highest.name,
+                "t": at,
+                "bytes": nbytes,
+                "height": nbytes + outside,
+                "estimated": estimated,
+            }
+        )
     return {
-        "source": trace.source, "target": trace.target, "dots": placed, "differs": differs(result, trace, model),
+        "source": trace.source,
+        "target": trace.target,
+        "dots": placed,
+        "differs": differs(result, trace, model),
         "unsaid": trace.sizes is None,
-    }  # fmt: skip
+    }
 
 
 def differs(result: Estimate, trace: Found, model: str) -> list[dict[str, Any]]:
@@ -98,7 +108,7 @@ def differs(result: Estimate, trace: Found, model: str) -> list[dict[str, Any]]:
 
 
 def _within(stretch: Stretch, moment: Moment) -> bool:
-    """Whether a moment of the estimate is in a stretch; the loss is worked backward as soon as it is known."""
+    """Return whether a moment of the estimate is in a stretch; the loss is worked backward as soon as it is known."""
     if moment.phase is Phase.STEP:
         return stretch == STEP
     return stretch in (BOTH, FORWARD if moment.phase is Phase.FORWARD else BACKWARD)

@@ -115,7 +115,7 @@ def _states(ledger: Ledger, part: str, total: float) -> list[Node]:
 
 
 def _pieces(ledger: Ledger) -> Iterable[tuple[str, int, tuple[Weight, ...]]]:
-    """What holds weights on the worst rank: its name, how many of it, its weights."""
+    """Yield what holds weights on the worst rank: its name, how many of it, its weights."""
     memory, stage = ledger.memory, ledger.stage
     layers: dict[int, int] = {}
     for (kind, _), count in ledger.counts.items():

@@ -88,11 +88,12 @@ def _flops(result: Estimate) -> Reason:
     view = on_one_rank(work.view)
     passes = layout.num_microbatches * layout.dp
     legend: dict[str, tuple[str, Size]] = {
-        "m": ("micro-batches of a step on each replica", layout.num_microbatches), "d": ("replicas (dp)", layout.dp),
+        "m": ("micro-batches of a step on each replica", layout.num_microbatches),
+        "d": ("replicas (dp)", layout.dp),
         "F_f": ("FLOPs of the forward of a micro-batch", flops.forward / passes),
         "F_b": ("of its backward", flops.backward / passes),
         "F_r": ("of what runs again in backward", flops.recompute / passes),
-    }  # fmt: skip
+    }
     lines = [
         line("model FLOPs of a step", "m*d*(F_f + F_b)", flops.model, "FLOP", legend),
         line("hardware FLOPs of a step", "m*d*(F_f + F_b + F_r)", flops.hardware, "FLOP", legend),
@@ -105,20 +106,27 @@ def _flops(result: Estimate) -> Reason:
         which = f"{count} layers" if len(result.model.blocks) == 1 else f"each of {count} layers of kind {kind}"
         for way in ("forward", "backward"):
             found = closed_form(
-                f"FLOPs of the {way} of one of {which}, one micro-batch", getattr(written, f"{way}_flops"),
-                named.numbers | letters.numbers, getattr(layer, f"{way}_flops"),
-            )  # fmt: skip
+                f"FLOPs of the {way} of one of {which}, one micro-batch",
+                getattr(written, f"{way}_flops"),
+                named.numbers | letters.numbers,
+                getattr(layer, f"{way}_flops"),
+            )
             lines.append(_of_formula(found))
     ends = symbolic_ends(result.model)
     head = closed_form(
-        "FLOPs of the forward of the head", head_layer(ends.what, letters.what).forward_flops,
-        ends.numbers | letters.numbers, head_layer(result.model, view).forward_flops,
-    )  # fmt: skip
+        "FLOPs of the forward of the head",
+        head_layer(ends.what, letters.what).forward_flops,
+        ends.numbers | letters.numbers,
+        head_layer(result.model, view).forward_flops,
+    )
     lines.append(_of_formula(head))
     if result.time is not None:
         tokens = result.time.tokens
-        ratio = {"F": ("hardware FLOPs of a step", flops.hardware), "P": ("active parameters", result.active_params),
-                 "T": ("tokens of a step", tokens)}  # fmt: skip
+        ratio = {
+            "F": ("hardware FLOPs of a step", flops.hardware),
+            "P": ("active parameters", result.active_params),
+            "T": ("tokens of a step", tokens),
+        }
         lines.append(
             line(
                 "FLOPs a parameter and token",
@@ -129,18 +137,27 @@ def _flops(result: Estimate) -> Reason:
             )
         )
     return Reason(
-        topic="flops", what="hardware FLOPs of a step, over all GPUs", value=float(flops.hardware), unit="FLOP",
-        basis=result.basis["flops"], rule="a multiply-add is 2 FLOPs; attention counts every query-key pair, causal or not",
-        lines=tuple(lines), sources=(str(cite("narayanan2021")), str(cite("korthikanti2022"))),
+        topic="flops",
+        what="hardware FLOPs of a step, over all GPUs",
+        value=float(flops.hardware),
+        unit="FLOP",
+        basis=result.basis["flops"],
+        rule="a multiply-add is 2 FLOPs; attention counts every query-key pair, causal or not",
+        lines=tuple(lines),
+        sources=(str(cite("narayanan2021")), str(cite("korthikanti2022"))),
         see=("operation by operation: --table flops",),
-    )  # fmt: skip
+    )
 
 
 def _of_formula(found: Any) -> Line:
     return Line(
-        what=found.what, letters=found.letters, numbers=found.numbers, value=float(found.nbytes), unit="FLOP",
+        what=found.what,
+        letters=found.letters,
+        numbers=found.numbers,
+        value=float(found.nbytes),
+        unit="FLOP",
         legend={name: (meaning, float(number)) for name, (meaning, number) in found.legend.items()},
-    )  # fmt: skip
+    )
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
@@ -152,11 +169,15 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
     base = f"{machine.format} peak of a GPU{'' if machine.low is None else f', also for products in {machine.low.format}'} [FLOP/s]"
     low, high = bounds(known, tables=result.workings.efficiencies.basis == "measured", own_run=time.scale != 1.0)
     legend: dict[str, tuple[str, Size]] = {
-        "t": ("seconds of a step", time.step), "T": ("tokens of a step", time.tokens), "n": ("GPUs", time.gpus),
-        "F": ("model FLOPs of a step", time.model_flops), "H": ("hardware FLOPs of a step", time.hardware_flops),
-        "X": (base, time.peak_flops), "r_l": ("lower factor of the range", low),
+        "t": ("seconds of a step", time.step),
+        "T": ("tokens of a step", time.tokens),
+        "n": ("GPUs", time.gpus),
+        "F": ("model FLOPs of a step", time.model_flops),
+        "H": ("hardware FLOPs of a step", time.hardware_flops),
+        "X": (base, time.peak_flops),
+        "r_l": ("lower factor of the range", low),
         "r_h": ("upper factor", high),
-    }  # fmt: skip
+    }
     use = (
         line("MFU", "F/(t*n*X)", time.mfu, "share", legend),
         line("HFU", "H/(t*n*X)", time.hfu, "share", legend),
@@ -164,9 +185,15 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
     sources = (str(cite("chowdhery2022")), str(cite("korthikanti2022")))
     if topic == "mfu":
         return Reason(
-            topic=topic, what="model FLOPs utilisation", value=time.mfu, unit="share", basis=result.basis["time"],
-            rule="model FLOPs of a step over what the GPUs could do in its time", lines=use, sources=sources,
-        )  # fmt: skip
+            topic=topic,
+            what="model FLOPs utilisation",
+            value=time.mfu,
+            unit="share",
+            basis=result.basis["time"],
+            rule="model FLOPs of a step over what the GPUs could do in its time",
+            lines=use,
+            sources=sources,
+        )
     lines = (
         summed("seconds of a step", time.parts, time.step, "s"),
         line("lower end of the range", "t*r_l", time.low, "s", legend),
@@ -175,10 +202,16 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
         *use,
     )
     return Reason(
-        topic=topic, what="seconds of a step", value=time.step, unit="s", basis=result.basis["time"],
+        topic=topic,
+        what="seconds of a step",
+        value=time.step,
+        unit="s",
+        basis=result.basis["time"],
         rule="the lanes of the slowest pipeline stage add up; communication counts by its exposed part",
-        lines=lines, sources=sources, see=(f"each lane by its name: --explain {' or '.join(_lanes(time))}",),
-    )  # fmt: skip
+        lines=lines,
+        sources=sources,
+        see=(f"each lane by its name: --explain {' or '.join(_lanes(time))}",),
+    )
 
 
 def _lanes(time: Time) -> list[str]:
@@ -202,22 +235,33 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
     found = [(one, part(one)) for one in work.operations]
     each = sum(seconds for _, seconds in found)
     legend = {
-        "m": ("micro-batches of a step on the stage", passes), "t": ("seconds of its operations in one", each),
+        "m": ("micro-batches of a step on the stage", passes),
+        "t": ("seconds of its operations in one", each),
         "k": ("measured over predicted time of your run", time.scale),
-    }  # fmt: skip
+    }
     letters = "m*t" if time.scale == 1 else "m*t*k"
     rows = sorted(((one, seconds) for one, seconds in found if seconds), key=lambda pair: -pair[1])
     return Reason(
-        topic=lane, what=f"seconds of {lane}", value=time.parts[lane], unit="s", basis=result.basis["time"],
+        topic=lane,
+        what=f"seconds of {lane}",
+        value=time.parts[lane],
+        unit="s",
+        basis=result.basis["time"],
         rule="the seconds of its operations, one after the other, on the slowest stage",
         lines=(line(f"seconds of {lane}", letters, time.parts[lane], "s", legend),),
         columns=("operation", "times", "seconds in a step", "share"),
         rows=tuple(
-            (f"{one.layer}: {one.operation.name}", float(one.times), float(passes * seconds * time.scale), seconds / each)
+            (
+                f"{one.layer}: {one.operation.name}",
+                float(one.times),
+                float(passes * seconds * time.scale),
+                seconds / each,
+            )
             for one, seconds in rows[:ROWS]
         ),
-        see=("how one takes its time: --explain matmul, attention or memory-bound",), sources=_kernels(result),
-    )  # fmt: skip
+        see=("how one takes its time: --explain matmul, attention or memory-bound",),
+        sources=_kernels(result),
+    )
 
 
 def _kernels(result: Estimate) -> tuple[str, ...]:
@@ -240,9 +284,10 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
         raise ConfigError(f"this run has no {kind} operations", key="explain")
     each = sum(one.each for one in found)
     legend = {
-        "m": ("micro-batches of a step on the stage", passes), "k": ("measured over predicted time of your run", time.scale),
+        "m": ("micro-batches of a step on the stage", passes),
+        "k": ("measured over predicted time of your run", time.scale),
         "t": ("seconds of these operations in one", each),
-    }  # fmt: skip
+    }
     total = passes * each * time.scale
     lines = [line(f"seconds of {kind} in a step", "m*t*k", total, "s", legend)]
     first = found[0].operation
@@ -255,10 +300,14 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
             computing, moving = product_parts(gemm, machine, fp8=few_bits)
             launch = machine.launch
         sizes: dict[str, tuple[str, Size]] = {
-            "m": ("rows", gemm.m), "k": ("inner width", gemm.k), "n": ("columns", gemm.n), "g": ("products", gemm.batch),
+            "m": ("rows", gemm.m),
+            "k": ("inner width", gemm.k),
+            "n": ("columns", gemm.n),
+            "g": ("products", gemm.batch),
             "t_x": ("seconds of its FLOPs at the rate that tiles of this size reach", computing),
-            "t_w": ("seconds of its bytes at the achieved bandwidth", moving), "l": ("launch", launch),
-        }  # fmt: skip
+            "t_w": ("seconds of its bytes at the achieved bandwidth", moving),
+            "l": ("launch", launch),
+        }
         both = (computing**3 + moving**3) ** (1 / 3) + launch
         format, peak = machine.format, machine.peak
         if few_bits and machine.low is not None and machine.fp8_peak is not None:
@@ -266,24 +315,39 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
         lines += [
             line(f"FLOPs of the largest, {first.name}, forward", "2*m*k*n*g", gemm.flops, "FLOP", sizes),
             line("seconds of it", "(t_x**3 + t_w**3)**(1/3) + l", both, "s", sizes),
-            line("share of the peak that it reaches", "F/(t*X)", gemm.flops / (both * peak), "share",
-                 {"F": ("its FLOPs", gemm.flops), "t": ("its seconds", both), "X": (f"{format} peak [FLOP/s]", peak)}),
-        ]  # fmt: skip
+            line(
+                "share of the peak that it reaches",
+                "F/(t*X)",
+                gemm.flops / (both * peak),
+                "share",
+                {"F": ("its FLOPs", gemm.flops), "t": ("its seconds", both), "X": (f"{format} peak [FLOP/s]", peak)},
+            ),
+        ]
     return Reason(
-        topic=kind, what=f"seconds of {kind} in a step", value=float(total), unit="s", basis=result.basis["time"],
+        topic=kind,
+        what=f"seconds of {kind} in a step",
+        value=float(total),
+        unit="s",
+        basis=result.basis["time"],
         rule="t = (arithmetic^3 + traffic^3)^(1/3) + launch, each at what measured kernels achieve",
         lines=tuple(lines),
         columns=("operation", "times", "seconds in a step", "FLOPs of one forward", "bytes of one forward"),
         rows=tuple(
-            (f"{one.layer}: {one.operation.name}", float(one.times), float(passes * one.each * time.scale),
-             float(one.operation.forward_flops), float(one.operation.hbm_bytes()))
+            (
+                f"{one.layer}: {one.operation.name}",
+                float(one.times),
+                float(passes * one.each * time.scale),
+                float(one.operation.forward_flops),
+                float(one.operation.hbm_bytes()),
+            )
             for one in found[:ROWS]
-        ), sources=_kernels(result),
-    )  # fmt: skip
+        ),
+        sources=_kernels(result),
+    )
 
 
 def _network(result: Estimate, time: Time, lanes: list[str], topic: str) -> Reason:
-    """What one axis sends, or all; what of it is exposed."""
+    """Return what one axis sends, or all; what of it is exposed."""
     rows = [row for row in result.network if row.lane in lanes]
     shown = sum(time.parts[lane] for lane in lanes)
     lines = []
@@ -291,9 +355,11 @@ def _network(result: Estimate, time: Time, lanes: list[str], topic: str) -> Reas
         lines.append(summed("exposed seconds of a step", {lane: time.parts[lane] for lane in lanes}, shown, "s"))
     for row in rows:
         legend: dict[str, tuple[str, Size]] = {
-            "n": ("ranks", row.ranks), "V": ("bytes of the whole tensor", row.payload),
-            "c": ("calls of a step", row.calls_per_step), "w": ("bytes that one sends in a call", row.wire),
-        }  # fmt: skip
+            "n": ("ranks", row.ranks),
+            "V": ("bytes of the whole tensor", row.payload),
+            "c": ("calls of a step", row.calls_per_step),
+            "w": ("bytes that one sends in a call", row.wire),
+        }
         name = f"{row.axis}, {row.what}: {str(row.collective).replace('_', '-')}"
         passes = bus_factor(row.collective, row.ranks)
         letters = {"all_reduce": "2*(n - 1)/n*V", "send_recv": "V"}.get(row.collective, "(n - 1)/n*V")
@@ -306,17 +372,28 @@ def _network(result: Estimate, time: Time, lanes: list[str], topic: str) -> Reas
                 lines.append(line(f"bandwidth reached ({name})", "s/t", row.sent / row.seconds, "byte/s", pace))
     links = ", ".join(sorted({f"{row.axis} {row.link}" for row in rows}))
     return Reason(
-        topic=topic, what=f"exposed seconds of {topic} in a step", value=float(shown), unit="s", basis=result.basis["network"],
+        topic=topic,
+        what=f"exposed seconds of {topic} in a step",
+        value=float(shown),
+        unit="s",
+        basis=result.basis["network"],
         rule="bytes over what the link achieves, and latency; hidden parts of overlapped communication do not count",
-        lines=tuple(lines), columns=("collective", "calls", "bytes sent", "seconds", "exposed"),
+        lines=tuple(lines),
+        columns=("collective", "calls", "bytes sent", "seconds", "exposed"),
         rows=tuple(
-            (f"{row.axis} {row.what}, {row.collective}", float(row.calls_per_step), float(row.sent), float(row.seconds),
-             float(row.exposed_seconds))
+            (
+                f"{row.axis} {row.what}, {row.collective}",
+                float(row.calls_per_step),
+                float(row.sent),
+                float(row.seconds),
+                float(row.exposed_seconds),
+            )
             for row in rows
         ),
-        notes=(f"slowest link: {links}",), see=("what the links would have to be: loadgauge network --explain",),
+        notes=(f"slowest link: {links}",),
+        see=("what the links would have to be: loadgauge network --explain",),
         sources=(str(cite("narayanan2021")), str(cite("nccl-tests"))),
-    )  # fmt: skip
+    )
 
 
 def _host(result: Estimate, time: Time) -> Reason:
@@ -324,18 +401,22 @@ def _host(result: Estimate, time: Time) -> Reason:
     found = [(name, times, waits) for name, times, waits in work.waits if waits]
     each = sum(times * waits for _, times, waits in found)
     legend = {
-        "m": ("micro-batches of a step on the stage", passes), "k": ("measured over predicted time of your run", time.scale),
+        "m": ("micro-batches of a step on the stage", passes),
+        "k": ("measured over predicted time of your run", time.scale),
         "t": ("seconds that the layers wait in one", each),
-    }  # fmt: skip
+    }
     return Reason(
-        topic="host", what="seconds that the GPU waits for its host", value=time.parts["host"], unit="s",
+        topic="host",
+        what="seconds that the GPU waits for its host",
+        value=time.parts["host"],
+        unit="s",
         basis=result.basis["time"],
         rule="a layer's launches at the host's seconds for each, beyond what the GPU computes of the layer meanwhile",
         lines=(line("seconds of waiting for the host", "m*t*k", time.parts["host"], "s", legend),),
         columns=("layer", "times", "seconds in a step"),
         rows=tuple((name, float(times), float(passes * times * waits * time.scale)) for name, times, waits in found),
         notes=("larger micro-batches, torch.compile and CUDA graphs shorten it",),
-    )  # fmt: skip
+    )
 
 
 def _bubble(result: Estimate, time: Time) -> Reason:
@@ -343,22 +424,33 @@ def _bubble(result: Estimate, time: Time) -> Reason:
     work = sum(value for lane, value in time.parts.items() if lane not in ("bubble", "dp", "optimizer"))
     even = (layout.pp - 1) / (layout.vpp * layout.num_microbatches)
     legend: dict[str, tuple[str, Size]] = {
-        "p": ("pipeline stages", layout.pp), "v": ("chunks of a stage", layout.vpp),
-        "m": ("micro-batches", layout.num_microbatches), "W": ("seconds of the stage's own work", work),
-    }  # fmt: skip
+        "p": ("pipeline stages", layout.pp),
+        "v": ("chunks of a stage", layout.vpp),
+        "m": ("micro-batches", layout.num_microbatches),
+        "W": ("seconds of the stage's own work", work),
+    }
     return Reason(
-        topic="bubble", what="seconds that the slowest stage waits", value=time.parts["bubble"], unit="s",
-        basis=result.basis["time"], rule=f"the schedule ({layout.schedule}) is played through with the stages' own times",
+        topic="bubble",
+        what="seconds that the slowest stage waits",
+        value=time.parts["bubble"],
+        unit="s",
+        basis=result.basis["time"],
+        rule=f"the schedule ({layout.schedule}) is played through with the stages' own times",
         lines=(
             line("idle time over work, stages equally long", "(p - 1)/(v*m)", even, "share", legend),
             line("seconds that this would be", "(p - 1)/(v*m)*W", even * work, "s", legend),
-            line("as it is played: idle time over work", "b/W", time.parts["bubble"] / work, "share",
-                 {"b": ("seconds of the bubble", time.parts["bubble"]), "W": legend["W"]}),
+            line(
+                "as it is played: idle time over work",
+                "b/W",
+                time.parts["bubble"] / work,
+                "share",
+                {"b": ("seconds of the bubble", time.parts["bubble"]), "W": legend["W"]},
+            ),
         ),
         notes=("stages differ (embedding, head, layers that do not divide), which the even form does not see",),
         see=("the schedule as a picture: --plot FILE --figure schedule",),
         sources=(str(cite("narayanan2021")),),
-    )  # fmt: skip
+    )
 
 
 def _optimizer(result: Estimate, time: Time) -> Reason:
@@ -369,13 +461,17 @@ def _optimizer(result: Estimate, time: Time) -> Reason:
         "E": ("elements that the rank updates", elements),
         "W": ("achieved memory bandwidth [byte/s]", model.machine.memory("elementwise").forward),
         "k": ("measured over predicted time of your run", time.scale),
-    }  # fmt: skip
+    }
     return Reason(
-        topic="optimizer", what="seconds of the optimizer step", value=time.parts["optimizer"], unit="s",
+        topic="optimizer",
+        what="seconds of the optimizer step",
+        value=time.parts["optimizer"],
+        unit="s",
         basis=result.basis["time"],
         rule="gradients are read twice, master weights and moments read and written; offloaded, host and PCIe bound it",
-        lines=(line("seconds of the update", "B*E/W*k", time.parts["optimizer"], "s", legend),), sources=_kernels(result),
-    )  # fmt: skip
+        lines=(line("seconds of the update", "B*E/W*k", time.parts["optimizer"], "s", legend),),
+        sources=_kernels(result),
+    )
 
 
 # -- money and the verdict --------------------------------------------------------------------------------------------
@@ -383,11 +479,15 @@ def _optimizer(result: Estimate, time: Time) -> Reason:
 
 def _money(time: Time, budget: Budget) -> Reason:
     legend: dict[str, tuple[str, Size]] = {
-        "N": ("tokens of the run", budget.tokens), "T": ("tokens of a step", time.tokens),
-        "t": ("seconds of a step", time.step), "g": ("share of the time that is progress", budget.goodput),
-        "n": ("GPUs", budget.gpus), "D": ("days", budget.days), "S": ("seconds of a day", DAY),
+        "N": ("tokens of the run", budget.tokens),
+        "T": ("tokens of a step", time.tokens),
+        "t": ("seconds of a step", time.step),
+        "g": ("share of the time that is progress", budget.goodput),
+        "n": ("GPUs", budget.gpus),
+        "D": ("days", budget.days),
+        "S": ("seconds of a day", DAY),
         "H": ("GPU-hours", budget.gpu_hours),
-    }  # fmt: skip
+    }
     lines = [
         line("steps", "N/T", budget.steps, "steps", legend),
         line("days", "N/T*t/(S*g)", budget.days, "days", legend),
@@ -401,22 +501,37 @@ def _money(time: Time, budget: Budget) -> Reason:
         lines.append(line("energy at most", "H*w/1000", budget.kilowatt_hours, "kWh", legend))
     if budget.wanted_days is not None:
         legend["d"] = ("days that are wanted", budget.wanted_days)
-        lines.append(line("GPUs for the date, before rounding up", "n*D/d", budget.gpus * budget.days / budget.wanted_days,
-                          "GPUs", legend))  # fmt: skip
+        lines.append(
+            line(
+                "GPUs for the date, before rounding up",
+                "n*D/d",
+                budget.gpus * budget.days / budget.wanted_days,
+                "GPUs",
+                legend,
+            )
+        )
     value, unit = (budget.days, "days") if budget.cost is None else (budget.cost, "money")
     return Reason(
-        topic="money", what="the whole run", value=value, unit=unit, basis="derived from the time of a step",
+        topic="money",
+        what="the whole run",
+        value=value,
+        unit=unit,
+        basis="derived from the time of a step",
         rule="steps x seconds of a step x GPUs x price; failures divide by the share of the time that is progress",
-        lines=tuple(lines), sources=(str(cite("young1974")), str(cite("daly2006"))) if budget.checkpoint_every else (),
+        lines=tuple(lines),
+        sources=(str(cite("young1974")), str(cite("daly2006"))) if budget.checkpoint_every else (),
         notes=("in your currency; a day has 86,400 seconds",),
-    )  # fmt: skip
+    )
 
 
 def _verdict(result: Estimate) -> Reason:
     memory = result.memory
     lines = [summed("bytes of the worst rank at its peak", memory.parts, memory.total, "byte")]
-    legend: dict[str, tuple[str, Size]] = {"C": ("memory of the card", memory.capacity or 0), "L": ("lower end", memory.low),
-                                           "U": ("upper end", memory.high)}  # fmt: skip
+    legend: dict[str, tuple[str, Size]] = {
+        "C": ("memory of the card", memory.capacity or 0),
+        "L": ("lower end", memory.low),
+        "U": ("upper end", memory.high),
+    }
     if memory.capacity is not None:
         lines += [
             line(
@@ -431,9 +546,16 @@ def _verdict(result: Estimate) -> Reason:
             ),
         ]
     return Reason(
-        topic="verdict", what=memory.verdict, value=float(memory.total), unit="byte", basis="derived",
+        topic="verdict",
+        what=memory.verdict,
+        value=float(memory.total),
+        unit="byte",
+        basis="derived",
         rule="FITS where the card holds the upper end of the 80 % range, DOES NOT FIT where it does not hold the lower one,"
-        " TIGHT between", lines=tuple(lines), columns=("part", "bytes"),
+        " TIGHT between",
+        lines=tuple(lines),
+        columns=("part", "bytes"),
         rows=tuple((part, float(nbytes)) for part, nbytes in memory.parts.items() if nbytes),
-        notes=(f"peak moment: {memory.moment}",), see=("each part by its name: --explain weights, activations, ...",),
-    )  # fmt: skip
+        notes=(f"peak moment: {memory.moment}",),
+        see=("each part by its name: --explain weights, activations, ...",),
+    )

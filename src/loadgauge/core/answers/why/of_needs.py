@@ -44,11 +44,14 @@ def need_reason(
                 line(f"bytes of a step: {row.what}, {calls}", "c*w", row.calls_per_step * each, "byte", legend)
             )
         found: dict[str, tuple[str, Size]] = {
-            "V": ("bytes that the link carries in a step", need.carried), "r": ("share of compute that may be exposed", case.share),
-            "T": ("seconds of compute of a step", network.compute.total), "o": ("seconds of compute it overlaps with", need.beside),
-            "s": ("seconds of all its calls", need.seconds), "g": ("GPUs of a node", gpus_per_node),
+            "V": ("bytes that the link carries in a step", need.carried),
+            "r": ("share of compute that may be exposed", case.share),
+            "T": ("seconds of compute of a step", network.compute.total),
+            "o": ("seconds of compute it overlaps with", need.beside),
+            "s": ("seconds of all its calls", need.seconds),
+            "g": ("GPUs of a node", gpus_per_node),
             "b": ("bandwidth that one GPU needs", need.needed),
-        }  # fmt: skip
+        }
         formula = "V/o" if need.overlapped else "V/(r*T)"
         lines += [
             line(f"bandwidth needed, per GPU ({name})", formula, need.needed, "byte/s", found),
@@ -57,16 +60,19 @@ def need_reason(
         ]
     worst = max(needs, key=lambda need: need.needed / (need.reached or 1))
     return Reason(
-        topic=axis, what=f"bandwidth that {axis} needs, per GPU and direction", value=worst.needed, unit="byte/s",
-        basis="bytes: derived; compute: "
-        + ("given" if case.achieved is not None else case.machine.efficiencies.basis),
+        topic=axis,
+        what=f"bandwidth that {axis} needs, per GPU and direction",
+        value=worst.needed,
+        unit="byte/s",
+        basis="bytes: derived; compute: " + ("given" if case.achieved is not None else case.machine.efficiencies.basis),
         rule="overlapped traffic must end with the compute beside it; other traffic may take a share of compute (--share)",
-        lines=(*lines, *closed), sources=(str(cite("narayanan2021")), str(cite("nccl-tests"))),
+        lines=(*lines, *closed),
+        sources=(str(cite("narayanan2021")), str(cite("nccl-tests"))),
         notes=(
             f"the slowest of these links: {worst.bandwidth / 1e9:,.4g} GB/s by its datasheet; "
             + ("enough" if all(need.enough for need in needs) else "NOT enough"),
         ),
-    )  # fmt: skip
+    )
 
 
 def closed_numbers(case: NetworkCase, network: Network) -> dict[str, float]:
@@ -74,16 +80,27 @@ def closed_numbers(case: NetworkCase, network: Network) -> dict[str, float]:
     layout, model = case.layout, case.model
     work = step_flops(model, layout, case.training.kernels, case.memory.view).hardware
     numbers: dict[str, Size] = {
-        "X": work / (layout.gpus * network.compute.total), "r": case.share, "t": layout.tp, "p": layout.pp, "d": layout.dp,
-        "c": layout.cp, "e": layout.ep, "B": layout.global_batch, "b": layout.micro_batch, "s": layout.seq_len,
-        "h": model.hidden_size, "l": model.num_hidden_layers,
-    }  # fmt: skip
+        "X": work / (layout.gpus * network.compute.total),
+        "r": case.share,
+        "t": layout.tp,
+        "p": layout.pp,
+        "d": layout.dp,
+        "c": layout.cp,
+        "e": layout.ep,
+        "B": layout.global_batch,
+        "b": layout.micro_batch,
+        "s": layout.seq_len,
+        "h": model.hidden_size,
+        "l": model.num_hidden_layers,
+    }
     block = model.blocks[-1]
     if isinstance(block.attention, Attention):
         mixer = block.attention
         numbers |= {"a": mixer.num_attention_heads, "k": mixer.num_key_value_heads, "w": mixer.head_dim}
     if isinstance(block.mlp, Moe):
         numbers |= {
-            "E": block.mlp.num_experts, "K": block.mlp.num_experts_per_tok, "F_e": block.mlp.moe_intermediate_size,
-        }  # fmt: skip
+            "E": block.mlp.num_experts,
+            "K": block.mlp.num_experts_per_tok,
+            "F_e": block.mlp.moe_intermediate_size,
+        }
     return {name: float(value) for name, value in numbers.items()}

@@ -87,9 +87,13 @@ def line(what: str, letters: str, value: Size, unit: str, legend: Mapping[str, t
     filled = re.sub(r"[A-Za-z_]+\w*", lambda match: _number(used[match[0]][1]), letters)
     holds = abs(arithmetic(filled) - value) <= 1e-6 * abs(value)
     return Line(
-        what=what, letters=letters if holds else "", numbers=filled if holds else "", value=float(value), unit=unit,
+        what=what,
+        letters=letters if holds else "",
+        numbers=filled if holds else "",
+        value=float(value),
+        unit=unit,
         legend=used if holds else {},
-    )  # fmt: skip
+    )
 
 
 def _number(value: float) -> str:

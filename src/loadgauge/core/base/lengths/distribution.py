@@ -247,9 +247,10 @@ def _fullest(lengths: Lengths, draws: int, batches: int) -> float:
         return draws * lengths.mean
     step = lengths.longest / bins
     values, cumulative = numpy.asarray(lengths.values), numpy.asarray(lengths.cumulative)
-    shares = numpy.bincount(
-        numpy.ceil(values / step - 1e-9).astype(int), numpy.diff(cumulative, prepend=0), bins + 1
-    ) / cumulative[-1]  # fmt: skip
+    shares = (
+        numpy.bincount(numpy.ceil(values / step - 1e-9).astype(int), numpy.diff(cumulative, prepend=0), bins + 1)
+        / cumulative[-1]
+    )
     size = 1 << (bins * draws).bit_length()
     sums = numpy.fft.irfft(numpy.fft.rfft(shares, size) ** draws, size)
     # What lies beyond, instead of what lies below, keeps its digits.

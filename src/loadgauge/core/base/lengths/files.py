@@ -79,7 +79,7 @@ def _row(line: str) -> Any:
 
 
 def _histogram(value: Any) -> bool:
-    """Whether a JSON object maps lengths to counts."""
+    """Return whether a JSON object maps lengths to counts."""
     return isinstance(value, dict) and bool(value) and all(digits(key) for key in value)
 
 
@@ -129,16 +129,17 @@ def _column(names: list[str], column: str | None, name: str) -> str:
     if column is not None:
         raise ConfigError(f"has no such column (it has: {', '.join(names)[:80]})", key=column, file=name)
     raise ConfigError(
-        f"has no column named {', '.join(COLUMNS)} or {IDS}; name one as FILE:COLUMN"
-        f" (it has: {', '.join(names)[:60]})", file=name,
-    )  # fmt: skip
+        f"has no column named {', '.join(COLUMNS)} or {IDS}; name one as FILE:COLUMN (it has: {', '.join(names)[:60]})",
+        file=name,
+    )
 
 
 def _text(column: str, name: str) -> ConfigError:
     return ConfigError(
         "holds text, whose length in tokens depends on the tokenizer; name a column of token counts or token ids",
-        key=column, file=name,
-    )  # fmt: skip
+        key=column,
+        file=name,
+    )
 
 
 # -- CSV --------------------------------------------------------------------------------------------------------------
@@ -157,8 +158,9 @@ def _from_csv(lines: Iterable[str], name: str, column: str | None) -> Counted:
     else:
         raise ConfigError(
             "must hold whole numbers, a JSON list or object, JSON lines, or a CSV column named"
-            f" {' or '.join(COLUMNS)} (another: FILE:COLUMN)", file=name,
-        )  # fmt: skip
+            f" {' or '.join(COLUMNS)} (another: FILE:COLUMN)",
+            file=name,
+        )
     counts = 1 - place if len(lower) == 2 and lower[1 - place] in COUNTS else None
     for row in rows:
         if row:
@@ -179,7 +181,7 @@ def _cells(line: str) -> list[str]:
 
 
 def digits(cell: str) -> bool:
-    """Whether a text consists of the digits 0 to 9 alone."""
+    """Return whether a text consists of the digits 0 to 9 alone."""
     return cell.isascii() and cell.isdecimal()
 
 

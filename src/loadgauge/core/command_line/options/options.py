@@ -19,7 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _completed(name: str, field: Field) -> Callable[..., list[str]] | None:
-    """What completes the value of an option in a shell; None: what its type knows of itself."""
+    """Return what completes the value of an option in a shell; None: what its type knows of itself."""
     if name != "gpu" and (field.kind == "choice" or not field.values):
         return None
 
@@ -77,9 +77,11 @@ def task_options(command: Command) -> Command:
         command = option(name, field)(command)
     kinds = click.Choice(("train", *TASKS, *AFTER))
     return click.option(
-        "--task", type=kinds, metavar="TASK",
+        "--task",
+        type=kinds,
+        metavar="TASK",
         help=f"train (default); generate, with a cache; forward, which scores; or, after pre-training, {', '.join(AFTER)}.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What kernels achieve on a GPU: `data/calibration`, made by `make operators` from published measurements of single operations.
+"""Achieved shares of a GPU's datasheet, by kernel: `data/calibration`, made by `make operators` from published measurements.
 
 No figure is fitted to training runs, and none belongs to a run, a model or a framework. `common.toml` holds what all GPUs share
 (the shape of the forms, shares of the bandwidth by kernel) and, by chip, what a GPU without measurements takes over; a file for
@@ -56,7 +56,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the kernels of one GPU achieve: shares of its datasheet, unless a unit is given.
+    """Efficiencies of one GPU's kernels: shares of its datasheet, unless a unit is given.
 
     Matrix products take ((arithmetic)^3 + (traffic)^3)^(1/3) + launch:
     matmul, fp8_matmul, fp8_block_matmul, fp4_matmul: share of the peak of the format that a large product reaches while the
@@ -146,7 +146,7 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the measured GPUs of a chip have in common, for those of it that nobody measured.
+    """Efficiencies that the measured GPUs of a chip share, for its other cards.
 
     per_watt: `matmul` of 1 W for each TFLOP/s of the 16-bit peak; fp8, fp8_block: over `matmul`; fp4: FLOP/s over those of
     16-bit products; attention: over `matmul`, by kernel
@@ -283,7 +283,7 @@ def _four_bits(card: Gpu | None) -> float:
 
 
 def _over_pcie(card: Gpu | None) -> bool:
-    """Whether PCI Express alone joins cards of this kind."""
+    """Return whether PCI Express alone joins cards of this kind."""
     return card is not None and (
         card.interconnect.bandwidth is None or (card.interconnect.kind or "").startswith("PCIe")
     )

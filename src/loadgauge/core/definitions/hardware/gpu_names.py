@@ -76,7 +76,7 @@ def nearest(text: str, ids: Iterable[str]) -> list[str]:
 
 
 def names_one(text: str, id: str) -> bool:
-    """Whether a name spells an id out, so that no variant was chosen for it.
+    """Return whether a name spells an id out, so that no variant was chosen for it.
 
     >>> names_one("RTX 3080 12GB", "rtx3080-12gb"), names_one("RTX 3080", "rtx3080-10gb")
     (True, False)

@@ -219,7 +219,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def data_center_hopper_or_later(self) -> bool:
-        """Whether it is a data-centre GPU of Hopper or Blackwell, for which cuBLAS and Transformer Engine take larger
+        """Return whether it is a data-centre GPU of Hopper or Blackwell, for which cuBLAS and Transformer Engine take larger
         workspaces: compute capability 9.x or 10.x.
 
         >>> [gpu(id).data_center_hopper_or_later for id in ("a100-sxm4-80gb", "h20-96gb", "gb300-nvl72", "rtx5090")]
@@ -248,7 +248,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def bf16(self) -> bool:
-        """Whether it multiplies in bf16; NVIDIA's do from compute capability 8.0 (Ampere) on. PyTorch emulates it elsewhere.
+        """Return whether it multiplies in bf16; NVIDIA's do from compute capability 8.0 (Ampere) on. PyTorch emulates it elsewhere.
 
         >>> [gpu(id).bf16 for id in ("t4", "v100-sxm2-32gb", "a100-sxm4-40gb")]
         [False, False, True]
@@ -257,7 +257,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def flash_attention(self) -> bool:
-        """Whether FlashAttention-2 runs on it: of NVIDIA's, from compute capability 8.0 (Ampere) on."""
+        """Return whether FlashAttention-2 runs on it: of NVIDIA's, from compute capability 8.0 (Ampere) on."""
         return self._capability >= (8, 0)
 
     @property

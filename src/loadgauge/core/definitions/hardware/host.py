@@ -36,7 +36,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostBuffers(msgspec.Struct, frozen=True):
-    """What a framework has on the host beside the states that it offloads.
+    """Host memory of a framework beside the states that it offloads.
 
     gradients: the words of `--offload` with which gradients leave the card too, once they are reduced
     gradients_from: the ZeRO stage from which on they do

@@ -184,14 +184,24 @@ def _built(id: str, found: _File) -> Topology:
         bandwidth = raw.ports * _measure(id, raw, "speed", "byte/s") / span
         tiers.append(
             Tier(
-                name=raw.name, kind=raw.kind, units=raw.units, span=span * raw.units, below=span, ports=raw.ports,
-                bandwidth=bandwidth, oversubscription=tiers[-1].bandwidth / bandwidth if number > 1 else 1.0,
-                switches=raw.switches, radix=raw.radix, dims=raw.dims,
+                name=raw.name,
+                kind=raw.kind,
+                units=raw.units,
+                span=span * raw.units,
+                below=span,
+                ports=raw.ports,
+                bandwidth=bandwidth,
+                oversubscription=tiers[-1].bandwidth / bandwidth if number > 1 else 1.0,
+                switches=raw.switches,
+                radix=raw.radix,
+                dims=raw.dims,
                 latency=None if raw.latency is None else _measure(id, raw, "latency", "second"),
-                distance_km=raw.distance_km, reduces=raw.reduces, congestion=raw.congestion,
+                distance_km=raw.distance_km,
+                reduces=raw.reduces,
+                congestion=raw.congestion,
                 reconfigure=0.0 if raw.reconfigure is None else _measure(id, raw, "reconfigure", "second"),
             )
-        )  # fmt: skip
+        )
         span *= raw.units
     if found.gpus is not None and found.gpus != span:
         product = " x ".join(str(raw.units) for raw in found.tiers)

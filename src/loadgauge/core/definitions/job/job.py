@@ -524,7 +524,7 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     @property
     def adapts(self) -> bool:
-        """Whether adapters are trained instead of the model. ``Job("gpt2", qlora=True).adapts == True``"""
+        """Return whether adapters are trained instead of the model. ``Job("gpt2", qlora=True).adapts == True``"""
         return self.lora_rank is not None or bool(self.qlora) or self.adapter is not None
 
     def replace(self, **fields: Any) -> "Job":

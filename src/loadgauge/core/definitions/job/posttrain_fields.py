@@ -10,13 +10,13 @@ from loadgauge.core.definitions.training.tasks import TASKS, Objective, Referenc
 
 
 class OfModel(msgspec.Struct, frozen=True):
-    """What of a job may be given without its name."""
+    """Fields of a job that may be given by position."""
 
     model: Annotated[str, about("text", "model", "A name in the catalogue, a config.json, or another tool's job file.")]
 
 
 class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
-    """What of a job is about preference tuning, distillation and reinforcement learning. None: not given"""
+    """Fields of a job about preference tuning, distillation and reinforcement learning. None: not given"""
 
     # fmt: off
     task: Annotated[str | None, about(

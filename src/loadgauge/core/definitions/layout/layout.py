@@ -31,7 +31,7 @@ TWO_CHUNKS = (*V_SHAPED, "dualpipe")
 
 
 class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which layers are recomputed in backward, and which of their operations.
+    """Recomputation policy: the layers that run again in backward, and which of their operations.
 
     mode: `none`, `selective` (the core of attention), `full` (whole layers), or `ops` (the operations named)
     every: only every n-th layer; layers: only the first n of each stage (None: all); group: layers between checkpoints
@@ -84,7 +84,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def every_layer(self) -> bool:
-        """Whether it applies to all layers, and so to those of multi-token prediction too."""
+        """Return whether it applies to all layers, and so to those of multi-token prediction too."""
         return self.mode != "none" and self.every == 1 and self.layers is None
 
 
@@ -178,8 +178,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(each, int) and isinstance(self.micro_batch, int) and each % self.micro_batch:
             raise LayoutError(
                 f"{each} sequences of a data-parallel rank are not whole micro-batches of {self.micro_batch}",
-                dimension="global_batch", size=each, ranks=self.micro_batch,
-            )  # fmt: skip
+                dimension="global_batch",
+                size=each,
+                ranks=self.micro_batch,
+            )
         return shard(each, self.micro_batch, "global_batch")
 
     @property
@@ -200,12 +202,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of the weights are made apart from that of the input (zero-bubble schedules)."""
+        """Return whether the gradients of the weights are made apart from that of the input (zero-bubble schedules)."""
         return self.schedule not in ("1f1b", "gpipe", "interleaved")
 
     @property
     def ends_together(self) -> bool:
-        """Whether one stage holds both the embedding and the head."""
+        """Return whether one stage holds both the embedding and the head."""
         return self.pp == 1 or self.schedule in TWO_CHUNKS
 
     @property

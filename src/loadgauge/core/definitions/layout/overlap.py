@@ -1,4 +1,4 @@
-"""Which communication is hidden under which compute; each framework's defaults are in `frameworks.FRAMEWORKS`."""
+"""Overlap of communication with compute; each framework's defaults are in `frameworks.FRAMEWORKS`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loadgauge.core.base.errors import ConfigError
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """What is hidden under compute, one switch per axis.
+    """Communication that is hidden under compute, one switch per axis.
 
     tp: collectives of tensor parallelism overlap their matrix products (Megatron's user buffers, async TP)
     dp: gradients are reduced bucket by bucket during backward (those reduced once a step, during the last one), updated weights

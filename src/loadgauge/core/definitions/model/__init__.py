@@ -1,1 +1,1 @@
-"""What a model is, its adapters, and the kernels that carry out its operations."""
+"""Models, their adapters, and the kernels that carry out their operations."""

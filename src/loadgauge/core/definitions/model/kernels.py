@@ -57,7 +57,7 @@ class LowPrecision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blocks(self) -> bool:
-        """Whether each block of an operand has a scale of its own, whose bytes count with the element's."""
+        """Return whether each block of an operand has a scale of its own, whose bytes count with the element's."""
         return self.format == "fp8" and self.element > 1
 
     def inside(self, x: Size, y: Size, w: Size, *, trained: bool, kept: bool) -> Size:
@@ -74,7 +74,7 @@ class LowPrecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
-    """Which implementation runs each kind of operation.
+    """Kernels: the implementation of each kind of operation.
 
     attention: `eager` writes the scores; `flash` never does (FlashAttention, cuDNN, PyTorch's flash back-end);
         with `flash`, a ragged batch is padding-free when its tokens are counted without padding.
@@ -167,7 +167,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def diverges(self) -> bool:
-        """Whether the head measures how far its distributions are from a teacher's."""
+        """Return whether the head measures how far its distributions are from a teacher's."""
         return self.logprobs in DIVERGENCES
 
 
@@ -202,6 +202,11 @@ def with_compile(kernels: Kernels) -> Kernels:
     loss = "compiled" if kernels.loss in ("float32", "plain") and kernels.loss_pieces == 1 else kernels.loss
     own = kernels.norm_kernel == "fused"  # a kernel that the compiler does not look into
     return msgspec.structs.replace(
-        kernels, norm="fused", norm_kernel="fused" if own else "compiled", activation="fused", loss=loss,
-        views_pin_storage=False, compiled=True,
-    )  # fmt: skip
+        kernels,
+        norm="fused",
+        norm_kernel="fused" if own else "compiled",
+        activation="fused",
+        loss=loss,
+        views_pin_storage=False,
+        compiled=True,
+    )

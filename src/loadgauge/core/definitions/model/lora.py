@@ -158,7 +158,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def casts(self) -> bool:
-        """Whether autocast casts what the adapters read, and their weights."""
+        """Return whether autocast casts what the adapters read, and their weights."""
         return self.autocast and not self.sharded
 
     def fuses(self, target: str) -> bool:
@@ -193,7 +193,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """What is trained. ``Lora(rank=8).words == "adapters of rank 8"``"""
+        """Return what is trained. ``Lora(rank=8).words == "adapters of rank 8"``"""
         if self.method not in TUNERS:
             return f"adapters of rank {self.rank}"
         known = TUNERS[self.method]
@@ -203,7 +203,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wide_residual(self) -> bool:
-        """Whether the residual stream is float32: 4-bit layers return the dtype that a float32 norm made of it."""
+        """Return whether the residual stream is float32: 4-bit layers return the dtype that a float32 norm made of it."""
         return self.upcast == "all" or (self.upcast == "norms" and self.stored is not None and not self.experts_only)
 
     @property
@@ -213,7 +213,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def experts_only(self) -> bool:
-        """Whether only the matrices of routed experts are quantised."""
+        """Return whether only the matrices of routed experts are quantised."""
         return self.stored is not None and self.stored.experts_only
 
 

@@ -1,4 +1,4 @@
-"""What a model is: the facts of its `config.json` that decide parameters, FLOPs and memory.
+"""`ModelSpec`: the facts of a `config.json` that decide parameters, FLOPs and memory.
 
 Field names are Hugging Face's keys. Sizes are ints when read from a file; the equations put symbols in their place.
 `from_hf` (in `loadgauge.core.families`) reads a `config.json` into a `ModelSpec`.
@@ -390,7 +390,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows the last block: a language-model head, a pooler, or a classifier."""
+    """The head after the last block: of a language model, a pooler, or a classifier."""
 
     kind: Literal["lm", "pooler", "classifier", "none"] = "lm"
     transform: bool = False
@@ -467,7 +467,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def partly(self) -> bool:
-        """Whether only a part of the layers is trained, or has adapters."""
+        """Return whether only a part of the layers is trained, or has adapters."""
         return self.trained is not None or any(not (block.reached and block.adapted) for block in self.blocks)
 
     @property
@@ -488,7 +488,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_experts(self) -> bool:
-        """Whether any block is a mixture of experts."""
+        """Return whether any block is a mixture of experts."""
         own = self.listed is not None and self.listed.has_experts
         return own or any(isinstance(block.mlp, Moe) for block in self.blocks)
 

@@ -1,1 +1,1 @@
-"""What is asked of an engine of inference, and what engines reach."""
+"""Inference: requests, engines, and the speed that engines reach."""

@@ -1,4 +1,4 @@
-"""What is asked of a model that is only run forward: to score sequences, or to generate from them."""
+"""Inference requests: scoring sequences, or generating from them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
         int, _field("whole", "With --task: tokens of a sequence, prompt and answer together.", low=1, high=10**9)
     ]
     answer: Annotated[
-        int, _field("whole", "With --task generate: how many of the context's tokens are generated (1).", low=1, high=10**9)
-    ] = 1  # fmt: skip
+        int,
+        _field("whole", "With --task generate: how many of the context's tokens are generated (1).", low=1, high=10**9),
+    ] = 1
     batch: Annotated[
         int, _field("whole", "With --task: sequences that each replica runs at once (1).", low=1, high=10**7)
     ] = 1
@@ -57,15 +58,17 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
         str, _field("choice", "With --task: how matrices are stored (bf16).", choices=tuple(WEIGHT_FORMATS))
     ] = "bf16"
     cache_format: Annotated[
-        str, _field("choice", "With --task generate: how keys and values are stored (bf16).", choices=tuple(CACHE_FORMATS))
-    ] = "bf16"  # fmt: skip
+        str,
+        _field("choice", "With --task generate: how keys and values are stored (bf16).", choices=tuple(CACHE_FORMATS)),
+    ] = "bf16"
     server: Annotated[
         str | None,
         _field(
-            "choice", "With --task generate: an engine that has --batch requests at a time; the times are then a server's.",
+            "choice",
+            "With --task generate: an engine that has --batch requests at a time; the times are then a server's.",
             choices=("vllm", "sglang", "trtllm"),
         ),
-    ] = None  # fmt: skip
+    ] = None
     tp: int = 1
     pp: int = 1
     ep: int = 1

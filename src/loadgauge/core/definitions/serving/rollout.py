@@ -65,7 +65,7 @@ ALIASES = {
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """What generates answers.
+    """A rollout engine and its options.
 
     tp, pp, ep: ranks of one replica; dp: replicas (None: as many as the GPUs allow)
     utilization: of the card's memory, weights, cache and activations included (vLLM)
@@ -103,7 +103,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inside(self) -> bool:
-        """Whether the trained model itself generates, so that nothing of an engine stays and no weights are handed over."""
+        """Return whether the trained model itself generates, so that nothing of an engine stays and no weights are handed over."""
         return ENGINES[self.kind].inside
 
     @property
@@ -126,9 +126,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             )
         known = ENGINES[name]
         given: dict[str, object] = {
-            option: value for option in ("utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs")
+            option: value
+            for option in ("utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs")
             if (value := getattr(known, option)) is not None
-        }  # fmt: skip
+        }
         seen: set[str] = set()
         for item in filter(None, (one.strip() for one in rest.split(","))):
             word, equals, value = item.partition("=")
@@ -168,7 +169,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         plain = Engine.parse(self.kind)
         said = {
             name: value for name in self.__struct_fields__[1:] if (value := getattr(self, name)) != getattr(plain, name)
-        }  # fmt: skip
+        }
         words = ",".join(
             f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in said.items()
         )

@@ -1,4 +1,4 @@
-"""What engines of inference reach, and what they add to a step: `data/serving.toml`, which `make serving` writes.
+"""Speed of inference engines, and what they add to a step: `data/serving.toml`, which `make serving` writes.
 
 No figure belongs to a model or a source: shares of the bandwidth and of the peak are those of every engine and card, the rest is of
 an engine (its kernels, its host, its all-reduce) or of a kind of chip.
@@ -15,7 +15,7 @@ from loadgauge.core.base.package_data import read_data
 
 
 class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an engine adds to the bytes and the FLOPs of a pass.
+    """Overheads of an engine beside the bytes and the FLOPs of a pass.
 
     kernel: of each kernel, in a CUDA graph [s]; host, sequence: of a step on the host, and of each of its sequences [s]
     collective: of an all-reduce of few bytes between two ranks [s]; prefill: time of prompts over that of their kernels

@@ -1,4 +1,4 @@
-"""What a training does around its steps: evaluation, generation, saving."""
+"""Work between training steps: evaluation, generation, saving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Saved = Literal["sharded", "full"]
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens between steps, as far as it needs memory; nothing by default.
+    """Work between steps that needs memory; none by default.
 
     eval_batch: sequences of an evaluation batch on one rank; eval_batches: batches whose logits are on the GPU at once
     generate: tokens that an evaluation generates after each sequence

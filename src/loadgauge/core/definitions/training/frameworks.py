@@ -33,7 +33,7 @@ from loadgauge.core.definitions.training.stacks import Stack as Releases
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
-    """What a framework does by default, as far as it decides memory or time.
+    """A framework's defaults that decide memory or time.
 
     Numbers and kernels:
     precision: its usual 16-bit recipe
@@ -151,7 +151,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the one where none is named and the model is not split."""
+        """Return whether it is the one where none is named and the model is not split."""
         return self.name == DEFAULT
 
     @property
@@ -297,55 +297,95 @@ def _like(name: str, other: str, **changes: Any) -> None:
 
 _like(
     # Megatron-Bridge and NeMo: Megatron's core, with what their recipes switch on.
-    "nemo", "megatron", overlap=Overlap(tp=True, dp=True), scripts_overlap=False, source="megatron-bridge",
-)  # fmt: skip
+    "nemo",
+    "megatron",
+    overlap=Overlap(tp=True, dp=True),
+    scripts_overlap=False,
+    source="megatron-bridge",
+)
 _like(
     # Of 2021-22 (BLOOM, MT-NLG): kernels from before FlashAttention; gradients reduced, and activations sent, in turn with
     # computing (runtime/pipe/engine.py: `_exec_reduce_grads` after the last backward, blocking `p2p.send`).
-    "megatron-deepspeed", "megatron",
+    "megatron-deepspeed",
+    "megatron",
     kernels=msgspec.structs.replace(
         FRAMEWORKS["megatron"].kernels, attention="eager", experts="grouped", gradient_placeholders=False
     ),
-    precision="bf16-mixed-16", low_precisions=(), transformer_engine=False, unit_gradients=False, flash=SDPA[-1:],
-    overlap=Overlap(cp=False, pp=False), scripts_overlap=False, splits_sends=False,
-    zero_stages=(0, 1), schedules=("1f1b",), source="smith2022",
-)  # fmt: skip
+    precision="bf16-mixed-16",
+    low_precisions=(),
+    transformer_engine=False,
+    unit_gradients=False,
+    flash=SDPA[-1:],
+    overlap=Overlap(cp=False, pp=False),
+    scripts_overlap=False,
+    splits_sends=False,
+    zero_stages=(0, 1),
+    schedules=("1f1b",),
+    source="smith2022",
+)
 _like(
     # Plain scripts over PyTorch's FSDP (fms-fsdp, Lightning): one unit a layer, each a flat tensor (FSDP1).
-    "fsdp", "torchtitan",
-    kernels=Kernels(views_pin_storage=True), flat_parameters=True, splits_model=False, zero_stages=(0, 2, 3),
-    schedules=("1f1b",), expandable=False, reruns=Habit.always("part", NON_REENTRANT),
-)  # fmt: skip
+    "fsdp",
+    "torchtitan",
+    kernels=Kernels(views_pin_storage=True),
+    flat_parameters=True,
+    splits_model=False,
+    zero_stages=(0, 2, 3),
+    schedules=("1f1b",),
+    expandable=False,
+    reruns=Habit.always("part", NON_REENTRANT),
+)
 _like(
-    "llm-foundry", "fsdp", precision="bf16-autocast",
+    "llm-foundry",
+    "fsdp",
+    precision="bf16-autocast",
     flash=(
         Choice("fa2", "llm-foundry 0.4: setup.py, flash-attn 2", since=(("flash-attn", (2,)),)),
         Choice("fa1", "llm-foundry 0.3: setup.py, flash-attn 1 and triton-pre-mlir"),
     ),
     source="llm-foundry",
-)  # fmt: skip
+)
 _like(
     # transformers' modules over FSDP2, with PyTorch's tensor and pipeline parallelism.
-    "automodel", "torchtitan",
-    kernels=msgspec.structs.replace(TRANSFORMERS, keep_gathered=True), stack="fine-tuning",
-    low_precisions=(*TORCHAO.items(),), zero_stages=(0, 2, 3), expandable=False, source="nemo-automodel",
+    "automodel",
+    "torchtitan",
+    kernels=msgspec.structs.replace(TRANSFORMERS, keep_gathered=True),
+    stack="fine-tuning",
+    low_precisions=(*TORCHAO.items(),),
+    zero_stages=(0, 2, 3),
+    expandable=False,
+    source="nemo-automodel",
     reruns=Habit.always("part", NON_REENTRANT),
-)  # fmt: skip
+)
 _like(
     # One compiled model under DDP.
-    "nanogpt", "fsdp",
-    kernels=with_compile(Kernels()), flat_parameters=False, fully_shards=False, ddp_copies=True, hybrid_shards=False,
-    low_precisions=(), casts="autocast", zero_stages=(0, 1), source="pytorch",
-)  # fmt: skip
+    "nanogpt",
+    "fsdp",
+    kernels=with_compile(Kernels()),
+    flat_parameters=False,
+    fully_shards=False,
+    ddp_copies=True,
+    hybrid_shards=False,
+    low_precisions=(),
+    casts="autocast",
+    zero_stages=(0, 1),
+    source="pytorch",
+)
 _like(
     # XLA fuses what is done element by element, and its scheduler hides collectives under other work; GSPMD shards float32
     # weights, which are read in bfloat16, over the `fsdp` axis.
-    "maxtext", "torchtitan",
-    kernels=with_compile(Kernels(keep_gathered=True)), overlap=Overlap(tp=True, dp=True), stack="pretraining",
+    "maxtext",
+    "torchtitan",
+    kernels=with_compile(Kernels(keep_gathered=True)),
+    overlap=Overlap(tp=True, dp=True),
+    stack="pretraining",
     expandable=False,
-    low_precisions=(), schedules=("1f1b", "interleaved"), flash=TRANSFORMER_ENGINE_ATTENTION, source="maxtext",
+    low_precisions=(),
+    schedules=("1f1b", "interleaved"),
+    flash=TRANSFORMER_ENGINE_ATTENTION,
+    source="maxtext",
     reruns=Habit.always("part", "XLA, which leaves out what nothing reads"),
-)  # fmt: skip
+)
 
 LOW_PRECISIONS: dict[str, dict[str, LowPrecision]] = {
     name: dict(framework.low_precisions) for name, framework in FRAMEWORKS.items() if framework.low_precisions

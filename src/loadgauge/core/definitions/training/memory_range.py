@@ -35,7 +35,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fragmentation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the caching allocator holds beyond what it has handed out.
+    """Memory that the caching allocator holds beyond what it has handed out.
 
     reserved: on a card with room, as `max_memory_reserved` counts it
     needed: on the smallest card that serves every request, where idle segments have been given back

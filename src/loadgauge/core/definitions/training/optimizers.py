@@ -15,7 +15,7 @@ from loadgauge.core.definitions.training.precision import Precision
 
 
 class StepTemporaries(msgspec.Struct, frozen=True, kw_only=True):
-    """What an optimizer's step holds at its peak beside the states, in elements of the dtype of its moments.
+    """Temporaries of an optimizer's step at its peak, in elements of the dtype of its moments.
 
     lists: tensors of the size of all trained parameters together (`foreach` takes a whole group at once)
     largest: tensors of the size of the largest parameter (a loop over the parameters)
@@ -131,11 +131,16 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_tensor(self) -> bool:
-        """Whether the state depends on the tensor, so that a number of parameters alone does not give it."""
+        """Return whether the state depends on the tensor, so that a number of parameters alone does not give it."""
         return bool(
-            self.factored or self.small or self.low_rank or self.preconditioners or self.by_row
-            or self.paged or self.matrix_moments is not None
-        )  # fmt: skip
+            self.factored
+            or self.small
+            or self.low_rank
+            or self.preconditioners
+            or self.by_row
+            or self.paged
+            or self.matrix_moments is not None
+        )
 
     def moved(self, precision: Precision) -> float:
         """Return the memory traffic of the step [bytes per parameter]: gradients read twice (once for their norm), master weights
@@ -169,12 +174,16 @@ def _with_variants(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     """The optimizer, and each way to run it as one of its own."""
     return optimizer, *(
         msgspec.structs.replace(
-            optimizer, name=f"{optimizer.name}-{variant.suffix}", step=variant.step, variants=(),
+            optimizer,
+            name=f"{optimizer.name}-{variant.suffix}",
+            step=variant.step,
+            variants=(),
             torch="" if variant.options is None else optimizer.torch,
-            options=optimizer.options + (variant.options or ()), variant_of=optimizer.name,
+            options=optimizer.options + (variant.options or ()),
+            variant_of=optimizer.name,
         )
         for variant in optimizer.variants
-    )  # fmt: skip
+    )
 
 
 BLOCK_SCALE = 4 / 256

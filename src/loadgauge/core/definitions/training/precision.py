@@ -45,7 +45,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def autocast(self) -> bool:
-        """Whether matrix products read 16-bit copies of float32 weights."""
+        """Return whether matrix products read 16-bit copies of float32 weights."""
         return self.compute != self.weight
 
 
@@ -95,16 +95,27 @@ def _transformer_engine(
     format: Literal["fp8", "fp4"], element: float, weight_element: float, shares: bool = True
 ) -> LowPrecision:
     return LowPrecision(
-        format=format, element=element, weight_element=weight_element,
-        keeps=True, shares=shares, weights="beside", source="transformer-engine",
-    )  # fmt: skip
+        format=format,
+        element=element,
+        weight_element=weight_element,
+        keeps=True,
+        shares=shares,
+        weights="beside",
+        source="transformer-engine",
+    )
 
 
 def _torchao(element: float, *, gathers: bool = False, weight_gradient: bool = True) -> LowPrecision:
     return LowPrecision(
-        format="fp8", element=element, weight_element=element, keeps=False, weights="within",
-        gathers=gathers, weight_gradient=weight_gradient, source="torchao",
-    )  # fmt: skip
+        format="fp8",
+        element=element,
+        weight_element=element,
+        keeps=False,
+        weights="within",
+        gathers=gathers,
+        weight_gradient=weight_gradient,
+        source="torchao",
+    )
 
 
 # Transformer Engine keeps an input as the gradient of the weight will read it, by columns, and caches each weight by rows

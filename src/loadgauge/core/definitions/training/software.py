@@ -1,4 +1,4 @@
-"""What software adds to the time of its kernels, and how far measured step times lie from what is predicted.
+"""Software overhead beside the kernels' time, and the error of predicted step times.
 
 Kernels are measured one by one (`spec.calibration`); a step of a framework takes longer than their sum: the host launches them,
 small ones are not in the list of operations, ranks wait for each other. All GPUs and frameworks share the factor: published runs

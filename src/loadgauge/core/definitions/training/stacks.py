@@ -91,7 +91,7 @@ class Change(NamedTuple):
 
 
 class Habit(msgspec.Struct, frozen=True):
-    """What libraries do by default: its changes, the newest first. The last one has no `since`."""
+    """Defaults of a library by release, the newest first. The last one has no `since`."""
 
     changes: tuple[Change, ...]
 

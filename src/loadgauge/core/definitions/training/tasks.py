@@ -1,4 +1,4 @@
-"""What training after pre-training is made of: the roles of a task, and the passes of a step over its sequences.
+"""Post-training tasks: their roles, and the passes of a step over its sequences.
 
 A role is a model with a use: it trains, scores or generates. A pass runs a role in a phase: `generate`, `forward` (scores, keeping
 nothing) or `update` (forward, backward and optimizer step). Memory and time of every pass come from the same list of operations.
@@ -122,9 +122,16 @@ def _preference(name: str, title: str, reference: Reference | None, pairs: bool 
         passes.append(Pass("reference", "reference", "forward", rows, within="update", times=1 + apart))
         roles.append(REFERENCE)
     return Task(
-        name=name, title=title, roles=tuple(roles), passes=tuple(passes), pairs=pairs, reference=reference,
-        slices=name in ("orpo", "simpo", "cpo"), tiled=reference is not None, objectives=OBJECTIVES.get(name, ()),
-    )  # fmt: skip
+        name=name,
+        title=title,
+        roles=tuple(roles),
+        passes=tuple(passes),
+        pairs=pairs,
+        reference=reference,
+        slices=name in ("orpo", "simpo", "cpo"),
+        tiled=reference is not None,
+        objectives=OBJECTIVES.get(name, ()),
+    )
 
 
 def _reinforced(name: str, title: str, *, reference: Reference | None = "model", critic: bool = False) -> Task:
@@ -143,9 +150,15 @@ def _reinforced(name: str, title: str, *, reference: Reference | None = "model",
         passes += [Pass("values", "critic", "forward"), Pass("critic update", "critic", "update")]
     passes.append(Pass("update", "actor", "update"))
     return Task(
-        name=name, title=title, roles=tuple(roles), passes=tuple(passes), reference=reference, rollout=True, source="verl",
+        name=name,
+        title=title,
+        roles=tuple(roles),
+        passes=tuple(passes),
+        reference=reference,
+        rollout=True,
+        source="verl",
         tiled=not critic,
-    )  # fmt: skip
+    )
 
 
 TASKS: dict[str, Task] = {

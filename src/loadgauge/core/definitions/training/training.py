@@ -90,7 +90,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copies_outputs(self) -> bool:
-        """Whether the logits that a model returns are copied to float32 while one of its own is kept."""
+        """Return whether the logits that a model returns are copied to float32 while one of its own is kept."""
         autocast = self.precision.autocast or self.precision.wrapped or (self.lora is not None and self.lora.autocast)
         return autocast and self.framework.returns_float32 and self.kernels.loss == "inplace"
 
@@ -273,11 +273,18 @@ def training(
         loss_pieces=pieces,
     )
     made = Training(
-        framework=chosen, precision=recipe, kernels=_kernels(chosen, recipe, run, lora),
+        framework=chosen,
+        precision=recipe,
+        kernels=_kernels(chosen, recipe, run, lora),
         optimizer=optimizer_of(chosen, optimizer, stack),
-        overlap=chosen.overlap, lora=lora, offload=offload, host=host, weights=loaded,
-        ends_apart=chosen.end_units.at(stack).value == "apart", reruns_part=chosen.reruns.at(stack).value == "part",
-    )  # fmt: skip
+        overlap=chosen.overlap,
+        lora=lora,
+        offload=offload,
+        host=host,
+        weights=loaded,
+        ends_apart=chosen.end_units.at(stack).value == "apart",
+        reruns_part=chosen.reruns.at(stack).value == "part",
+    )
     if sharded is None:
         return made
     other = quantise(PRECISIONS[sharded])

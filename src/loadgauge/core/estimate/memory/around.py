@@ -33,9 +33,15 @@ def evaluated(layout: Layout, training: Training) -> Layout:
     """Return the layout of an evaluation batch: nothing is kept, which is what full recomputation keeps inside a layer."""
     batch = training.around.eval_batch or layout.micro_batch
     return msgspec.structs.replace(
-        layout, micro_batch=batch, global_batch=batch * layout.dp, recompute=RecomputePolicy(mode="full"), tokens=None,
-        pairs=None, kernel_tokens=None, fullest=None,
-    )  # fmt: skip
+        layout,
+        micro_batch=batch,
+        global_batch=batch * layout.dp,
+        recompute=RecomputePolicy(mode="full"),
+        tokens=None,
+        pairs=None,
+        kernel_tokens=None,
+        fullest=None,
+    )
 
 
 def moments(rank: StageAtWork, model: ModelSpec, evaluation: MemoryModel | None) -> Iterator[Moment]:
@@ -82,25 +88,33 @@ def _evaluation(rank: StageAtWork, memory: MemoryModel) -> Iterator[Moment]:
     outer = "held by the model's forward: rotary tables, masks, the embedding's output"
     embedded = memory.embedding.operations[-1].outputs[0].nbytes  # in a step the first layer's checkpoint, here none
     yield _moment(
-        rank, "evaluation: forward of a layer", Phase.EVALUATION,
+        rank,
+        "evaluation: forward of a layer",
+        Phase.EVALUATION,
         ((largest, working), (outer, embedded + memory.shared), (before, kept)),
-    )  # fmt: skip
+    )
     head = f"the largest set alive at once in the head's forward, {batch} sequences, nothing kept"
     forming = forward_peak(memory.head, applied(memory.layout.recompute, memory.head, frozenset(memory.head.names)))
     returned: Size = 0
     if memory.view.kernels.loss == "float32":  # made from a copy; the model returns the logits beside the loss
         returned = memory.view.tokens * model.vocab_size * memory.view.kernels.dtypes.activation
     yield _moment(
-        rank, "evaluation: loss", Phase.EVALUATION,
+        rank,
+        "evaluation: loss",
+        Phase.EVALUATION,
         ((head, forming), ("the logits themselves, which the model returns", returned), (before, kept)),
-    )  # fmt: skip
+    )
     if around.eval_batches:
         yield _moment(
-            rank, "evaluation: logits joined", Phase.EVALUATION,
-            ((f"logits kept of {around.eval_batches} batches, of all ranks", around.eval_batches * logits),
-             ("the same once more, while the last batch is joined to them", around.eval_batches * logits)),
+            rank,
+            "evaluation: logits joined",
+            Phase.EVALUATION,
+            (
+                (f"logits kept of {around.eval_batches} batches, of all ranks", around.eval_batches * logits),
+                ("the same once more, while the last batch is joined to them", around.eval_batches * logits),
+            ),
             forward=False,
-        )  # fmt: skip
+        )
 
 
 def logits_bytes(view: View, model: ModelSpec, training: Training) -> Size:
@@ -135,17 +149,25 @@ def _generation(rank: StageAtWork, model: ModelSpec, memory: MemoryModel) -> Mom
     cache = cache_bytes(model, layout.micro_batch, tokens, itemsize, layout.tp)
     what = f"keys and values of {layout.micro_batch} sequences x {tokens:,} tokens"
     return _moment(
-        rank, "generation: the last token", Phase.GENERATION,
-        ((what, cache), ("one layer's keys once more, while a token is joined to them", cache / (2 * len(model.pattern)))),
-    )  # fmt: skip
+        rank,
+        "generation: the last token",
+        Phase.GENERATION,
+        (
+            (what, cache),
+            ("one layer's keys once more, while a token is joined to them", cache / (2 * len(model.pattern))),
+        ),
+    )
 
 
 def _saving(rank: StageAtWork) -> Moment:
     return _moment(
-        rank, "saving: a weight gathered whole", Phase.SAVING,
+        rank,
+        "saving: a weight gathered whole",
+        Phase.SAVING,
         (("the largest weight, gathered from all ranks on its way to the host", gathered_for_saving(rank.memory)),),
-        forward=False, part="gathered",
-    )  # fmt: skip
+        forward=False,
+        part="gathered",
+    )
 
 
 def gathered_for_saving(memory: MemoryModel) -> Size:

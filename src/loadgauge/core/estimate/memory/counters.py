@@ -18,7 +18,7 @@ NONE = Share(0.0, 0.0, 0.0)
 
 
 class Pools(msgspec.Struct, frozen=True):
-    """What the allocator's pools hold beside the main stream's.
+    """Pools of the allocator beside the main stream's.
 
     beside: of the allocated peak, bytes that the main pool does not hold at its own peak; negative where it holds more, for what
     no request fits; most: bytes that the other pools hold at most, each at its own moment; idle: what lies idle in them, as
@@ -35,7 +35,7 @@ MAIN_ONLY = Pools()
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a counter would show [bytes]: the prediction, and the ends of its range."""
+    """Reading of a memory counter [bytes]: the prediction, and the ends of its range."""
 
     low: float
     value: float

@@ -1,4 +1,4 @@
-"""What a pipeline stage holds of its micro-batches while it works: from the order of work of its schedule.
+"""Micro-batches in flight on a pipeline stage: from the order of work of its schedule.
 
 A micro-batch's activations are held from its forward (F) to its backward. Where the backward is split, B frees what
 only the gradient of the input needed, and W finds what is left: the input of every matrix, and the gradient of its
@@ -26,7 +26,7 @@ class Flight(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a stage holds when it runs a forward (already counted) or a backward (still counted) of one of its chunks.
+    """Micro-batches that a stage holds when it runs a forward (already counted) or a backward (still counted) of a chunk.
 
     splits: the backward is split, and leaves what W needs
     """
@@ -89,7 +89,7 @@ def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: 
 def _largest(
     flights: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Those that no other one exceeds in everything."""
+    """Yield those that no other one exceeds in everything."""
     kept: list[tuple[int, ...]] = []
     # One that exceeds another holds more in all, so it comes first.
     for own, flight in sorted(((whole + waits, (whole, waits)) for whole, waits in flights), key=_most_first):
@@ -117,9 +117,13 @@ def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tu
     names: dict[object, int] = {}
     chunks = layout.vpp if layout.schedule == "interleaved" else None
     return _peak_candidates(
-        layout.schedule, layout.pp, minimum(layout.num_microbatches, 4 * layout.pp), chunks, stage,
+        layout.schedule,
+        layout.pp,
+        minimum(layout.num_microbatches, 4 * layout.pp),
+        chunks,
+        stage,
         tuple(names.setdefault(each, len(names)) for each in alike),
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=4096)

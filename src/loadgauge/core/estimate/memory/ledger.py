@@ -86,10 +86,16 @@ class Ledger:
         if part in self.memory.offloaded:
             return ()
         readers: dict[str, Callable[[], Iterable[Entry]]] = {
-            "weights": self._weights, "gradients": self._gradients, "optimizer": self._optimizer,
-            "gathered": self._gathered, "activations": self._activations, "loss": self._loss,
-            "transient": self._transient, "evaluation": self._evaluation, "outside": self._outside,
-        }  # fmt: skip
+            "weights": self._weights,
+            "gradients": self._gradients,
+            "optimizer": self._optimizer,
+            "gathered": self._gathered,
+            "activations": self._activations,
+            "loss": self._loss,
+            "transient": self._transient,
+            "evaluation": self._evaluation,
+            "outside": self._outside,
+        }
         return tuple(entry for entry in readers[part]() if entry.nbytes)
 
     def all(self) -> tuple[Entry, ...]:
@@ -172,7 +178,7 @@ class Ledger:
 
     @property
     def whole_gradients(self) -> bool:
-        """Whether the rank has gradients of all its weights at this phase."""
+        """Return whether the rank has gradients of all its weights at this phase."""
         phases = (Phase.STEP, Phase.EMBEDDING, Phase.REDUCTION)
         if self.moment.phase.between_steps:
             return not self.memory.frees_gradients
@@ -252,7 +258,7 @@ class Ledger:
             yield self.entry("optimizer", what, nbytes, source=str(cite(optimizer.source)))
 
     def _moments(self, narrow: bool = True) -> str:
-        """What the optimizer holds for each parameter, in words; narrow: none is float32 beside 16-bit ones."""
+        """Return what the optimizer holds for each parameter, in words; narrow: none is float32 beside 16-bit ones."""
         optimizer = self.training.optimizer
         if optimizer.factored:
             return "a row and a column of float32 for each matrix"
@@ -301,7 +307,7 @@ class Ledger:
 
     @cached_property
     def holdings(self) -> list[Holding]:
-        """What is in flight, chunk by chunk, then (negative) what layers do not hold of the current micro-batch."""
+        """Return what is in flight, chunk by chunk, then (negative) what layers do not hold of the current micro-batch."""
         if self.work is None:
             return []
         at_head = self.moment.phase.at_head
@@ -325,7 +331,7 @@ class Ledger:
         yield from self._freed(*(other for other in gone if other.each.terms[0].unit is not End.PREDICTION))
 
     def _in_flight(self, holding: Holding, term: Kept) -> Iterator[Entry]:
-        """What the micro-batches in flight hold in the layers of a chunk."""
+        """Yield what the micro-batches in flight hold in the layers of a chunk."""
         name, flight, waits = self.term_name(term), holding.whole, holding.waiting
         many = f" x {flight:g} micro-batches in flight" if flight != 1 else ""
         if not isinstance(term.unit, End):
@@ -346,7 +352,7 @@ class Ledger:
         yield self.entry("activations", more, waiting * term.waiting, layer=name, times=waiting)
 
     def _freed(self, *gone: Holding) -> Iterator[Entry]:
-        """What the micro-batch at work does not hold: not kept yet, or given back."""
+        """Yield what the micro-batch at work does not hold: not kept yet, or given back."""
         assert self.work is not None or not gone
         forward = self.work is not None and self.work.forward
         why, over = ("not come to yet", "") if forward else ("given back", " whose backward is over")
@@ -397,9 +403,14 @@ class Ledger:
                     layer, again = self.memory.facts[unit].layer, self.memory.facts[unit].recompute
                 for operation, tensor in kept_by(layer, again):
                     yield self.entry(
-                        "activations", tensor.name, times * tensor.nbytes, layer=name, operation=operation, times=times,
+                        "activations",
+                        tensor.name,
+                        times * tensor.nbytes,
+                        layer=name,
+                        operation=operation,
+                        times=times,
                         source=READ_OFF,
-                    )  # fmt: skip
+                    )
                 text = f"{name}: waits for the gradients of its weights"
                 yield self.entry("activations", text, more, layer=f"{name} waiting", times=waits)
 

@@ -1,4 +1,4 @@
-"""What is alive while one layer runs: the peak of its forward and of its backward, walked operation by operation.
+"""Liveness within one layer: the peak of its forward and of its backward, walked operation by operation.
 
 Gradients of activations are made and dropped as autograd does it: an operation turns the gradient of its output into
 gradients of its inputs, then drops the former and what it kept; a residual sum hands its gradient on without a copy.
@@ -289,7 +289,7 @@ def _keepers(layer: Layer) -> tuple[dict[str, Tensor], dict[int, list[str]]]:
 
 
 def _remade(operations: tuple[Operation, ...], index: int, recompute: Recompute) -> list[Tensor]:
-    """What the backward of an operation needs and finds dropped: a checkpointed region runs again as one."""
+    """Return what the backward of an operation needs and finds dropped: a checkpointed region runs again as one."""
     if not recompute:
         return []
     needed = list(operations[index].keeps)

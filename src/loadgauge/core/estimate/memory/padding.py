@@ -1,4 +1,4 @@
-"""What padding costs: memory, FLOPs and time to expect of a batch with it, with FlashAttention, and without it.
+"""The cost of padding: memory, FLOPs and time of a batch with it, with FlashAttention, and without it.
 
 Sequences are drawn independently from a distribution of lengths (source: padfree2024). Bytes and FLOPs of the operations
 are linear in tokens and query-key pairs, so those of the expected tokens and pairs are the expected ones. Exact, with three
@@ -141,13 +141,17 @@ def forecast(
             continue
         rows.append(_filled(row, result))
     return Forecast(
-        micro_batch=b, mean=lengths.mean, longest=lengths.longest, expected_longest=lengths.expected_max(b),
-        rows=tuple(rows), notes=_notes(model, lengths),
-    )  # fmt: skip
+        micro_batch=b,
+        mean=lengths.mean,
+        longest=lengths.longest,
+        expected_longest=lengths.expected_max(b),
+        rows=tuple(rows),
+        notes=_notes(model, lengths),
+    )
 
 
 def _notes(model: ModelSpec, lengths: Lengths) -> tuple[str, ...]:
-    """What of this forecast is not exact."""
+    """Return what of this forecast is not exact."""
     mixers = [block.attention for block in model.blocks if isinstance(block.attention, Attention)]
     windows = {mixer.sliding_window for mixer in mixers if mixer.sliding_window is not None}
     if not any(window < lengths.longest for window in windows):

@@ -114,7 +114,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def widths(self) -> dict[str, float]:
-        """What makes the range wide: by flag or key, or the cause outside the job, how far its ends lie apart [bytes]."""
+        """Return what makes the range wide: by flag or key, or the cause outside the job, how far its ends lie apart [bytes]."""
         margins, nbytes = self.margins, self.allocated
         idle, outside = margins.fragmentation.needed, margins.outside
         return {
@@ -130,18 +130,18 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def widest(self) -> Reading:
-        """What a card must have, whatever is unsaid: each open thing at its least and at its most [bytes]."""
+        """Return what a card must have, whatever is unsaid: each open thing at its least and at its most [bytes]."""
         fewer, more = (sum(getattr(each, end) for each in self.unsaid) for end in ("fewer", "more"))
         return self.margins.widened(fewer, more).needed(self.allocated)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
+        """Return whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
         return judge(self.low, self.high, self.capacity, self.widest.high)
 
     @property
     def fits(self) -> bool | None:
-        """Whether it surely fits, whatever is unsaid; None without a GPU."""
+        """Return whether it surely fits, whatever is unsaid; None without a GPU."""
         return None if self.capacity is None else self.verdict == "fits"
 
     @property
@@ -196,10 +196,12 @@ class Worst(msgspec.Struct, frozen=True):
         peak = max(self.phases, key=lambda moment: moment.total)
         framework = self.rank.memory.training.framework
         margins = Margins.of(
-            outside, framework, ragged=layout.tokens is not None,
+            outside,
+            framework,
+            ragged=layout.tokens is not None,
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),
-        )  # fmt: skip
+        )
         needed = margins.needed(peak.total + workspaces)
         elsewhere = off_card(self.rank.memory, self.rank.stage)
         return Memory(

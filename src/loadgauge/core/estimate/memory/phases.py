@@ -34,7 +34,7 @@ NO_LAYERS: dict[Key, int] = {}
 
 
 class Phase(StrEnum):
-    """What a rank does at a moment of the step."""
+    """Work of a rank at a moment of the step."""
 
     FORWARD = "forward"
     LOSS = "loss"
@@ -57,12 +57,12 @@ class Phase(StrEnum):
 
     @property
     def between_steps(self) -> bool:
-        """Whether no step is under way."""
+        """Return whether no step is under way."""
         return self in (Phase.EVALUATION, Phase.GENERATION, Phase.SAVING)
 
     @property
     def at_head(self) -> bool:
-        """Whether the layers of this micro-batch have not begun their backward."""
+        """Return whether the layers of this micro-batch have not begun their backward."""
         return self in (Phase.LOSS, Phase.PREDICTION)
 
 

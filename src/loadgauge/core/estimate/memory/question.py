@@ -1,4 +1,4 @@
-"""What a job leaves open about its memory, and the one question that decides its verdict."""
+"""Unspecified settings that could change a job's memory, and the one question that decides its verdict."""
 
 from __future__ import annotations
 

@@ -66,13 +66,20 @@ class LayerFacts(msgspec.Struct, frozen=True):
         kept = layer.saved(recompute)
         entering = next((tensor.nbytes for one in layer for tensor in one.inputs if tensor.name == "input"), 0)
         return cls(
-            layer, recompute, 0 if hosts else kept, waits, entering,
-            forward_peak(layer, recompute, ("input",), hosts=hosts), working, weights, kept if hosts else 0,
-        )  # fmt: skip
+            layer,
+            recompute,
+            0 if hosts else kept,
+            waits,
+            entering,
+            forward_peak(layer, recompute, ("input",), hosts=hosts),
+            working,
+            weights,
+            kept if hosts else 0,
+        )
 
 
 class End(StrEnum):
-    """What keeps tensors for backward besides the layers of the model."""
+    """Holders of tensors for backward besides the layers of the model."""
 
     EMBEDDING = "embedding"
     SHARED = "shared"
@@ -83,7 +90,7 @@ class End(StrEnum):
 
 
 class Kept(NamedTuple):
-    """What layers of one kind keep for one micro-batch [bytes]; also the embedding, what all layers share, the MTP modules.
+    """Bytes that layers of one kind keep for one micro-batch; also the embedding, what all layers share, the MTP modules.
 
     stored: how many keep `kept` bytes each (of layers recomputed together, one a group); count: how many need `waiting`
     bytes each for the gradients of their weights
@@ -97,7 +104,7 @@ class Kept(NamedTuple):
 
 
 class ChunkBytes(msgspec.Struct, frozen=True):
-    """What one micro-batch keeps in some layers, and what waits for the gradients of their weights [bytes].
+    """Bytes that one micro-batch keeps in some layers, and what waits for the gradients of their weights [bytes].
 
     terms: the summands of `kept` and `waiting`; head, head_waiting: the same of the head, on the chunk before it
     """
@@ -133,7 +140,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
     @property
     def terms(self) -> Kept:
-        """What all modules keep outside their heads, as a term of `ChunkBytes`."""
+        """Return what all modules keep outside their heads, as a term of `ChunkBytes`."""
         return Kept(End.PREDICTION, 1, self.kept, 1, self.waiting)
 
 
@@ -215,7 +222,7 @@ class MemoryModel:
 
     @property
     def reaches_embedding(self) -> bool:
-        """Whether the gradient of the embedding's output is made."""
+        """Return whether the gradient of the embedding's output is made."""
         reached = self.embedding_trained if self.model.listed else self.model.blocks[self.model.pattern[0]].reached
         return self.view.input_gradients or reached
 
@@ -225,7 +232,7 @@ class MemoryModel:
 
     @property
     def sharded(self) -> Any:
-        """Whether ZeRO shards over more than one rank (an array of booleans for array layouts)."""
+        """Return whether ZeRO shards over more than one rank (an array of booleans for array layouts)."""
         return self.layout.zero_ranks > 1
 
     @property
@@ -240,39 +247,39 @@ class MemoryModel:
 
     @property
     def frees_gradients(self) -> bool:
-        """Whether no gradients are held between steps."""
+        """Return whether no gradients are held between steps."""
         return self.lazy or (self.engine is not None and self.layout.zero < 3)
 
     @property
     def fully_sharded(self) -> bool:
-        """Whether FSDP2 shards the weights, with whole gradients before their reduction."""
+        """Return whether FSDP2 shards the weights, with whole gradients before their reduction."""
         return self.training.framework.fully_shards and self.layout.zero >= 2
 
     @property
     def by_layer(self) -> bool:
-        """Whether FSDP2 gathers and reduces layer by layer (with pipeline stages it waits for the last micro-batch)."""
+        """Return whether FSDP2 gathers and reduces layer by layer (with pipeline stages it waits for the last micro-batch)."""
         return self.fully_sharded and self.layout.pp == 1
 
     @property
     def ends_apart(self) -> bool:
-        """Whether FSDP2 has the embedding and the head as units of their own."""
+        """Return whether FSDP2 has the embedding and the head as units of their own."""
         return self.by_layer and self.training.ends_apart and not (self.model.tie_word_embeddings or self.prediction)
 
     @property
     def whole_gradients(self) -> Any:
-        """Whether FSDP2 holds gradients whole until the last micro-batch (an array of booleans for array layouts)."""
+        """Return whether FSDP2 holds gradients whole until the last micro-batch (an array of booleans for array layouts)."""
         if not (self.by_layer and self.training.framework.reduces_once):
             return False
         return self.sharded & (self.layout.num_microbatches > 1)
 
     @property
     def copied(self) -> bool:
-        """Whether autocast makes 16-bit copies of the weights."""
+        """Return whether autocast makes 16-bit copies of the weights."""
         return self.training.precision.autocast and self.layout.zero < self.training.framework.weights_stage
 
     @property
     def head_apart(self) -> bool:
-        """Whether the gathered copies differ between the head's forward and its backward."""
+        """Return whether the gathered copies differ between the head's forward and its backward."""
         return self.layout.pp == 1 and (self.copied or (self.by_layer and self.layout.zero == 2) or self.ends_apart)
 
     def weights_of(self, layer: Layer) -> RankWeights:
@@ -370,7 +377,7 @@ class MemoryModel:
 
     @property
     def delays_head(self) -> bool:
-        """Whether the gradient of the head's matrix is computed later (a chunked loss computes all gradients at once)."""
+        """Return whether the gradient of the head's matrix is computed later (a chunked loss computes all gradients at once)."""
         return self.layout.splits_backward and self.view.kernels.loss not in ("chunked", "tiled")
 
     # -- one stage ----------------------------------------------------------------------------------------------------
@@ -575,10 +582,14 @@ class MemoryModel:
 
         def of(part: WeightCount, ranks: Size) -> States:
             return model_states(
-                part, training.precision, training.optimizer, zero=layout.zero, dp=ranks,
+                part,
+                training.precision,
+                training.optimizer,
+                zero=layout.zero,
+                dp=ranks,
                 quantised=training.lora is not None and training.lora.quantised,
                 weights_stage=training.framework.weights_stage,
-            )  # fmt: skip
+            )
 
         dense = of(count.dense, layout.zero_ranks)
         if training.optimizer.one_block:

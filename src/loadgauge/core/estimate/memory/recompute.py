@@ -1,4 +1,4 @@
-"""What a recomputation policy means for a layer and for a stage."""
+"""Recomputation policies applied to a layer and to a stage."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def _core(layer: Layer) -> frozenset[str]:
         if "softmax" in one.name and before and after:
             found |= {each.name for each in operations[before[-1] : after[0] + 1]}
     if not found:
-        raise ConfigError("selective: no attention is found in the captured layers; full, or names of operations",
-                          key="recompute")  # fmt: skip
+        raise ConfigError(
+            "selective: no attention is found in the captured layers; full, or names of operations", key="recompute"
+        )
     return frozenset(found)
 
 

@@ -189,10 +189,15 @@ def _order(schedule: str, stages: int, batches: int, chunks: int) -> Order:
         "both": (tuple(down), tuple(up)),
     }[family.shape]
     return Order(
-        schedule=schedule, stages=stages, num_microbatches=batches, chunks=chunks,
-        split=1 if family.shape == "both" else chunks, routes=routes,
-        rows=tuple(tuple(rows) for rows, _ in lists), microbatches=tuple(tuple(numbers) for _, numbers in lists),
-    )  # fmt: skip
+        schedule=schedule,
+        stages=stages,
+        num_microbatches=batches,
+        chunks=chunks,
+        split=1 if family.shape == "both" else chunks,
+        routes=routes,
+        rows=tuple(tuple(rows) for rows, _ in lists),
+        microbatches=tuple(tuple(numbers) for _, numbers in lists),
+    )
 
 
 def _gpipe(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:

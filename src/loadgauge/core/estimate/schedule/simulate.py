@@ -97,9 +97,16 @@ def played_seconds(
     The arguments are those of `simulate`, hashable; results are cached, as many layouts share them.
     """
     result = simulate(
-        schedule, stages, batches, forward=forward, backward=backward, weight=weight, send=send,
-        overlap_send=overlap_send, chunks=chunks,
-    )  # fmt: skip
+        schedule,
+        stages,
+        batches,
+        forward=forward,
+        backward=backward,
+        weight=weight,
+        send=send,
+        overlap_send=overlap_send,
+        chunks=chunks,
+    )
     return result.total, result.sending
 
 

@@ -127,9 +127,16 @@ def run(
     total = max(last)
     idle = tuple(max(total - each, 0) for each in busy)  # sums of floats may differ in the last bit
     return Simulation(
-        order=order, total=total, busy=tuple(busy), idle=idle, sending=tuple(sending), first=tuple(first),
-        last=tuple(last), costs=costs, starts=tuple(map(tuple, starts)),
-    )  # fmt: skip
+        order=order,
+        total=total,
+        busy=tuple(busy),
+        idle=idle,
+        sending=tuple(sending),
+        first=tuple(first),
+        last=tuple(last),
+        costs=costs,
+        starts=tuple(map(tuple, starts)),
+    )
 
 
 _Entry: TypeAlias = "tuple[list[Any], Size, Size, Size, list[Any]]"
@@ -199,17 +206,22 @@ def _tables(
 def _costs(order: Order, forward: Times, backward: Times, weight: Times, pair: Size) -> tuple[tuple[Size, ...], ...]:
     """Seconds per stage and row."""
     f, b, w = (
-        _grid(name, times, order)
-        for name, times in (("forward", forward), ("backward", backward), ("weight", weight))
-    )  # fmt: skip
+        _grid(name, times, order) for name, times in (("forward", forward), ("backward", backward), ("weight", weight))
+    )
     table = []
     for stage in range(order.stages):
         whole = [first + second for first, second in zip(b[stage], w[stage], strict=True)]
         nothing = [0] * order.chunks
         rows = {
-            F: f[stage], B: b[stage], W: w[stage], BW: whole, PAIR_WAIT: nothing, PAIR_END: nothing,
-            PAIR_F: [pair * each for each in f[stage]], PAIR_BW: [pair * each for each in whole],
-        }  # fmt: skip
+            F: f[stage],
+            B: b[stage],
+            W: w[stage],
+            BW: whole,
+            PAIR_WAIT: nothing,
+            PAIR_END: nothing,
+            PAIR_F: [pair * each for each in f[stage]],
+            PAIR_BW: [pair * each for each in whole],
+        }
         table.append(tuple(each for kind in range(len(KINDS)) for each in rows[kind]))
     return tuple(table)
 
@@ -244,7 +256,7 @@ def _positive(name: str, value: Any) -> Size:
 
 
 def _stuck(order: Order, starts: list[list[Size]]) -> str:
-    """Which stage waits for what, when no stage can go on."""
+    """Return which stage waits for what, when no stage can go on."""
     for stage, (rows, begun) in enumerate(zip(order.rows, starts, strict=True)):
         if len(begun) < len(rows):
             kind, chunk = divmod(rows[len(begun)], order.chunks)

@@ -139,7 +139,7 @@ def _copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
 
 
 def _fsdp(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
-    """What FSDP2 gathers and has not reduced yet."""
+    """Return what FSDP2 gathers and has not reduced yet."""
     precision, facts = memory.training.precision, memory.facts
     if point.doing == "ends":
         return {}
@@ -284,7 +284,7 @@ def _largest(memory: MemoryModel) -> Size:
 
 
 def _fetched(memory: MemoryModel, ends: RankWeights, alone: Size) -> dict[str, Size]:
-    """What is fetched of weights that are offloaded and not gathered (`alone`: 1, else 0): like ZeRO 3's layers."""
+    """Return what is fetched of weights that are offloaded and not gathered (`alone`: 1, else 0): like ZeRO 3's layers."""
     if "weights" not in memory.offloaded:
         return {}
     return {"layers fetched from the host": alone * (memory.gathered_bytes(ends) + 2 * _largest(memory))}

@@ -1,4 +1,4 @@
-"""What one rank has off its card: host memory, of it page-locked, and NVMe.
+"""Memory of a rank off its card: host memory, of it page-locked, and NVMe.
 
 Sources: pytorch, `fully_shard` with `CPUOffloadPolicy` (shards are pinned, and so are gradients that are copied beside the
 computing); deepspeed, `stage_1_and_2.py`, `stage3.py` and `swap_tensor` (`HostBuffers` of the framework's record).

@@ -1,4 +1,4 @@
-"""What the optimizer's step holds beside the states: temporaries of the implementation, and copies of gradients."""
+"""Memory of the optimizer's step beside the states: temporaries of the implementation, and copies of gradients."""
 
 from __future__ import annotations
 

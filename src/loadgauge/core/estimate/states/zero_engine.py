@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine allocates beside the model states under ZeRO 1, 2 and 3 (`Framework.engine`).
+"""Buffers of DeepSpeed's engine beside the model states under ZeRO 1, 2 and 3 (`Framework.engine`).
 
 Read off deepspeed 0.19.8, `runtime/zero`, and seen in its allocations (`make stack`):
 

@@ -1,4 +1,4 @@
-"""What the network must carry, and how fast: the bandwidth each axis needs, against what its link reaches.
+"""Bandwidth needs: the bandwidth each axis needs, against what its link reaches.
 
 Exposed communication may take a share of the time of compute; overlapped communication must end when compute does. Both
 limits are seconds: bytes over the seconds allowed is the bandwidth needed, bytes over the seconds taken (latency included)
@@ -36,7 +36,7 @@ NODE, RACK = 8, 72
 
 
 class Purpose(StrEnum):
-    """What the traffic of an axis carries, in words."""
+    """Payload of an axis's traffic, in words."""
 
     ACTIVATIONS = "activations"
     KEYS_AND_VALUES = "keys and values"
@@ -82,7 +82,7 @@ def slowed(machine: Machine, factor: float) -> Machine:
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What one axis needs of its slowest link, per GPU of the pipeline stage that needs most.
+    """Bandwidth that one axis needs of its slowest link, per GPU of the pipeline stage that needs most.
 
     carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they overlap with (0: none);
     allowed: seconds that may be exposed; bandwidth: of the link, by its datasheet [byte/s]
@@ -112,7 +112,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> bool:
-        """Whether compute hides all of the traffic."""
+        """Return whether compute hides all of the traffic."""
         return self.overlapped and self.seconds <= self.beside
 
     @property
@@ -122,7 +122,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def enough(self) -> bool:
-        """Whether the exposed seconds are within those allowed."""
+        """Return whether the exposed seconds are within those allowed."""
         return self.shown <= self.allowed
 
     def to_dict(self) -> dict[str, object]:
@@ -158,7 +158,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def enough(self) -> bool:
-        """Whether every axis has the bandwidth it needs."""
+        """Return whether every axis has the bandwidth it needs."""
         return all(need.enough for need in self.needs)
 
     @property
@@ -218,9 +218,14 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             fabric = msgspec.structs.replace(fabric, pod=pod)
         machine = Machine.of(cluster.gpu, efficiencies, training, experts=model.has_experts)
         return cls(
-            model=model, layout=layout, training=training, machine=machine, fabric=fabric, share=share,
+            model=model,
+            layout=layout,
+            training=training,
+            machine=machine,
+            fabric=fabric,
+            share=share,
             achieved=achieved,
-        )  # fmt: skip
+        )
 
     @classmethod
     def of_step(cls, step: StepModel) -> NetworkCase:

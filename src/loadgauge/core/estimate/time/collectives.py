@@ -407,7 +407,7 @@ def _in_domains(nbytes: Size, group: Group, outer: Size, fabric: Fabric, wire: W
 
 
 def _beyond(fabric: Fabric, carried: Size) -> Size:
-    """What the network adds to a collective that it carries for so many seconds."""
+    """Return what the network adds to a collective that it carries for so many seconds."""
     return fabric.outer_start + fabric.outer_root * square_root(carried)
 
 

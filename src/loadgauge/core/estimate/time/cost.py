@@ -1,4 +1,4 @@
-"""What a whole training run takes: days, GPU-hours, money, energy, GPUs for a date, and what failures cost.
+"""The cost of a whole training run: days, GPU-hours, money, energy, GPUs for a date, and what failures cost.
 
 Legend: T tokens of the run, D tokens of a step, t seconds of a step, n GPUs, C seconds to write a checkpoint, M seconds
 between failures of the whole cluster, R seconds to be running again.
@@ -130,9 +130,16 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError("with these failures no progress is ever made", key="mtbf_hours")
         seconds = training_seconds(tokens, step_tokens, step_seconds) / share
         return cls(
-            tokens=tokens, gpus=gpus, steps=tokens / step_tokens, days=seconds / DAY, goodput=share, price=price,
-            watts=watts, checkpoint_every=every, wanted_days=wanted_days,
-        )  # fmt: skip
+            tokens=tokens,
+            gpus=gpus,
+            steps=tokens / step_tokens,
+            days=seconds / DAY,
+            goodput=share,
+            price=price,
+            watts=watts,
+            checkpoint_every=every,
+            wanted_days=wanted_days,
+        )
 
     @property
     def gpu_hours(self) -> float:

@@ -47,11 +47,19 @@ class Flops(msgspec.Struct, frozen=True):
 def on_one_rank(view: View) -> View:
     """Return the view of a micro-batch as if one rank had all of it."""
     return msgspec.structs.replace(
-        view, tp=1, sequence_parallel=False, cp=1, ep=1, etp=1, imbalance=1,
-        tokens=view.cp * view.tokens, pairs=view.cp * view.pairs, positions=view.cp * view.positions,
+        view,
+        tp=1,
+        sequence_parallel=False,
+        cp=1,
+        ep=1,
+        etp=1,
+        imbalance=1,
+        tokens=view.cp * view.tokens,
+        pairs=view.cp * view.pairs,
+        positions=view.cp * view.positions,
         kernel_tokens=None if view.kernel_tokens is None else view.cp * view.kernel_tokens,
         kernels=msgspec.structs.replace(view.kernels, vocabulary_multiple=1),
-    )  # fmt: skip
+    )
 
 
 def microbatch_flops(

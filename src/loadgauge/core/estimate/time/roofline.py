@@ -44,8 +44,8 @@ FAST_MEMORY = ("8.0", "9", "10")
 
 
 class Rate(NamedTuple):
-    """What products of a format reach: FLOP/s of a large one, the inner width at which half of it is reached, and the bytes of an
-    element of what goes in and of what comes out."""
+    """Speed of matrix products in one format: FLOP/s of a large one, the inner width at which half of it is reached, and the
+    bytes of an element of what goes in and of what comes out."""
 
     flops: float
     small_k: float
@@ -108,7 +108,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def usual(self) -> Rate:
-        """What products reach in the usual format."""
+        """Return what products reach in the usual format."""
         known = self.efficiencies
         throttle = 1.0 if self.plain else known.throttle
         return Rate(
@@ -117,7 +117,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def few_bits(self) -> Rate:
-        """What products reach in the 8-bit or 4-bit format of the recipe; in the usual one where it has none."""
+        """Return what products reach in the 8-bit or 4-bit format of the recipe; in the usual one where it has none."""
         known = self.efficiencies
         if self.fp8_peak is None:
             return self.usual
@@ -207,18 +207,28 @@ class OperationTime(msgspec.Struct, frozen=True):
 
 
 def gemm_seconds(
-    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, weight: Size | None = None,
+    gemm: Gemm,
+    machine: Machine,
+    *,
+    fp8: bool = False,
+    slower: Size = 1.0,
+    weight: Size | None = None,
     memory: float | None = None,
-) -> Size:  # fmt: skip
+) -> Size:
     """Return the seconds of a matrix product: what `product_parts` says, both counted, and a launch."""
     arithmetic, traffic = product_parts(gemm, machine, fp8=fp8, slower=slower, weight=weight, memory=memory)
     return both_count(arithmetic, traffic) + machine.launch
 
 
 def product_parts(
-    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, weight: Size | None = None,
+    gemm: Gemm,
+    machine: Machine,
+    *,
+    fp8: bool = False,
+    slower: Size = 1.0,
+    weight: Size | None = None,
     memory: float | None = None,
-) -> tuple[Size, Size]:  # fmt: skip
+) -> tuple[Size, Size]:
     """Return the seconds of a matrix product's FLOPs at the achieved rate, and of its bytes at the bandwidth.
 
     Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
@@ -244,9 +254,7 @@ def grouped_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: 
     return both_count(arithmetic, traffic) + launches
 
 
-def grouped_parts(
-    gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bool = False
-) -> tuple[Size, Size, Size]:  # fmt: skip
+def grouped_parts(gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bool = False) -> tuple[Size, Size, Size]:
     """Return the seconds of FLOPs, of bytes and of launches of the products of several experts: one kernel, or one by one.
 
     gemm: `batch` products of one size; weight: whether they add to the gradients of the weights

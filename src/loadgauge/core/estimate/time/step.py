@@ -176,7 +176,7 @@ class StepModel:
 
     def __init__(
         self, memory: MemoryModel, machine: Machine, fabric: Fabric, groups: dict[str, Group] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.memory, self.machine, self.fabric = memory, machine, fabric
         self.layout, self.training = memory.layout, memory.training
         self.overlap = self.training.overlap
@@ -526,7 +526,7 @@ class StepModel:
 
     @property
     def sends_hidden(self) -> bool:
-        """Whether sends between stages are hidden under compute."""
+        """Return whether sends between stages are hidden under compute."""
         return self.overlap.pp and self.layout.schedule not in self.training.framework.sends_in_turn
 
     def pipeline_seconds(self, chunks: Sequence[Sequence[MicroBatch]], send: Size, stage: int = 0) -> tuple[Size, Size]:
@@ -545,14 +545,19 @@ class StepModel:
         played = min(batches, ROUNDS * layout.pp)
         split = layout.splits_backward
         total, sending = played_seconds(
-            layout.schedule, layout.pp, played, layout.vpp if layout.schedule == "interleaved" else None,
+            layout.schedule,
+            layout.pp,
+            played,
+            layout.vpp if layout.schedule == "interleaved" else None,
             tuple(tuple(sum(chunk.forward.values()) for chunk in times) for times in chunks),
             tuple(
-                tuple(sum(chunk.backward.values()) - (chunk.weight if split else 0) for chunk in times) for times in chunks
+                tuple(sum(chunk.backward.values()) - (chunk.weight if split else 0) for chunk in times)
+                for times in chunks
             ),
             tuple(tuple(chunk.weight for chunk in times) for times in chunks) if split else 0,
-            send, self.sends_hidden,
-        )  # fmt: skip
+            send,
+            self.sends_hidden,
+        )
         slowest = max(sum(chunk.seconds for chunk in times) for times in chunks) / layout.copies
         if layout.schedule == "gpipe":
             slowest = sum(
@@ -580,9 +585,11 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     experts, few_bits = model.memory.model.has_experts, machine.low is not None
     known = factor(experts=experts, low_precision=few_bits, graphs=machine.graphs)
     low, high = bounds(
-        known, tables=machine.efficiencies.basis == "measured", own_run=scale != 1.0,
+        known,
+        tables=machine.efficiencies.basis == "measured",
+        own_run=scale != 1.0,
         own_power=cluster.sustained is not None,
-    )  # fmt: skip
+    )
     time = Time(
         step=step.step * scale,
         low=step.step * scale * low,

@@ -1,4 +1,4 @@
-"""What a group of ranks reaches on the tiers that it really crosses.
+"""Bandwidth of a group of ranks on the network tiers that it crosses.
 
 Ranks fill units of every tier in their order, so that the same counts say how many units a group spans and how many of its members
 share one. From a unit with m members, spread over d of them, go the bytes of a ring once, or of a hierarchy or tree (d-1)/d of
@@ -36,7 +36,7 @@ class Spread(Protocol):
         """How many units of `domain` GPUs they span."""
 
     def aligned(self, domain: int) -> Any:
-        """Whether they have the same places in each."""
+        """Return whether they have the same places in each."""
 
 
 def reached(tier: Tier, above: Tier | None, group: Spread, way: Way, node: int, inner: float) -> Size:

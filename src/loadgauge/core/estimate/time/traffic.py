@@ -1,4 +1,4 @@
-"""What the network carries: every collective of one optimizer step on one rank, by axis, with its bytes and seconds.
+"""Traffic: every collective of one optimizer step on one rank, by axis, with its bytes and seconds.
 
 Once a micro-batch: what the layers' own operations exchange (tensor, context and expert parallelism, in forward, backward
 and recomputation), activations between pipeline stages, ZeRO-3's weights. Once a step: gradients of weights that
@@ -49,7 +49,7 @@ from loadgauge.core.layers.operations.operations import Collective, Layer, Recom
 
 
 class Carries(StrEnum):
-    """What a collective carries, as far as its time or its place in the step depends on it."""
+    """Payload of a collective, as far as its time or its place in the step depends on it."""
 
     ACTIVATIONS = "activations"
     """Of a layer, or between pipeline stages; forward, backward, or both."""
@@ -69,12 +69,12 @@ class Carries(StrEnum):
 
     @property
     def in_forward(self) -> bool:
-        """Whether it is wanted by a forward, so that this is what it may hide under; else it follows a backward."""
+        """Return whether it is wanted by a forward, so that this is what it may hide under; else it follows a backward."""
         return self in (Carries.WEIGHTS, Carries.UPDATED_WEIGHTS)
 
     @property
     def after_backward(self) -> bool:
-        """Whether it is exchanged after the last backward, with nothing to overlap."""
+        """Return whether it is exchanged after the last backward, with nothing to overlap."""
         return self in (Carries.SHARED_GRADIENTS, Carries.TIED_GRADIENTS)
 
 
@@ -151,8 +151,9 @@ def layout_groups(layout: Layout) -> dict[str, Group]:
     part = _shards(made["dp"], replicas)
     first, second = (made["cp"], part) if order.index("cp") < order.index("dp") else (part, made["cp"])
     made["zero"] = joined("dp", first, second)
-    made["ep"], made["etp"] = (Group(name, experts[axis].ranks, experts[axis].stride)
-                               for name, axis in (("ep", "ep"), ("etp", "tp")))  # fmt: skip
+    made["ep"], made["etp"] = (
+        Group(name, experts[axis].ranks, experts[axis].stride) for name, axis in (("ep", "ep"), ("etp", "tp"))
+    )
     made["expert_dp"] = _shards(experts["dp"], replicas)
     for name, group in (("replicas", part), ("expert_replicas", made["expert_dp"])):
         made[name] = Group("dp", replicas, group.stride * group.ranks)
@@ -268,7 +269,7 @@ def weight_traffic(
 
 
 def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
-    """What the operations of the layers, of the embedding and of the head exchange."""
+    """Yield what the operations of the layers, of the embedding and of the head exchange."""
     batches = memory.layout.num_microbatches
     overlap = memory.training.overlap
     shown = {"tp": not overlap.tp, "cp": not overlap.cp, "ep": not overlap.ep, "etp": True}
@@ -300,9 +301,19 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
     for (axis, what, kind, nbytes, copies, rows), calls in calls_of.items():
         carries, _ = BY_AXIS[axis]
         yield entry(
-            carries, what, kind, calls * batches, nbytes, axis, made, fabric,
-            each=calls, exposed=int(shown[axis]), copies=copies, rows=rows,
-        )  # fmt: skip
+            carries,
+            what,
+            kind,
+            calls * batches,
+            nbytes,
+            axis,
+            made,
+            fabric,
+            each=calls,
+            exposed=int(shown[axis]),
+            copies=copies,
+            rows=rows,
+        )
 
 
 def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Collective]:
@@ -339,15 +350,32 @@ def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str,
     for what, calls in (("activations, forward", forward), ("gradients of activations, backward", backward)):
         each = calls / layout.copies if layout.copies > 1 else calls
         yield entry(
-            Carries.ACTIVATIONS, what, "send_recv", each * batches, nbytes, "pp", made, fabric, each=each, exposed=exposed
-        )  # fmt: skip
+            Carries.ACTIVATIONS,
+            what,
+            "send_recv",
+            each * batches,
+            nbytes,
+            "pp",
+            made,
+            fabric,
+            each=each,
+            exposed=exposed,
+        )
     if layout.copies > 1:
         weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + memory.ends(stage)
         gradients = memory.training.precision.gradient * weights.all.trainable
         yield entry(
-            Carries.GRADIENTS, "gradients, both directions", "all_reduce", 1, gradients, "ends", made, fabric,
-            exposed=int(not memory.training.overlap.dp), lane="dp",
-        )  # fmt: skip
+            Carries.GRADIENTS,
+            "gradients, both directions",
+            "all_reduce",
+            1,
+            gradients,
+            "ends",
+            made,
+            fabric,
+            exposed=int(not memory.training.overlap.dp),
+            lane="dp",
+        )
 
 
 def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
@@ -439,14 +467,24 @@ def gradient_traffic(
         hidden = how.hides_weights if carries.in_forward else how.hides_gradients
         with_layers = zero == 3 and not (how.after and carries is Carries.GRADIENTS)
         return entry(
-            carries, f"{carries}{which}", kind, calls * batches if often else calls, nbytes, among, made, fabric,
-            each=calls if often else 0, exposed=int(not hidden), lane="zero" if with_layers else "dp",
-        )  # fmt: skip
+            carries,
+            f"{carries}{which}",
+            kind,
+            calls * batches if often else calls,
+            nbytes,
+            among,
+            made,
+            fabric,
+            each=calls if often else 0,
+            exposed=int(not hidden),
+            lane="zero" if with_layers else "dp",
+        )
 
     listed = list(layers)
     for name, expert, group, copies in (
-        ("", False, "zero", "replicas"), (" of experts", True, "expert_dp", "expert_replicas"),
-    ):  # fmt: skip
+        ("", False, "zero", "replicas"),
+        (" of experts", True, "expert_dp", "expert_replicas"),
+    ):
         parts = [(count, weights.expert if expert else weights.dense, "") for count, weights in listed]
         parts.append((1, ends.expert if expert else ends.dense, ", embedding and head"))
         if zero < 3:

@@ -47,12 +47,12 @@ def typed_windows(every: Callable[[Reader], int]) -> Windows:
 
 
 def all_rotate(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Whether each layer rotates queries and keys: all do."""
+    """Return whether each layer rotates queries and keys: all do."""
     return [True] * len(windows)
 
 
 class Decoder(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells one family from the next, other than the defaults of their configuration classes (`class_defaults`)."""
+    """Traits of a decoder family, beside the defaults of its configuration class (`class_defaults`)."""
 
     classes: Mapping[str, str]
     head_dim_rounded: bool = False

@@ -12,7 +12,7 @@ from loadgauge.core.families.reader import Reader
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """What each of the two calls a key."""
+    """Config keys of the two families, by the name of the fact."""
 
     prefix: str
     hidden_size: tuple[str, ...]

@@ -54,7 +54,7 @@ def smollm3_windows(reader: Reader, count: int) -> list[int | None]:
 
 
 def smollm3_rotated(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Whether each layer rotates: three of four, or as `no_rope_layers` lists them (SmolLM3)."""
+    """Return whether each layer rotates: three of four, or as `no_rope_layers` lists them (SmolLM3)."""
     return rope_layers(reader, len(windows))
 
 

@@ -23,7 +23,7 @@ def _shared(prefix: str) -> dict[str, str]:
 
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells one relative of BERT from the next, other than the defaults of their configuration classes."""
+    """Traits of a relative of BERT, beside the defaults of its configuration class."""
 
     classes: Mapping[str, str]
     placement: Literal["pre", "post"] = "post"

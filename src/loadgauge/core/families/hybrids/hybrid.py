@@ -21,7 +21,7 @@ from loadgauge.core.families.reader import Reader
 
 
 def no_rotation(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Whether each attention layer rotates: none does, as the state-space layers know the order."""
+    """Return whether each attention layer rotates: none does, as the state-space layers know the order."""
     return [False] * len(windows)
 
 

@@ -50,9 +50,18 @@ def mamba2_of(reader: Reader, hidden_size: int, inner: int | None = None) -> Mam
 def mamba2_model(reader: Reader) -> ModelSpec:
     """Read a config of Mamba-2: blocks of one norm and one mixer, no MLP. Raises as `hf.from_dict`."""
     reader.ignore(
-        "time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "norm_before_gate",
-        "rms_norm", "rescale_prenorm_residual", "mamba2", "use_mambapy", "intermediate_size",
-    )  # fmt: skip
+        "time_step_limit",
+        "time_step_min",
+        "time_step_max",
+        "time_step_floor",
+        "time_step_rank",
+        "norm_before_gate",
+        "rms_norm",
+        "rescale_prenorm_residual",
+        "mamba2",
+        "use_mambapy",
+        "intermediate_size",
+    )
     hidden = reader.whole("hidden_size")
     heads, width = reader.whole("num_heads"), reader.whole("head_dim")
     inner = hidden * reader.whole("expand")
@@ -100,7 +109,7 @@ NEMOTRON_EXPERTS = Experts(
 
 
 def _nemotron_types(reader: Reader) -> list[str]:
-    """What each block is: `layers_block_type`, or the letters of `hybrid_override_pattern`."""
+    """Return what each block is: `layers_block_type`, or the letters of `hybrid_override_pattern`."""
     key = next((name for name in ("layers_block_type", "layer_types") if reader.has(name)), "layers_block_type")
     named = reader.texts(key)
     pattern = reader.raw("hybrid_override_pattern")

@@ -79,10 +79,16 @@ def deepseek_v4(reader: Reader) -> ModelSpec:
     indexer = Indexer(num_heads=reader.whole("index_n_heads"), head_dim=reader.whole("index_head_dim"))
     best = reader.whole("index_topk")
     usual = CompressedAttention(
-        num_attention_heads=heads, head_dim=width, q_lora_rank=reader.whole("q_lora_rank"), o_groups=groups,
-        o_lora_rank=reader.whole("o_lora_rank"), sliding_window=reader.whole("sliding_window"), rotary_dim=turned,
-        norm=NORM, dropout=reader.rate("attention_dropout"),
-    )  # fmt: skip
+        num_attention_heads=heads,
+        head_dim=width,
+        q_lora_rank=reader.whole("q_lora_rank"),
+        o_groups=groups,
+        o_lora_rank=reader.whole("o_lora_rank"),
+        sliding_window=reader.whole("sliding_window"),
+        rotary_dim=turned,
+        norm=NORM,
+        dropout=reader.rate("attention_dropout"),
+    )
     mixers = {
         WINDOW: usual,
         SPARSE: msgspec.structs.replace(usual, compress_rate=rates[SPARSE], index_topk=best, indexer=indexer),

@@ -21,12 +21,12 @@ Shared = Callable[[Reader, int], int]
 
 
 def every_layer(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: all of them do."""
+    """Return whether each of `count` layers has experts: all of them do."""
     return [True] * count
 
 
 def after_first(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: all but the first `first_k_dense_replace` (DeepSeek)."""
+    """Return whether each of `count` layers has experts: all but the first `first_k_dense_replace` (DeepSeek)."""
     if reader.whole("moe_layer_freq", default=1) != 1:
         raise reader.unmodelled("moe_layer_freq", "experts in some layers only are not modelled for this family")
     first = reader.optional_whole("first_k_dense_replace", minimum=0) or 0
@@ -41,7 +41,7 @@ def stepped(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def listed(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: those in `moe_layers`, or else each `interleave_moe_layer_step`-th
+    """Return whether each of `count` layers has experts: those in `moe_layers`, or else each `interleave_moe_layer_step`-th
     (Llama 4).
     """
     step = reader.whole("interleave_moe_layer_step", default=1)
@@ -50,7 +50,7 @@ def listed(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def typed(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: by `mlp_layer_types`, or else all but the first (GLM-4.7 Flash)."""
+    """Return whether each of `count` layers has experts: by `mlp_layer_types`, or else all but the first (GLM-4.7 Flash)."""
     reader.ignore("first_k_dense_replace")
     types = reader.texts("mlp_layer_types")
     if types is None:
@@ -61,7 +61,7 @@ def typed(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def typed_or_first(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: by `mlp_layer_types`, or else all but the first `first_k_dense_replace`,
+    """Return whether each of `count` layers has experts: by `mlp_layer_types`, or else all but the first `first_k_dense_replace`,
     which is one where neither the config nor the class says how many.
     """
     key = "first_k_dense_replace"
@@ -70,13 +70,13 @@ def typed_or_first(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def after_dense(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: all but the first `num_dense_layers`."""
+    """Return whether each of `count` layers has experts: all but the first `num_dense_layers`."""
     dense = reader.whole("num_dense_layers", minimum=0)
     return [i >= dense for i in range(count)]
 
 
 def between(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: each `moe_layer_interval`-th from `moe_layer_start_index` to
+    """Return whether each of `count` layers has experts: each `moe_layer_interval`-th from `moe_layer_start_index` to
     `moe_layer_end_index` (ERNIE 4.5).
     """
     first, step = (

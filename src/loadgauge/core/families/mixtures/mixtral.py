@@ -32,7 +32,7 @@ def chunks(reader: Reader, count: int) -> list[int | None]:
 
 
 def some_rotate(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Whether each layer rotates, by `no_rope_layers` (Llama 4)."""
+    """Return whether each layer rotates, by `no_rope_layers` (Llama 4)."""
     return rope_layers(reader, len(windows))
 
 

@@ -41,7 +41,7 @@ def mimo_sparse(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def typed_or_all(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: by `mlp_layer_types`, or else all of them do (Mellum 2)."""
+    """Return whether each of `count` layers has experts: by `mlp_layer_types`, or else all of them do (Mellum 2)."""
     return experts.typed(reader, count) if reader.texts("mlp_layer_types") else experts.every_layer(reader, count)
 
 

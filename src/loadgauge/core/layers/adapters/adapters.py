@@ -110,10 +110,18 @@ def embedded(build: Writer, x: Tensor, rows: Size, width: Size, indices: Tensor)
     high, gemm = Tensor(f"{name}.lora_b", tokens * width, inner), Gemm(tokens, width, lora.rank)
     build.operations.append(
         Operation(
-            high.name, "gemm", (source,), (high,), (second,), keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
-            input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops,
+            high.name,
+            "gemm",
+            (source,),
+            (high,),
+            (second,),
+            keeps=keeps,
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
+            input_gradient_flops=gemm.flops,
+            weight_gradient_flops=gemm.flops,
         )
-    )  # fmt: skip
+    )
     scaled = Tensor(f"{name}.lora_scaled", high.numel, inner)
     build.elementwise(scaled.name, (high,), scaled, moves=(2 * high.nbytes, 2 * high.nbytes))
     total = Tensor(f"{name}.adapted", x.numel, maximum(x.itemsize, inner))
@@ -138,10 +146,17 @@ def adapted_experts(build: Writer, name: str, matrix: Weight, i: Size, o: Size) 
     gemm = Gemm(o, i, rank, experts)
     build.operations.append(
         Operation(
-            whole.name, "gemm", (), (whole,), weights, keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
+            whole.name,
+            "gemm",
+            (),
+            (whole,),
+            weights,
+            keeps=keeps,
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
             weight_gradient_flops=2 * gemm.flops,
         )
-    )  # fmt: skip
+    )
     return whole
 
 
@@ -167,11 +182,19 @@ def fused_adapter(build: Writer, name: str, x: Tensor, shape: AdapterShape, targ
         weight = Weight(f"{name}.{part}.weight", gemm.n * gemm.k, split, wide=wide, shape=(gemm.n, gemm.k))
         build.operations.append(
             Operation(
-                f"{name}.{part}", "gemm", into, out, (weight,), keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
-                input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops,
+                f"{name}.{part}",
+                "gemm",
+                into,
+                out,
+                (weight,),
+                keeps=keeps,
+                gemms=(gemm,),
+                forward_flops=gemm.flops,
+                input_gradient_flops=gemm.flops,
+                weight_gradient_flops=gemm.flops,
                 rerun_flops=gemm.flops if part == "lora_a" else 0,
             )
-        )  # fmt: skip
+        )
     return added
 
 
@@ -236,15 +259,23 @@ def _products(
         copied = wide and lora.casts
         weight = Weight(
             f"{name}.{part}.weight", gemm.n * gemm.k, split, wide=wide, shape=(gemm.n, gemm.k), cast=not copied
-        )  # fmt: skip
+        )
         if copied:
             keeps = (*keeps, build.tensor(f"{weight.name}.cast", weight.numel))
         build.operations.append(
             Operation(
-                f"{name}.{part}", "gemm", (inputs,), (output,), (weight,), keeps=keeps, gemms=(gemm,),
-                forward_flops=gemm.flops, input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops,
+                f"{name}.{part}",
+                "gemm",
+                (inputs,),
+                (output,),
+                (weight,),
+                keeps=keeps,
+                gemms=(gemm,),
+                forward_flops=gemm.flops,
+                input_gradient_flops=gemm.flops,
+                weight_gradient_flops=gemm.flops,
             )
-        )  # fmt: skip
+        )
     return high
 
 
@@ -278,10 +309,16 @@ def _dora(
     made = build.operations
     made.append(
         Operation(
-            f"{name}.dora_norm", "elementwise", (), (product, copy, identity, scale), (magnitude,), workspace=scratch,
-            gemms=(Gemm(shape.i, shape.o, lora.rank),), forward_flops=flops,
+            f"{name}.dora_norm",
+            "elementwise",
+            (),
+            (product, copy, identity, scale),
+            (magnitude,),
+            workspace=scratch,
+            gemms=(Gemm(shape.i, shape.o, lora.rank),),
+            forward_flops=flops,
         )
-    )  # fmt: skip
+    )
     high = _products(build, name, source, (source,), narrow if lora.casts else held, shape)
     if dropped:
         read = build.cast(f"{name}.dora_cast", x, narrow) if lora.casts and x.itemsize != narrow else x
@@ -290,10 +327,16 @@ def _dora(
         base = Tensor(f"{name}.dora_base", base.numel, narrow if lora.casts else x.itemsize)
         made.append(
             Operation(
-                base.name, "gemm", (read,), (base,), keeps=kept if copied else (), gemms=(gemm,),
-                forward_flops=gemm.flops, input_gradient_flops=gemm.flops,
+                base.name,
+                "gemm",
+                (read,),
+                (base,),
+                keeps=kept if copied else (),
+                gemms=(gemm,),
+                forward_flops=gemm.flops,
+                input_gradient_flops=gemm.flops,
             )
-        )  # fmt: skip
+        )
     elif shape.bias:
         itemsize = 4 if build.wide_weights or lora.upcast == "all" else base.itemsize
         base = build.elementwise(

@@ -54,10 +54,18 @@ def _encoded(build: Writer, name: str, x: Tensor, rows: Size, into: Size, out: S
     gemm, made = Gemm(rows, out, into), Tensor(name, rows * out, inner)
     build.operations.append(
         Operation(
-            name, "gemm", (source,), (made,), weights, keeps=(source, *copy), gemms=(gemm,), forward_flops=gemm.flops,
-            input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops,
+            name,
+            "gemm",
+            (source,),
+            (made,),
+            weights,
+            keeps=(source, *copy),
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
+            input_gradient_flops=gemm.flops,
+            weight_gradient_flops=gemm.flops,
         )
-    )  # fmt: skip
+    )
     if last:
         return made
     output = Tensor(f"{name}.relu", made.numel, inner)

@@ -135,10 +135,15 @@ def _scaled(build: Writer, name: str, x: Tensor, width: Size, itemsize: Size) ->
     alone = _of_factors(product, x)
     build.operations.append(
         Operation(
-            product.name, "elementwise", (x,), (product,), (_vector(build, product.name, width),), keeps=(x, scale),
+            product.name,
+            "elementwise",
+            (x,),
+            (product,),
+            (_vector(build, product.name, width),),
+            keeps=(x, scale),
             backward_workspace=alone,
         )
-    )  # fmt: skip
+    )
     return product if product.itemsize == itemsize else build.cast(f"{name}.ia3_result", product, itemsize)
 
 
@@ -159,11 +164,20 @@ def _product(
     out = Tensor(name, gemm.m * o, x.itemsize)
     build.operations.append(
         Operation(
-            name, "gemm", (x,), (out,), weights, keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
-            input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops if trained else 0, borrows=borrows,
+            name,
+            "gemm",
+            (x,),
+            (out,),
+            weights,
+            keeps=keeps,
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
+            input_gradient_flops=gemm.flops,
+            weight_gradient_flops=gemm.flops if trained else 0,
+            borrows=borrows,
             holds=holds,
         )
-    )  # fmt: skip
+    )
     return out
 
 
@@ -242,11 +256,15 @@ def _adalora(
     learns = build.dtypes.activation != 4
     build.operations.append(
         Operation(
-            divided.name, "elementwise", (scaled,), (divided,),
-            (_vector(build, f"{name}.ranknum", 1),) if learns else (), keeps=(scaled,) if learns else (),
+            divided.name,
+            "elementwise",
+            (scaled,),
+            (divided,),
+            (_vector(build, f"{name}.ranknum", 1),) if learns else (),
+            keeps=(scaled,) if learns else (),
             backward_workspace=5 * divided.nbytes - scaled.nbytes if learns else 0,
         )
-    )  # fmt: skip
+    )
     # The sum is made in place, in the dtype of the frozen layer's result.
     total = Tensor(f"{name}.adapted", base.numel, base.itemsize)
     return build.elementwise(
@@ -260,7 +278,7 @@ def _adalora(
 
 
 def _penalty(build: Writer, name: str, first: Weight, second: Weight) -> tuple[Tensor, ...]:
-    """What the norms of A At - 1 and Bt B - 1 keep: two copies that autocast makes of a matrix, and the difference.
+    """Return what the norms of A At - 1 and Bt B - 1 keep: two copies that autocast makes of a matrix, and the difference.
 
     Their backward is the first of all. It leaves the matrix's gradient, which without autocast takes the same bytes, and is
     counted from there on.
@@ -299,10 +317,18 @@ def _multiplied(
     out = Tensor(f"{name}.delta_product", base.numel, inner)
     build.operations.append(
         Operation(
-            out.name, "gemm", (source, delta), (out,), keeps=keeps, gemms=(gemm,), forward_flops=gemm.flops,
-            input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops, holds=held,
+            out.name,
+            "gemm",
+            (source, delta),
+            (out,),
+            keeps=keeps,
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
+            input_gradient_flops=gemm.flops,
+            weight_gradient_flops=gemm.flops,
+            holds=held,
         )
-    )  # fmt: skip
+    )
     return _sum(build, name, base, out, holds=around)
 
 
@@ -323,11 +349,19 @@ def _loha(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
     workspace = i * o * (inner + 2 * own)
     build.operations.append(
         Operation(
-            delta.name, "gemm", (), (delta,), weights, gemms=(gemm,), forward_flops=gemm.flops,
-            weight_gradient_flops=2 * gemm.flops, rerun_flops=gemm.flops, workspace=2 * delta.nbytes,
+            delta.name,
+            "gemm",
+            (),
+            (delta,),
+            weights,
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
+            weight_gradient_flops=2 * gemm.flops,
+            rerun_flops=gemm.flops,
+            workspace=2 * delta.nbytes,
             backward_workspace=workspace,
         )
-    )  # fmt: skip
+    )
     return _multiplied(build, name, x, base, shape, delta, around)
 
 
@@ -354,10 +388,19 @@ def _lokr(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
     flops = sum(gemm.flops for gemm in gemms)
     build.operations.append(
         Operation(
-            delta.name, "gemm", (), (delta,), tuple(weights), keeps=tuple(keeps), gemms=gemms, forward_flops=flops,
-            weight_gradient_flops=2 * flops, workspace=delta.nbytes, backward_workspace=2 * delta.nbytes,
+            delta.name,
+            "gemm",
+            (),
+            (delta,),
+            tuple(weights),
+            keeps=tuple(keeps),
+            gemms=gemms,
+            forward_flops=flops,
+            weight_gradient_flops=2 * flops,
+            workspace=delta.nbytes,
+            backward_workspace=2 * delta.nbytes,
         )
-    )  # fmt: skip
+    )
     return _multiplied(build, name, x, base, shape, delta, around)
 
 
@@ -371,7 +414,7 @@ def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor
     numel = blocks * b * b
 
     def powers() -> tuple[Tensor, ...]:
-        """What the products of the series keep: the powers, and of the first each time another copy under autocast."""
+        """Return what the products of the series keep: the powers, and of the first each time another copy under autocast."""
         # The first product has the matrix twice, each further one a power and the matrix.
         count = 2 + 2 * (NEUMANN_TERMS - 3) if copied else NEUMANN_TERMS - 2
         return tuple(Tensor(f"{name}.oft_power{place}", numel, inner) for place in range(count))
@@ -381,10 +424,19 @@ def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor
     weight = _matrix(build, f"{name}.oft_r", blocks, b * (b - 1) // 2)
     build.operations.append(
         Operation(
-            rotation.name, "gemm", (), (rotation,), (weight,), keeps=powers(), gemms=(gemm,), forward_flops=gemm.flops,
-            weight_gradient_flops=2 * gemm.flops, workspace=2 * rotation.nbytes, backward_workspace=4 * rotation.nbytes,
+            rotation.name,
+            "gemm",
+            (),
+            (rotation,),
+            (weight,),
+            keeps=powers(),
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
+            weight_gradient_flops=2 * gemm.flops,
+            workspace=2 * rotation.nbytes,
+            backward_workspace=4 * rotation.nbytes,
         )
-    )  # fmt: skip
+    )
     given = _own(build, f"{name}.oft_cast", x)
     source, turned = _read(build, f"{name}.oft_autocast", given), rotation
     if copied:
@@ -393,11 +445,19 @@ def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor
     out = Tensor(f"{name}.oft_turned", source.numel, inner)
     build.operations.append(
         Operation(
-            out.name, "gemm", (source, rotation), (out,), keeps=(source, turned), gemms=(gemm,), forward_flops=gemm.flops,
-            input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops, holds=(given,),
+            out.name,
+            "gemm",
+            (source, rotation),
+            (out,),
+            keeps=(source, turned),
+            gemms=(gemm,),
+            forward_flops=gemm.flops,
+            input_gradient_flops=gemm.flops,
+            weight_gradient_flops=gemm.flops,
+            holds=(given,),
             backward_workspace=source.nbytes,  # the gradient by blocks, before it lies by tokens again
         )
-    )  # fmt: skip
+    )
     out = build.elementwise(
         f"{name}.oft_folded",
         (out,),

@@ -73,11 +73,21 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
         context = build.elementwise("attention.gated", (context, opened), product, keeps=(context, opened))
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        "attention.output", context, tokens, heads * _value_width(spec), hidden_size,
-        bias=spec.output_bias, shards=view.tp, bias_shards=1, adapter="output", held=True,
+        "attention.output",
+        context,
+        tokens,
+        heads * _value_width(spec),
+        hidden_size,
+        bias=spec.output_bias,
+        shards=view.tp,
+        bias_shards=1,
+        adapter="output",
+        held=True,
         output=build.hidden("attention.output", hidden_size),
-        forward_comm=forward, backward_comm=backward, workspace=workspace,
-    )  # fmt: skip
+        forward_comm=forward,
+        backward_comm=backward,
+        workspace=workspace,
+    )
 
 
 def _value_width(spec: Attention) -> Size:
@@ -96,10 +106,18 @@ def _project(
     held: Tensor | None = None
     if spec.fused_qkv:
         fused = build.linear(
-            "attention.qkv", source, tokens, hidden_size, query_width + 2 * kv_width,
-            bias=spec.qkv_bias, kept_input=kept, shards=view.tp, adapter="qkv", backward_comm=reduced,
+            "attention.qkv",
+            source,
+            tokens,
+            hidden_size,
+            query_width + 2 * kv_width,
+            bias=spec.qkv_bias,
+            kept_input=kept,
+            shards=view.tp,
+            adapter="qkv",
+            backward_comm=reduced,
             workspace=workspace,
-        )  # fmt: skip
+        )
         if spec.clip:
             fused = _clip(build, fused)
         query, key = (
@@ -114,13 +132,21 @@ def _project(
         sizes = {"query": doubled, "key": kv_width, "value": kv_heads * _value_width(spec)}
         made = {
             name: build.linear(
-                f"attention.{name}", source, tokens, hidden_size, size,
-                bias=spec.qkv_bias, kept_input=kept, shards=view.tp, adapter=name,
-                backward_comm=reduced if name == "query" else (), workspace=workspace,
+                f"attention.{name}",
+                source,
+                tokens,
+                hidden_size,
+                size,
+                bias=spec.qkv_bias,
+                kept_input=kept,
+                shards=view.tp,
+                adapter=name,
+                backward_comm=reduced if name == "query" else (),
+                workspace=workspace,
             )
             for name, size in sizes.items()
             if not (spec.borrowed and name != "query") and not (spec.keys_are_values and name == "value")
-        }  # fmt: skip
+        }
         query = made["query"]
         key = made.get("key") or build.tensor(f"{BORROWED}k", kv_width * tokens)
         value = made.get("value") or (build.tensor(f"{BORROWED}v", kv_width * tokens) if spec.borrowed else key)
@@ -128,9 +154,15 @@ def _project(
             query, key, value = (_clip(build, tensor) for tensor in (query, key, value))
     if spec.gate_matrix:
         gate = build.linear(
-            "attention.gate", source, tokens, hidden_size, heads * _value_width(spec),
-            kept_input=kept, shards=view.tp, workspace=workspace,
-        )  # fmt: skip
+            "attention.gate",
+            source,
+            tokens,
+            hidden_size,
+            heads * _value_width(spec),
+            kept_input=kept,
+            shards=view.tp,
+            workspace=workspace,
+        )
     if joint_gate:
         joint = query
         query, gate = (build.tensor(f"attention.{name}", tokens * query_width) for name in ("q", "gate"))
@@ -148,7 +180,7 @@ def _project(
                 f"attention.rotary_{n}", (x,), Tensor(f"attention.rotary_{n}", x.numel, x.itemsize), tables
             )
             for n, x in (("q", query), ("k", key))
-        )  # fmt: skip
+        )
         if spec.borrowed:
             key = build.operations.pop().inputs[0]
     if spec.query_scale != "none":
@@ -165,7 +197,7 @@ def _project(
 
 
 def _own_tables(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
-    """What the rotation keeps: tables that all layers share (`rotary_layer`), unless each makes copies of them."""
+    """Return what the rotation keeps: tables that all layers share (`rotary_layer`), unless each makes copies of them."""
     if not spec.own_tables or build.kernels.norm != "upcast":
         return ()
     width = spec.head_dim if spec.rotary_dim is None else spec.rotary_dim
@@ -216,7 +248,7 @@ def core(
 
 
 def _math(build: Builder, heads: Size, kv_heads: Size) -> bool:
-    """Whether PyTorch writes attention out where a fused kernel was asked for: in float32 none takes fewer key heads than
+    """Return whether PyTorch writes attention out where a fused kernel was asked for: in float32 none takes fewer key heads than
     heads. With a mask transformers repeats the keys, as for TRL's batches, and there is one (source: pytorch 2.13,
     `transformers/cuda/sdp_utils.cpp`; transformers 5.23, `integrations/sdpa_attention.py`)."""
     kernels = build.kernels
@@ -267,14 +299,22 @@ def _flash(
     between = exchange(build, query, key, value, context)
     build.operations.append(
         Operation(
-            "attention.flash", "attention", (query, key, value), (context,), _sinks(build, spec, heads),
+            "attention.flash",
+            "attention",
+            (query, key, value),
+            (context,),
+            _sinks(build, spec, heads),
             keeps=(query, key, value, context, statistic),
-            gemms=products, forward_flops=scores + values, input_gradient_flops=2 * (scores + values),
+            gemms=products,
+            forward_flops=scores + values,
+            input_gradient_flops=2 * (scores + values),
             rerun_flops=scores,
-            forward_comm=between.forward, backward_comm=between.backward, workspace=workspace + between.workspace,
+            forward_comm=between.forward,
+            backward_comm=between.backward,
+            workspace=workspace + between.workspace,
             computed_share=_computed_share(build, spec),
         )
-    )  # fmt: skip
+    )
     if view.cp_comm == "all_to_all" and not same(view.cp, 1):
         # The kernel keeps its output as it made it, heads apart; the last matrix keeps it token by token.
         context = build.elementwise(
@@ -308,10 +348,16 @@ def _over_cache(
     )
     build.operations.append(
         Operation(
-            "attention.flash", "attention", (query, cache), (context,), _sinks(build, spec, heads), gemms=products,
-            forward_flops=sum(product.flops for product in products), gradients=False,
+            "attention.flash",
+            "attention",
+            (query, cache),
+            (context,),
+            _sinks(build, spec, heads),
+            gemms=products,
+            forward_flops=sum(product.flops for product in products),
+            gradients=False,
         )
-    )  # fmt: skip
+    )
     return context
 
 
@@ -351,10 +397,16 @@ def _eager(
         flops = 2 * view.pairs * each * heads
         build.operations.append(
             Operation(
-                name, "gemm", (first, second), (output,), keeps=(first, second), gemms=(product,),
-                forward_flops=flops, input_gradient_flops=2 * flops,
+                name,
+                "gemm",
+                (first, second),
+                (output,),
+                keeps=(first, second),
+                gemms=(product,),
+                forward_flops=flops,
+                input_gradient_flops=2 * flops,
             )
-        )  # fmt: skip
+        )
         return output
 
     keys, make = view.positions, build.tensor

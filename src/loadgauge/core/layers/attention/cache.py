@@ -1,4 +1,4 @@
-"""What generation keeps of the tokens before: keys and values, latents, or the states of linear mixers.
+"""The cache of generation: keys and values, latents, or the states of linear mixers.
 
 Legend: k key-value heads and d their width, m the width of a latent and d_r of the rotated part beside it.
 """

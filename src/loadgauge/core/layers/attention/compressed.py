@@ -47,16 +47,28 @@ def compressed_attention(build: Builder, x: Tensor, spec: CompressedAttention, h
     rank = spec.o_groups * spec.o_lora_rank
     share = Gemm(tokens, spec.o_lora_rank, width / spec.o_groups, spec.o_groups)
     trained = build.trains("attention.output_groups")
-    matrix = Weight("attention.output_groups.weight", width * spec.o_lora_rank, trainable=trained,
-                    shape=(rank, width / spec.o_groups), base=build.view.lora is not None)  # fmt: skip
+    matrix = Weight(
+        "attention.output_groups.weight",
+        width * spec.o_lora_rank,
+        trainable=trained,
+        shape=(rank, width / spec.o_groups),
+        base=build.view.lora is not None,
+    )
     grouped = build.tensor("attention.output_groups", tokens * rank)
     build.operations.append(
         Operation(
-            "attention.output_groups", "gemm", (context,), (grouped,), (matrix,), keeps=(context,) if trained else (),
-            gemms=(share,), forward_flops=share.flops, input_gradient_flops=share.flops,
+            "attention.output_groups",
+            "gemm",
+            (context,),
+            (grouped,),
+            (matrix,),
+            keeps=(context,) if trained else (),
+            gemms=(share,),
+            forward_flops=share.flops,
+            input_gradient_flops=share.flops,
             weight_gradient_flops=share.flops if trained else 0,
         )
-    )  # fmt: skip
+    )
     narrow = build.elementwise(
         "attention.output_joined", (grouped,), build.tensor("attention.output_joined", grouped.numel)
     )
@@ -111,8 +123,14 @@ def _compressor(
     """Entries of `width` channels, averages of what tokens make. `trained`: it has gradients at all."""
     tokens, doubled, entries = build.view.tokens, (2 if spec.indexer is not None else 1) * width, _entries(build, spec)
     assert spec.compress_rate is not None
-    bias = Weight(f"{name}.position_bias", spec.compress_rate * doubled, 1, "vector", trained and build.trains(name),
-                  shape=(spec.compress_rate, doubled))  # fmt: skip
+    bias = Weight(
+        f"{name}.position_bias",
+        spec.compress_rate * doubled,
+        1,
+        "vector",
+        trained and build.trains(name),
+        shape=(spec.compress_rate, doubled),
+    )
     output = build.tensor(f"{name}.sum", entries * width)
     if not trained:
         parts = {"values": hidden * doubled, "scores": hidden * doubled}
@@ -121,10 +139,17 @@ def _compressor(
         gemms = (Gemm(tokens, doubled, hidden),) * 2
         build.operations.append(
             Operation(
-                name, "gemm", (x,), (output,), tuple(weights), gemms=gemms, forward_flops=sum(one.flops for one in gemms),
-                workspace=12 * tokens * doubled, gradients=False,
+                name,
+                "gemm",
+                (x,),
+                (output,),
+                tuple(weights),
+                gemms=gemms,
+                forward_flops=sum(one.flops for one in gemms),
+                workspace=12 * tokens * doubled,
+                gradients=False,
             )
-        )  # fmt: skip
+        )
         return output
     values, scores = (build.linear(f"{name}.{part}", x, tokens, hidden, doubled) for part in ("values", "scores"))
     numel = spec.compress_rate * entries * doubled
@@ -168,11 +193,17 @@ def _index(build: Builder, x: Tensor, latent: Tensor, spec: CompressedAttention,
     scores = Gemm(view.positions, each, indexer.head_dim, indexer.num_heads * view.sequences)
     build.operations.append(
         Operation(
-            "attention.index", "gemm", (x, latent, entries), (build.float32("attention.index", pairs),), weights,
-            gemms=(*gemms, scores), forward_flops=sum(gemm.flops for gemm in (*gemms, scores)),
-            workspace=2 * 4 * pairs * indexer.num_heads, gradients=False,
+            "attention.index",
+            "gemm",
+            (x, latent, entries),
+            (build.float32("attention.index", pairs),),
+            weights,
+            gemms=(*gemms, scores),
+            forward_flops=sum(gemm.flops for gemm in (*gemms, scores)),
+            workspace=2 * 4 * pairs * indexer.num_heads,
+            gradients=False,
         )
-    )  # fmt: skip
+    )
 
 
 def _seen(build: Builder, spec: CompressedAttention) -> Size:
@@ -205,10 +236,16 @@ def _over_cache(build: Builder, spec: CompressedAttention, query: Tensor) -> Ten
     products = (Gemm(view.positions, keys, spec.head_dim, many), Gemm(view.positions, spec.head_dim, keys, many))
     build.operations.append(
         Operation(
-            "attention.flash", "attention", (query, cache), (context,), _sinks(build, spec), gemms=products,
-            forward_flops=sum(product.flops for product in products), gradients=False,
+            "attention.flash",
+            "attention",
+            (query, cache),
+            (context,),
+            _sinks(build, spec),
+            gemms=products,
+            forward_flops=sum(product.flops for product in products),
+            gradients=False,
         )
-    )  # fmt: skip
+    )
     return context
 
 
@@ -224,11 +261,19 @@ def _flash(build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor
     flops = 2 * pairs * width * heads
     build.operations.append(
         Operation(
-            "attention.flash", "attention", (query, key), (context,), _sinks(build, spec),
-            keeps=(query, key, context, statistic), gemms=(one, one), forward_flops=2 * flops,
-            input_gradient_flops=4 * flops, rerun_flops=flops, workspace=4 * view.tokens * heads * (width + 1),
+            "attention.flash",
+            "attention",
+            (query, key),
+            (context,),
+            _sinks(build, spec),
+            keeps=(query, key, context, statistic),
+            gemms=(one, one),
+            forward_flops=2 * flops,
+            input_gradient_flops=4 * flops,
+            rerun_flops=flops,
+            workspace=4 * view.tokens * heads * (width + 1),
         )
-    )  # fmt: skip
+    )
     return context
 
 
@@ -245,10 +290,16 @@ def _eager(build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor
         product, flops = Gemm(view.positions, n, k, heads * view.sequences), 2 * pairs * width * heads
         build.operations.append(
             Operation(
-                name, "gemm", (first, second), (output,), keeps=(first, second), gemms=(product,), forward_flops=flops,
+                name,
+                "gemm",
+                (first, second),
+                (output,),
+                keeps=(first, second),
+                gemms=(product,),
+                forward_flops=flops,
                 input_gradient_flops=2 * flops,
             )
-        )  # fmt: skip
+        )
         return output
 
     size = heads * pairs

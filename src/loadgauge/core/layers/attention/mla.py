@@ -44,11 +44,15 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
     if spec.indexer is not None:
         _index(build, x, query, spec.indexer, spec, hidden_size)
     plain = Attention(
-        num_attention_heads=spec.num_attention_heads, num_key_value_heads=spec.num_attention_heads,
-        head_dim=spec.qk_nope_head_dim + spec.qk_rope_head_dim, causal=spec.causal,
+        num_attention_heads=spec.num_attention_heads,
+        num_key_value_heads=spec.num_attention_heads,
+        head_dim=spec.qk_nope_head_dim + spec.qk_rope_head_dim,
+        causal=spec.causal,
         # Joining the two parts of the queries leaves them head by head.
-        sliding_window=spec.sliding_window, dropout=spec.dropout, heads_first=spec.rotary,
-    )  # fmt: skip
+        sliding_window=spec.sliding_window,
+        dropout=spec.dropout,
+        heads_first=spec.rotary,
+    )
     if spec.query_scale:
         factor = build.tensor("attention.query_scale", build.view.positions)
         scaled = build.tensor("attention.query_scaled", query.numel)
@@ -66,11 +70,21 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
         context = _gated(build, x, context, hidden_size, heads)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        "attention.output", context, build.view.tokens, heads * spec.v_head_dim, hidden_size,
-        bias=spec.bias, shards=build.view.tp, bias_shards=1, adapter="output", held=True,
+        "attention.output",
+        context,
+        build.view.tokens,
+        heads * spec.v_head_dim,
+        hidden_size,
+        bias=spec.bias,
+        shards=build.view.tp,
+        bias_shards=1,
+        adapter="output",
+        held=True,
         output=build.hidden("attention.output", hidden_size),
-        forward_comm=forward, backward_comm=backward, workspace=workspace,
-    )  # fmt: skip
+        forward_comm=forward,
+        backward_comm=backward,
+        workspace=workspace,
+    )
 
 
 def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, heads: Size) -> Tensor:
@@ -78,9 +92,16 @@ def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, heads:
     view = build.view
     source, kept, reduced, workspace = build.enter("attention.gate_gather", x, hidden_size)
     score = build.linear(
-        "attention.gate", source, view.tokens, hidden_size, heads, kept_input=kept, shards=view.tp,
-        backward_comm=reduced, workspace=workspace,
-    )  # fmt: skip
+        "attention.gate",
+        source,
+        view.tokens,
+        hidden_size,
+        heads,
+        kept_input=kept,
+        shards=view.tp,
+        backward_comm=reduced,
+        workspace=workspace,
+    )
     wide = build.float32("attention.gate_sigmoid", score.numel)
     build.elementwise("attention.gate_sigmoid", (score,), wide, keeps=(wide,))
     copied = build.dtypes.activation != 4
@@ -129,12 +150,17 @@ def _index(
     # Of all heads at once, in float32: the scores, and what is left of them without the negative ones.
     build.operations.append(
         Operation(
-            "attention.index", "gemm", (x, query), (build.float32("attention.index", pairs),), tuple(weights),
+            "attention.index",
+            "gemm",
+            (x, query),
+            (build.float32("attention.index", pairs),),
+            tuple(weights),
             gemms=(*gemms, *scores),
             forward_flops=2 * pairs * heads * (width + 1) + sum(gemm.flops for gemm in gemms),
-            workspace=2 * 4 * pairs * heads, gradients=False,
+            workspace=2 * 4 * pairs * heads,
+            gradients=False,
         )
-    )  # fmt: skip
+    )
 
 
 def _query(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size, heads: Size) -> Tensor:
@@ -150,9 +176,17 @@ def _query(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size, 
         latent = build.norm("attention.query_norm", latent, spec.norm, local, rank)
     source, kept, reduced, workspace = build.enter("attention.query_gather", latent, inner)
     query = build.linear(
-        name, source, tokens, inner, width, kept_input=kept, shards=view.tp, adapter="query",
-        backward_comm=reduced, workspace=workspace,
-    )  # fmt: skip
+        name,
+        source,
+        tokens,
+        inner,
+        width,
+        kept_input=kept,
+        shards=view.tp,
+        adapter="query",
+        backward_comm=reduced,
+        workspace=workspace,
+    )
     if not spec.rotary:
         return query
     rotated = build.tensor("attention.rotary_q", tokens * heads * spec.qk_rope_head_dim)
@@ -176,9 +210,17 @@ def _key_and_value(
     latent = build.norm("attention.key_value_norm", latent, spec.norm, local, rank, kept_input=both if pinned else None)
     source, kept, reduced, workspace = build.enter("attention.key_value_gather", latent, rank)
     up = build.linear(
-        "attention.key_value_up", source, tokens, rank, heads * (spec.qk_nope_head_dim + spec.v_head_dim),
-        kept_input=kept, shards=view.tp, adapter="value", backward_comm=reduced, workspace=workspace,
-    )  # fmt: skip
+        "attention.key_value_up",
+        source,
+        tokens,
+        rank,
+        heads * (spec.qk_nope_head_dim + spec.v_head_dim),
+        kept_input=kept,
+        shards=view.tp,
+        adapter="value",
+        backward_comm=reduced,
+        workspace=workspace,
+    )
     turned = _turn(build, turned, spec)
     key = build.tensor("attention.key_joined", tokens * heads * (spec.qk_nope_head_dim + turning))
     build.elementwise("attention.key_joined", (up, turned), key)
@@ -199,11 +241,14 @@ def _turn(build: Builder, turned: Tensor, spec: LatentAttention) -> Tensor:
         gathered = build.tensor("attention.turned_gather", numel)
         build.operations.append(
             Operation(
-                "attention.turned_gather", "collective", (turned,), (gathered,),
+                "attention.turned_gather",
+                "collective",
+                (turned,),
+                (gathered,),
                 forward_comm=(Collective("all_gather", "tp", full, view.tp),),
                 backward_comm=(Collective("reduce_scatter", "tp", full, view.tp),),
             )
-        )  # fmt: skip
+        )
         turned, backward = gathered, ()
     # Without rotation this is a mere view, where the ranks' gradients still meet.
     kind: OperationKind = "elementwise" if spec.rotary else "view"

@@ -1,4 +1,4 @@
-"""What Gemma 4's blocks have beside attention and MLP: experts next to the MLP, and a small input of each layer's own.
+"""Parts of Gemma 4's blocks beside attention and MLP: experts next to the MLP, and a small input of each layer's own.
 
 Legend: T tokens, h hidden size, p channels of a layer's own input, L layers.
 """
@@ -58,9 +58,13 @@ def per_layer_inputs(build: Builder, x: Tensor, model: ModelSpec, indices: Tenso
     together = count * width
     trained = build.trains("embedding.per_layer")
     table = Weight(
-        "embedding.per_layer.weight", model.per_layer_vocab * together, 1, "table", trained,
+        "embedding.per_layer.weight",
+        model.per_layer_vocab * together,
+        1,
+        "table",
+        trained,
         shape=(model.per_layer_vocab, together),
-    )  # fmt: skip
+    )
     row = build.tensor("embedding.per_layer", rows * together)
     keeps = (indices,) if trained else ()
     build.operations.append(Operation("embedding.per_layer", "lookup", (indices,), (row,), (table,), keeps))

@@ -87,10 +87,19 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
 
     def column(name: str, columns: Size, first: bool) -> Tensor:
         return build.linear(
-            f"{prefix}.{name}", source, tokens, hidden_size, columns,
-            bias=spec.bias, kept_input=kept, shards=view.tp, adapter=name, held=held,
-            backward_comm=reduced if first else (), workspace=workspace,
-        )  # fmt: skip
+            f"{prefix}.{name}",
+            source,
+            tokens,
+            hidden_size,
+            columns,
+            bias=spec.bias,
+            kept_input=kept,
+            shards=view.tp,
+            adapter=name,
+            held=held,
+            backward_comm=reduced if first else (),
+            workspace=workspace,
+        )
 
     if not spec.gated:
         inner = activate(build, f"{prefix}.activation", column("up", width, True), spec.activation)
@@ -112,15 +121,25 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
     inner = build.dropout(f"{prefix}.inner_dropout", inner, spec.dropout)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        f"{prefix}.down", inner, tokens, width, hidden_size,
-        bias=spec.bias, shards=view.tp, bias_shards=1, adapter="down", around=(x,),
+        f"{prefix}.down",
+        inner,
+        tokens,
+        width,
+        hidden_size,
+        bias=spec.bias,
+        shards=view.tp,
+        bias_shards=1,
+        adapter="down",
+        around=(x,),
         output=build.hidden(f"{prefix}.down", hidden_size),
-        forward_comm=forward, backward_comm=backward, workspace=workspace,
-    )  # fmt: skip
+        forward_comm=forward,
+        backward_comm=backward,
+        workspace=workspace,
+    )
 
 
 def _cut_off(build: Builder, gate: Tensor, tokens: Size, prefix: str) -> Tensor:
-    """What exceeds the mean of its token by a multiple of the deviation (Gemma 3n); keeps its input and its output."""
+    """Return what exceeds the mean of its token by a multiple of the deviation (Gemma 3n); keeps its input and its output."""
     output = Tensor(f"{prefix}.cut_off", gate.numel, gate.itemsize)
     deviation, multiple = build.tensor(f"{prefix}.deviation", tokens), build.tensor(f"{prefix}.multiple", 1)
     return build.elementwise(output.name, (gate,), output, keeps=(gate, deviation, multiple, output))

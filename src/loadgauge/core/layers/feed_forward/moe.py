@@ -154,9 +154,16 @@ def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
             matrix = build.float32("mlp.router_matrix", experts * hidden_size)
             build.elementwise("mlp.router_matrix", (), matrix, keeps=(matrix,))
     logits = build.linear(
-        "mlp.router", x, build.local_tokens, hidden_size, experts,
-        bias=spec.router_bias, output=output, exact=True, operation="router",
-    )  # fmt: skip
+        "mlp.router",
+        x,
+        build.local_tokens,
+        hidden_size,
+        experts,
+        bias=spec.router_bias,
+        output=output,
+        exact=True,
+        operation="router",
+    )
     if spec.correction_bias:
         # A frozen parameter, moved by the balance of the experts and not by a gradient.
         frozen = Weight("mlp.router.correction_bias", experts, 1, "vector", trainable=False)
@@ -185,18 +192,32 @@ def _experts(
     source = Tensor("mlp.dispatch", rows.computed * hidden_size, itemsize)
     build.operations.append(
         Operation(
-            "mlp.dispatch", "collective", (x, order), (source,), keeps=(order,),
+            "mlp.dispatch",
+            "collective",
+            (x, order),
+            (source,),
+            keeps=(order,),
             forward_comm=(exchange, Collective("all_gather", "etp", gathered, view.etp)),
-            backward_comm=(Collective("reduce_scatter", "etp", gathered, view.etp), exchange), workspace=buffer,
+            backward_comm=(Collective("reduce_scatter", "etp", gathered, view.etp), exchange),
+            workspace=buffer,
         )
-    )  # fmt: skip
+    )
     inner = _inner(build, source, weights, spec, hidden_size, width, rows)
     output = Tensor("mlp.down", rows.own * hidden_size, itemsize)
     _grouped(
-        build, "mlp.down", inner, spec, rows, width, hidden_size, output, bias_shards=view.ep,
+        build,
+        "mlp.down",
+        inner,
+        spec,
+        rows,
+        width,
+        hidden_size,
+        output,
+        bias_shards=view.ep,
         forward_comm=(Collective("reduce_scatter", "etp", gathered, view.etp), exchange),
-        backward_comm=(exchange, Collective("all_gather", "etp", gathered, view.etp)), workspace=buffer,
-    )  # fmt: skip
+        backward_comm=(exchange, Collective("all_gather", "etp", gathered, view.etp)),
+        workspace=buffer,
+    )
     combined = output
     if not fused:
         wide = maximum(itemsize, weights.itemsize)
@@ -205,9 +226,12 @@ def _experts(
         # weights are wider than outputs, the gradient of the outputs before it is cast.
         products = 2 + where(wide > itemsize, 1, 0)
         build.elementwise(
-            "mlp.weighted", (output, weights), combined, keeps=(output, weights),
+            "mlp.weighted",
+            (output, weights),
+            combined,
+            keeps=(output, weights),
             backward_workspace=products * combined.nbytes,
-        )  # fmt: skip
+        )
         back = Tensor("mlp.order_back", rows.own, build.dtypes.index, "index")
         restored = Tensor("mlp.restore", output.numel, wide)
         # The bias of each row is still at hand.
@@ -278,11 +302,19 @@ def _grouped(
     stays = view.lora is not None and view.lora.experts_stay
     weights = [
         Weight(
-            f"{name}.weight", experts * i * o, shards, "matrix", trainable,
-            base=view.lora is not None and not stays, expert=True, quantised=low is not None, cast=not (grouped and build.autocast),
-            shape=(o, i), copies=experts,
+            f"{name}.weight",
+            experts * i * o,
+            shards,
+            "matrix",
+            trainable,
+            base=view.lora is not None and not stays,
+            expert=True,
+            quantised=low is not None,
+            cast=not (grouped and build.autocast),
+            shape=(o, i),
+            copies=experts,
         )
-    ]  # fmt: skip
+    ]
     keeps = (source,) if trainable else ()
     if low is not None:
         if trainable and low.keeps:
@@ -306,9 +338,18 @@ def _grouped(
         keeps = (*reads, *keeps)
     build.operations.append(
         Operation(
-            name, "gemm", reads, (output,), tuple(weights), keeps=keeps,
+            name,
+            "gemm",
+            reads,
+            (output,),
+            tuple(weights),
+            keeps=keeps,
             gemms=(Gemm(rows.computed / experts, o, i, experts),),
-            forward_flops=flops, input_gradient_flops=flops, weight_gradient_flops=flops if trainable or adapted else 0,
-            forward_comm=forward_comm, backward_comm=backward_comm, workspace=workspace,
+            forward_flops=flops,
+            input_gradient_flops=flops,
+            weight_gradient_flops=flops if trainable or adapted else 0,
+            forward_comm=forward_comm,
+            backward_comm=backward_comm,
+            workspace=workspace,
         )
-    )  # fmt: skip
+    )

@@ -62,11 +62,19 @@ def causal_convolution(
     output = build.tensor(name, rows * channels)
     build.operations.append(
         Operation(
-            name, "convolution", (x,), (output,), tuple(weights), keeps=(x,), gemms=(product,),
-            forward_flops=product.flops, input_gradient_flops=product.flops, weight_gradient_flops=product.flops,
+            name,
+            "convolution",
+            (x,),
+            (output,),
+            tuple(weights),
+            keeps=(x,),
+            gemms=(product,),
+            forward_flops=product.flops,
+            input_gradient_flops=product.flops,
+            weight_gradient_flops=product.flops,
             rerun_flops=product.flops if fused and activation is not None else 0,
         )
-    )  # fmt: skip
+    )
     if activation is None or fused:
         return output
     if activation not in ("silu", "swish"):
@@ -88,6 +96,11 @@ def short_convolution(build: Builder, x: Tensor, spec: ShortConvolution, hidden_
     output = build.tensor("convolution.gated", size)
     build.elementwise("convolution.gated", (joint, mixed), output, keeps=(joint, mixed))
     return build.linear(
-        "convolution.output", output, tokens, hidden_size, hidden_size, bias=spec.conv_bias,
+        "convolution.output",
+        output,
+        tokens,
+        hidden_size,
+        hidden_size,
+        bias=spec.conv_bias,
         output=build.hidden("convolution.output", hidden_size),
-    )  # fmt: skip
+    )

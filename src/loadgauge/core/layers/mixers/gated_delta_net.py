@@ -38,9 +38,16 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
 
     def project(name: str, width: Size, first: bool = False) -> Tensor:
         return build.linear(
-            f"delta.{name}", source, tokens, hidden_size, width, kept_input=kept, shards=view.tp,
-            backward_comm=reduced if first else (), workspace=workspace,
-        )  # fmt: skip
+            f"delta.{name}",
+            source,
+            tokens,
+            hidden_size,
+            width,
+            kept_input=kept,
+            shards=view.tp,
+            backward_comm=reduced if first else (),
+            workspace=workspace,
+        )
 
     if spec.separate_projections:
         mixed = project("qkv", 2 * keys + values, first=True)
@@ -54,9 +61,15 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
         rates, steps = (build.tensor(f"delta.{name}", tokens * heads) for name in ("rates", "steps"))
         build.operations.append(Operation("delta.split_small", "elementwise", (small,), (rates, steps)))
     active = causal_convolution(
-        build, "delta.convolution", mixed, 2 * keys + values, spec.linear_conv_kernel_dim,
-        bias=False, activation=spec.hidden_act, shards=view.tp,
-    )  # fmt: skip
+        build,
+        "delta.convolution",
+        mixed,
+        2 * keys + values,
+        spec.linear_conv_kernel_dim,
+        bias=False,
+        activation=spec.hidden_act,
+        shards=view.tp,
+    )
     beta = build.tensor("delta.beta", tokens * heads)
     build.elementwise("delta.beta", (rates,), beta, keeps=(beta,))
     decay = _decay(build, steps, heads)
@@ -67,10 +80,17 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
     normed = _gated_norm(build, output, gate, heads, spec.linear_value_head_dim)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        "delta.output", normed, tokens, values, hidden_size, shards=view.tp,
-        output=build.hidden("delta.output", hidden_size), forward_comm=forward, backward_comm=backward,
+        "delta.output",
+        normed,
+        tokens,
+        values,
+        hidden_size,
+        shards=view.tp,
+        output=build.hidden("delta.output", hidden_size),
+        forward_comm=forward,
+        backward_comm=backward,
         workspace=workspace,
-    )  # fmt: skip
+    )
 
 
 def _decay(build: Builder, steps: Tensor, heads: Size) -> Tensor:
@@ -108,19 +128,26 @@ def _fused(
     many = spread(tokens, chunk) * heads
     build.operations.append(
         Operation(
-            "delta.rule", "scan", (queries, keys, values, beta, decay), (output,),
+            "delta.rule",
+            "scan",
+            (queries, keys, values, beta, decay),
+            (output,),
             keeps=(queries, keys, *statistics, values, beta, total, inverse),
             gemms=(
-                Gemm(chunk, chunk, key, 2 * many), Gemm(chunk, key + value, chunk, many),
-                Gemm(chunk, value, key, 2 * many), Gemm(key, value, chunk, many), Gemm(chunk, value, chunk, many),
+                Gemm(chunk, chunk, key, 2 * many),
+                Gemm(chunk, key + value, chunk, many),
+                Gemm(chunk, value, key, 2 * many),
+                Gemm(key, value, chunk, many),
+                Gemm(chunk, value, chunk, many),
             ),
-            forward_flops=forward, input_gradient_flops=2 * forward,
+            forward_flops=forward,
+            input_gradient_flops=2 * forward,
             # Made again: what the chunks write, the states, the scores; the inverse's gradient takes two products more.
             rerun_flops=system + 2 * state + scores + 4 * pairs * minimum(chunk, view.positions),
             # What each chunk writes (keys and values), and a state for each.
             workspace=build.dtypes.activation * (tokens * heads * (key + 2 * value) + many * key * value),
         )
-    )  # fmt: skip
+    )
     return output
 
 
@@ -159,10 +186,16 @@ def _reference(build: Builder, spec: GatedDeltaNet, active: Tensor, beta: Tensor
         gemm = Gemm(m, n, k, batch)
         build.operations.append(
             Operation(
-                f"delta.{name}", "gemm", (first, second), (output,), keeps=(first, second), gemms=(gemm,),
-                forward_flops=gemm.flops, input_gradient_flops=2 * gemm.flops,
+                f"delta.{name}",
+                "gemm",
+                (first, second),
+                (output,),
+                keeps=(first, second),
+                gemms=(gemm,),
+                forward_flops=gemm.flops,
+                input_gradient_flops=2 * gemm.flops,
             )
-        )  # fmt: skip
+        )
         return output
 
     def normed(name: str) -> Tensor:
@@ -191,10 +224,15 @@ def _reference(build: Builder, spec: GatedDeltaNet, active: Tensor, beta: Tensor
         one = padded * chunk * width  # substitution: half of the pairs, a multiply-add each
         build.operations.append(
             Operation(
-                f"delta.{name}", "solve", (system, right), (output,), keeps=(system, output),
-                forward_flops=one, input_gradient_flops=3 * one,
+                f"delta.{name}",
+                "solve",
+                (system, right),
+                (output,),
+                keeps=(system, output),
+                forward_flops=one,
+                input_gradient_flops=3 * one,
             )
-        )  # fmt: skip
+        )
         solved.append(output)
     again = made("since_query", (decay,), 1, keep=True)
     # With a single chunk nobody reads a state, or keeps what would read or write one.

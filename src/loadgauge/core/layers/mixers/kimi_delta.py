@@ -34,9 +34,16 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
 
     def project(name: str, size: Size, first: bool = False) -> Tensor:
         return build.linear(
-            f"kda.{name}", source, tokens, hidden_size, size, kept_input=kept, shards=view.tp,
-            backward_comm=reduced if first else (), workspace=workspace,
-        )  # fmt: skip
+            f"kda.{name}",
+            source,
+            tokens,
+            hidden_size,
+            size,
+            kept_input=kept,
+            shards=view.tp,
+            backward_comm=reduced if first else (),
+            workspace=workspace,
+        )
 
     def gate(name: str) -> Tensor:
         if not spec.narrow_gates:
@@ -47,9 +54,15 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
 
     mixed = project("qkv", 3 * inner, first=True)
     active = causal_convolution(
-        build, "kda.convolution", mixed, 3 * inner, spec.linear_conv_kernel_dim,
-        bias=False, activation=spec.hidden_act, shards=view.tp,
-    )  # fmt: skip
+        build,
+        "kda.convolution",
+        mixed,
+        3 * inner,
+        spec.linear_conv_kernel_dim,
+        bias=False,
+        activation=spec.hidden_act,
+        shards=view.tp,
+    )
     steps = gate("decay")
     decay = build.float32("kda.decays", tokens * inner)
     weights = tuple(
@@ -70,10 +83,17 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
     )
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        "kda.output", normed, tokens, inner, hidden_size, shards=view.tp,
-        output=build.hidden("kda.output", hidden_size), forward_comm=forward, backward_comm=backward,
+        "kda.output",
+        normed,
+        tokens,
+        inner,
+        hidden_size,
+        shards=view.tp,
+        output=build.hidden("kda.output", hidden_size),
+        forward_comm=forward,
+        backward_comm=backward,
         workspace=workspace,
-    )  # fmt: skip
+    )
 
 
 def _rule(build: Builder, spec: KimiDelta, active: Tensor, beta: Tensor, decay: Tensor, heads: Size) -> Tensor:
@@ -96,16 +116,23 @@ def _rule(build: Builder, spec: KimiDelta, active: Tensor, beta: Tensor, decay: 
     many = spread(tokens, chunk) * heads
     build.operations.append(
         Operation(
-            "kda.rule", "scan", (queries, keys, values, beta, decay), (output,),
+            "kda.rule",
+            "scan",
+            (queries, keys, values, beta, decay),
+            (output,),
             keeps=(queries, keys, *statistics, values, beta, total, *inside),
             gemms=(
-                Gemm(chunk, chunk, width, 2 * many), Gemm(chunk, 2 * width, chunk, many),
-                Gemm(chunk, width, width, 2 * many), Gemm(width, width, chunk, many), Gemm(chunk, width, chunk, many),
+                Gemm(chunk, chunk, width, 2 * many),
+                Gemm(chunk, 2 * width, chunk, many),
+                Gemm(chunk, width, width, 2 * many),
+                Gemm(width, width, chunk, many),
+                Gemm(chunk, width, chunk, many),
             ),
-            forward_flops=forward, input_gradient_flops=2 * forward,
+            forward_flops=forward,
+            input_gradient_flops=2 * forward,
             # Made again: what the chunks write and the states; the inverse's gradient takes two products more.
             rerun_flops=system + 2 * state + 4 * pairs * minimum(chunk, view.positions),
             workspace=build.dtypes.activation * (3 * tokens * heads * width + many * width**2),
         )
-    )  # fmt: skip
+    )
     return output

@@ -52,13 +52,18 @@ def _fused(build: Builder, spec: LightningAttention, active: Tensor) -> Tensor:
     many = blocks * spec.num_attention_heads
     build.operations.append(
         Operation(
-            "lightning.scan", "scan", heads, (output,), keeps=heads,
+            "lightning.scan",
+            "scan",
+            heads,
+            (output,),
+            keeps=heads,
             gemms=(Gemm(block, block, head, many), Gemm(block, head, block, many), Gemm(block, head, head, 2 * many)),
-            forward_flops=2 * inside + 2 * state, input_gradient_flops=4 * inside + 4 * state,
+            forward_flops=2 * inside + 2 * state,
+            input_gradient_flops=4 * inside + 4 * state,
             # The scores and the states are made again.
             rerun_flops=inside + state,
         )
-    )  # fmt: skip
+    )
     return output
 
 
@@ -79,30 +84,56 @@ def _reference(build: Builder, spec: LightningAttention, active: Tensor) -> Tens
         kept = tuple(build.tensor(f"lightning.{each}", size) for each, size in keeps)
         build.operations.append(
             Operation(
-                f"lightning.{name}", "gemm", inputs, (output,), keeps=kept, gemms=(gemm,),
-                forward_flops=flops, input_gradient_flops=2 * flops,
+                f"lightning.{name}",
+                "gemm",
+                inputs,
+                (output,),
+                keeps=kept,
+                gemms=(gemm,),
+                forward_flops=flops,
+                input_gradient_flops=2 * flops,
             )
-        )  # fmt: skip
+        )
         return output
 
     scores = product(
-        "scores", (active,), build.tensor("lightning.scores", pairs * heads), Gemm(block, block, head, batch),
-        2 * pairs * width, ("query", tokens * width), ("key", tokens * width),
-    )  # fmt: skip
+        "scores",
+        (active,),
+        build.tensor("lightning.scores", pairs * heads),
+        Gemm(block, block, head, batch),
+        2 * pairs * width,
+        ("query", tokens * width),
+        ("key", tokens * width),
+    )
     inside = product(
-        "inside", (scores, active), build.tensor("lightning.inside", tokens * width), Gemm(block, head, block, batch),
-        2 * pairs * width, ("faded_scores", pairs * heads), ("value", tokens * width),
-    )  # fmt: skip
+        "inside",
+        (scores, active),
+        build.tensor("lightning.inside", tokens * width),
+        Gemm(block, head, block, batch),
+        2 * pairs * width,
+        ("faded_scores", pairs * heads),
+        ("value", tokens * width),
+    )
     state = product(
-        "write", (active,), build.tensor("lightning.write", batch * head * head), Gemm(head, head, block, batch),
-        2 * tokens * width * head, ("faded_key", earlier * width), ("value_written", earlier * width),
-    )  # fmt: skip
+        "write",
+        (active,),
+        build.tensor("lightning.write", batch * head * head),
+        Gemm(head, head, block, batch),
+        2 * tokens * width * head,
+        ("faded_key", earlier * width),
+        ("value_written", earlier * width),
+    )
     rates = build.tensor("lightning.block_decay", heads * maximum(blocks - 2, 0))
     carried = build.elementwise(
         "lightning.carry", (state,), build.tensor("lightning.states", state.numel), keeps=(rates,)
     )
     across = product(
-        "read", (active, carried), build.tensor("lightning.read", tokens * width), Gemm(block, head, head, batch),
-        2 * tokens * width * head, ("states", batch * head * head), ("faded_query", later * width),
-    )  # fmt: skip
+        "read",
+        (active, carried),
+        build.tensor("lightning.read", tokens * width),
+        Gemm(block, head, head, batch),
+        2 * tokens * width * head,
+        ("states", batch * head * head),
+        ("faded_query", later * width),
+    )
     return build.elementwise("lightning.sum", (inside, across), build.tensor("lightning.sum", tokens * width))

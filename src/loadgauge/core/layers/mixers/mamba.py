@@ -37,9 +37,17 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
     inner, channels = heads * spec.head_dim, heads * spec.head_dim + 2 * groups * spec.state_size
     source, kept, reduced, workspace = build.enter("mamba.gather", x, hidden_size)
     projected = build.linear(
-        "mamba.input", source, tokens, hidden_size, inner + channels + heads,
-        bias=spec.use_bias, kept_input=kept, shards=view.tp, backward_comm=reduced, workspace=workspace,
-    )  # fmt: skip
+        "mamba.input",
+        source,
+        tokens,
+        hidden_size,
+        inner + channels + heads,
+        bias=spec.use_bias,
+        kept_input=kept,
+        shards=view.tp,
+        backward_comm=reduced,
+        workspace=workspace,
+    )
     reference = build.kernels.recurrence == "reference"
     if reference:
         mixed = _reference(build, spec, projected, heads, groups)
@@ -49,11 +57,20 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
         gated = _gate(build, spec, projected, mixed, heads, groups)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        "mamba.output", gated, tokens, inner, hidden_size,
-        bias=spec.output_bias, shards=view.tp, bias_shards=1, output=build.hidden("mamba.output", hidden_size),
+        "mamba.output",
+        gated,
+        tokens,
+        inner,
+        hidden_size,
+        bias=spec.output_bias,
+        shards=view.tp,
+        bias_shards=1,
+        output=build.hidden("mamba.output", hidden_size),
         kept_input=mixed if build.kernels.joint_output and not reference else None,
-        forward_comm=forward, backward_comm=backward, workspace=workspace,
-    )  # fmt: skip
+        forward_comm=forward,
+        backward_comm=backward,
+        workspace=workspace,
+    )
 
 
 def _vector(build: Builder, name: str, numel: Size) -> Weight:
@@ -65,9 +82,14 @@ def _decay(build: Builder, heads: Size) -> Tensor:
     output, exponential = build.float32("mamba.decay", heads), build.float32("mamba.decay_exponential", heads)
     build.operations.append(
         Operation(
-            "mamba.decay", "elementwise", (), (output,), (_vector(build, "decay", heads),), keeps=(exponential,),
+            "mamba.decay",
+            "elementwise",
+            (),
+            (output,),
+            (_vector(build, "decay", heads),),
+            keeps=(exponential,),
         )
-    )  # fmt: skip
+    )
     return output
 
 
@@ -94,7 +116,12 @@ def _fused(build: Builder, spec: Mamba2, projected: Tensor, heads: Size, groups:
     )
     build.operations.append(
         Operation(
-            "mamba.scan", "scan", (projected, decay), (output,), tuple(weights), keeps=(projected, output, decay),
+            "mamba.scan",
+            "scan",
+            (projected, decay),
+            (output,),
+            tuple(weights),
+            keeps=(projected, output, decay),
             gemms=(
                 Gemm(chunk, chunk, state, spread(tokens, chunk) * groups),
                 Gemm(chunk, width, chunk, spread(tokens, chunk) * heads),
@@ -102,12 +129,14 @@ def _fused(build: Builder, spec: Mamba2, projected: Tensor, heads: Size, groups:
                 Gemm(chunk, width, state, spread(tokens, chunk) * heads),
             ),
             forward_flops=forward,
-            input_gradient_flops=2 * forward - convolution, weight_gradient_flops=convolution,
+            input_gradient_flops=2 * forward - convolution,
+            weight_gradient_flops=convolution,
             # Made again: convolution, scores, states; and the products of gradient and x, once more for the decay.
             rerun_flops=convolution + scores + states + inside,
-            workspace=workspace, backward_workspace=workspace,
+            workspace=workspace,
+            backward_workspace=workspace,
         )
-    )  # fmt: skip
+    )
     return output
 
 
@@ -120,10 +149,14 @@ def _gate(build: Builder, spec: Mamba2, projected: Tensor, mixed: Tensor, heads:
     statistic = Tensor("mamba.norm.rstd", build.view.tokens * groups, build.dtypes.norm_statistic, "statistic")
     build.operations.append(
         Operation(
-            "mamba.norm", "norm", (mixed, projected), (output,), (_vector(build, "norm", heads * spec.head_dim),),
+            "mamba.norm",
+            "norm",
+            (mixed, projected),
+            (output,),
+            (_vector(build, "norm", heads * spec.head_dim),),
             keeps=(mixed, projected, statistic),
         )
-    )  # fmt: skip
+    )
     return output
 
 
@@ -141,10 +174,16 @@ def _reference(build: Builder, spec: Mamba2, projected: Tensor, heads: Size, gro
         gemm = Gemm(m, n, k, batch if name != "mamba.passing" else view.sequences * heads)
         build.operations.append(
             Operation(
-                name, "gemm", (first, second), (output,), keeps=(first, second), gemms=(gemm,),
-                forward_flops=gemm.flops, input_gradient_flops=2 * gemm.flops,
+                name,
+                "gemm",
+                (first, second),
+                (output,),
+                keeps=(first, second),
+                gemms=(gemm,),
+                forward_flops=gemm.flops,
+                input_gradient_flops=2 * gemm.flops,
             )
-        )  # fmt: skip
+        )
         return output
 
     def copies(name: str, x: Tensor, *sizes: tuple[str, Size], keeps: tuple[Tensor, ...] = ()) -> list[Tensor]:
@@ -153,17 +192,27 @@ def _reference(build: Builder, spec: Mamba2, projected: Tensor, heads: Size, gro
         return list(outputs)
 
     active = causal_convolution(
-        build, "mamba.convolution", projected, channels, spec.conv_kernel,
-        bias=spec.use_conv_bias, activation=spec.hidden_act, shards=view.tp,
-    )  # fmt: skip
+        build,
+        "mamba.convolution",
+        projected,
+        channels,
+        spec.conv_kernel,
+        bias=spec.use_conv_bias,
+        activation=spec.hidden_act,
+        shards=view.tp,
+    )
     decay = _decay(build, heads)
     biased, softened, step = (build.tensor(f"mamba.{n}", tokens * heads) for n in ("biased", "softplus", "time_step"))
     build.operations.append(
         Operation(
-            "mamba.time_step", "elementwise", (projected,), (step,), (_vector(build, "time_step", heads),),
+            "mamba.time_step",
+            "elementwise",
+            (projected,),
+            (step,),
+            (_vector(build, "time_step", heads),),
             keeps=(biased, softened),
         )
-    )  # fmt: skip
+    )
     if build.dtypes.activation == 4:
         values, steps = active, [step]
     else:
@@ -188,9 +237,10 @@ def _reference(build: Builder, spec: Mamba2, projected: Tensor, heads: Size, gro
     )
     by_head = padded * heads * state
     write, written, read_inside, read_across = copies(
-        "mamba.repeat", active,
+        "mamba.repeat",
+        active,
         *((name, by_head) for name in ("write", "write_by_head", "read_inside", "read_across")),
-    )  # fmt: skip
+    )
     scores = wide("mamba.scores", padded * chunk * heads)
     product("mamba.scores", read_inside, written, scores, chunk, chunk, state)
     decayed = wide("mamba.decayed", scores.numel)
@@ -233,8 +283,12 @@ def _reference_gate(
     statistic = Tensor("mamba.norm.rstd", build.view.tokens * groups, 4, "statistic")
     build.operations.append(
         Operation(
-            "mamba.norm", "norm", (product,), (output,), (_vector(build, "norm", heads * spec.head_dim),),
+            "mamba.norm",
+            "norm",
+            (product,),
+            (output,),
+            (_vector(build, "norm", heads * spec.head_dim),),
             keeps=(product, statistic, normalised),
         )
-    )  # fmt: skip
+    )
     return output

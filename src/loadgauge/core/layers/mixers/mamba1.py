@@ -37,9 +37,14 @@ def mamba1(build: Builder, x: Tensor, spec: Mamba1, hidden_size: Size) -> Tensor
     channels, state, rank = spec.intermediate_size, spec.state_size, spec.time_step_rank
     joint = build.linear("mamba.input", x, tokens, hidden_size, 2 * channels, bias=spec.use_bias)
     mixed = causal_convolution(
-        build, "mamba.convolution", joint, channels, spec.conv_kernel,
-        bias=spec.use_conv_bias, activation=spec.hidden_act,
-    )  # fmt: skip
+        build,
+        "mamba.convolution",
+        joint,
+        channels,
+        spec.conv_kernel,
+        bias=spec.use_conv_bias,
+        activation=spec.hidden_act,
+    )
     small = build.linear("mamba.parameters", mixed, tokens, channels, rank + 2 * state)
     step, write, read = (
         build.tensor(f"mamba.{name}", tokens * width)
@@ -53,9 +58,14 @@ def mamba1(build: Builder, x: Tensor, spec: Mamba1, hidden_size: Size) -> Tensor
     step = build.linear("mamba.step", step, tokens, rank, channels)
     output = _scan(build, spec, joint, mixed, step, write, read)
     return build.linear(
-        "mamba.output", output, tokens, channels, hidden_size,
-        bias=spec.use_bias, output=build.hidden("mamba.output", hidden_size),
-    )  # fmt: skip
+        "mamba.output",
+        output,
+        tokens,
+        channels,
+        hidden_size,
+        bias=spec.use_bias,
+        output=build.hidden("mamba.output", hidden_size),
+    )
 
 
 def _scan(
@@ -86,12 +96,18 @@ def _scan(
     product = Gemm(channels, 1, state, view.tokens)
     build.operations.append(
         Operation(
-            "mamba.scan", "scan", (*copies, step, efficiencies), (gated,),
+            "mamba.scan",
+            "scan",
+            (*copies, step, efficiencies),
+            (gated,),
             (vector("step_bias", channels), vector("skip", channels)),
-            keeps=(*copies, step, efficiencies, states, output, *floats), gemms=(product,),
-            forward_flops=product.flops, input_gradient_flops=2 * product.flops, rerun_flops=product.flops,
+            keeps=(*copies, step, efficiencies, states, output, *floats),
+            gemms=(product,),
+            forward_flops=product.flops,
+            input_gradient_flops=2 * product.flops,
+            rerun_flops=product.flops,
         )
-    )  # fmt: skip
+    )
     # The last matrix needs its input token by token.
     turned = build.tensor("mamba.by_token", size)
     return build.elementwise("mamba.by_token", (gated,), turned)

@@ -1,4 +1,4 @@
-"""Which function writes down which linear mixer."""
+"""Dispatch: from a linear mixer to the function that lists its operations."""
 
 from __future__ import annotations
 

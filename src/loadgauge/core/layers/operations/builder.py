@@ -145,9 +145,15 @@ class Builder(Writer):
         base = bool(adapter) and lora is not None and not lora.experts_only
         trained = self.trains(name)
         matrix = Weight(
-            f"{name}.weight", i * o, shards, kind, trained,
-            base=base, quantised=low is not None, shape=(o, i),
-        )  # fmt: skip
+            f"{name}.weight",
+            i * o,
+            shards,
+            kind,
+            trained,
+            base=base,
+            quantised=low is not None,
+            shape=(o, i),
+        )
         weights = [matrix] if weight else []
         if bias:
             of_bias = shards if bias_shards is None else bias_shards
@@ -204,17 +210,25 @@ class Builder(Writer):
             inputs = (x, fused_adapter(self, name, x, shape, adapter))
         self.operations.append(
             Operation(
-                name, operation, inputs, (out,), (*weights, *saved),
+                name,
+                operation,
+                inputs,
+                (out,),
+                (*weights, *saved),
                 keeps=keeps,
                 gemms=(gemm,),
                 forward_flops=gemm.flops,
                 input_gradient_flops=gemm.flops,
                 weight_gradient_flops=gemm.flops if trained or saved else 0,
-                forward_comm=forward_comm, backward_comm=backward_comm, workspace=workspace,
-                backward_workspace=again, borrows=() if weight else (matrix,), holds=around,
+                forward_comm=forward_comm,
+                backward_comm=backward_comm,
+                workspace=workspace,
+                backward_workspace=again,
+                borrows=() if weight else (matrix,),
+                holds=around,
                 read_again=read_again,
             )
-        )  # fmt: skip
+        )
         if lora is None:
             return out
         if fused:
@@ -245,11 +259,14 @@ class Builder(Writer):
         again = () if self.kernels.keep_gathered else (gather,)
         self.operations.append(
             Operation(
-                name, "collective", (x,), (gathered,),
+                name,
+                "collective",
+                (x,),
+                (gathered,),
                 forward_comm=(gather,),
                 backward_comm=(*again, Collective("reduce_scatter", "tp", full, view.tp)),
             )
-        )  # fmt: skip
+        )
         if self.kernels.keep_gathered:
             return gathered, gathered, (), 0
         return gathered, x, (), narrow

@@ -1,4 +1,4 @@
-"""Which operations run backward where not all weights are trained, and what those keep that have less to do.
+"""Backward operations where not all weights are trained, and what the reduced ones keep.
 
 Autograd makes the gradient of a tensor only where something before it is trained. Below the lowest trained weight nothing is
 kept and nothing runs backward; at it, an operation keeps what the gradient of its weight needs and not what that of its
@@ -59,10 +59,18 @@ def _forward_only(operation: Operation, spares: frozenset[str], autocast: bool) 
     return msgspec.structs.replace(
         operation,
         weights=tuple(msgspec.structs.replace(weight, cast=False) for weight in operation.weights),
-        keeps=(), input_gradient_flops=0, weight_gradient_flops=0, rerun_flops=0, backward_comm=(),
-        workspace=operation.workspace + copied, backward_workspace=0, overwrites=False,
-        moves=None if moves is None else (moves[0], 0), spares=spares, gradients=False,
-    )  # fmt: skip
+        keeps=(),
+        input_gradient_flops=0,
+        weight_gradient_flops=0,
+        rerun_flops=0,
+        backward_comm=(),
+        workspace=operation.workspace + copied,
+        backward_workspace=0,
+        overwrites=False,
+        moves=None if moves is None else (moves[0], 0),
+        spares=spares,
+        gradients=False,
+    )
 
 
 def _with_less(operation: Operation, spares: frozenset[str], into: bool) -> Operation:

@@ -1,4 +1,4 @@
-"""What a layer is made of: tensors, weights, collectives and the operations that use them.
+"""`Operation`, and the tensors, weights and collectives that operations use.
 
 An `Operation` states its shapes once; parameters, FLOPs, bytes kept for backward, bytes moved through HBM and traffic
 are sums over a list of operations. All sizes are per rank and per micro-batch, and may be ints, arrays or symbols
@@ -39,7 +39,7 @@ that matrix products read, whose gradient goes to the original.
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """What one rank holds of one tensor: `numel` elements of `itemsize` bytes; `dtype` is its role."""
+    """One rank's share of a tensor: `numel` elements of `itemsize` bytes; `dtype` is its role."""
 
     name: str
     numel: Size
@@ -177,12 +177,12 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def into_inputs(self) -> bool:
-        """Whether its backward makes a gradient of an input."""
+        """Return whether its backward makes a gradient of an input."""
         return not self.spares or any(tensor.name not in self.spares for tensor in self.inputs)
 
     @property
     def trains_matrix(self) -> bool:
-        """Whether its backward makes the gradient of a matrix, which zero-bubble schedules put off."""
+        """Return whether its backward makes the gradient of a matrix, which zero-bubble schedules put off."""
         read = (*self.weights, *self.borrows)
         return any(weight.trainable and weight.kind in ("matrix", "head") for weight in read)
 
@@ -198,7 +198,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class Recompute(msgspec.Struct, frozen=True):
-    """Which operations of a layer run again in backward.
+    """Operations of a layer that run again in backward.
 
     `checkpointed`: a region under `torch.utils.checkpoint`: what is made inside is dropped, except what an operation
     outside the region keeps. `discarded`: outputs that are dropped for everyone and made again before they are needed

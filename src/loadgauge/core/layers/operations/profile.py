@@ -1,4 +1,4 @@
-"""What was seen alive while a layer ran, where its operations were captured from its code and need not be walked.
+"""Recorded live bytes of a layer whose operations were captured from its code.
 
 A row is a moment: the bytes alive, beside what earlier layers keep, and the elements of weight gradients made so far.
 """

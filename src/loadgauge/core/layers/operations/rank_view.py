@@ -1,4 +1,4 @@
-"""What one rank sees of one micro-batch, and how it computes it."""
+"""`View`: one rank's share of a micro-batch, and the kernels that compute it."""
 
 from __future__ import annotations
 

@@ -94,10 +94,17 @@ class Writer:
         """An operation on each element: bound by memory, no FLOPs counted (as the papers and PyTorch's counter do)."""
         self.operations.append(
             Operation(
-                name, kind, inputs, (output,), keeps=keeps, shares_gradient=shares_gradient,
-                backward_workspace=backward_workspace, holds=holds, moves=moves,
+                name,
+                kind,
+                inputs,
+                (output,),
+                keeps=keeps,
+                shares_gradient=shares_gradient,
+                backward_workspace=backward_workspace,
+                holds=holds,
+                moves=moves,
             )
-        )  # fmt: skip
+        )
         return output
 
     def cast(self, name: str, x: Tensor, itemsize: Size, holds: tuple[Tensor, ...] = ()) -> Tensor:

@@ -1,4 +1,4 @@
-"""What to change when a run does not fit: every suggestion is a command line that was estimated."""
+"""Changes to try when a run does not fit: every suggestion is a command line that was estimated."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
 
 
 def _unsaid(result: Estimate) -> dict[str, Any]:
-    """What an estimate assumes where another value would need more, as fields that say so."""
+    """Return what an estimate assumes where another value would need more, as fields that say so."""
     return {
         name: value
         for thing in result.memory.unsaid

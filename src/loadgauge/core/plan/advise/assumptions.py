@@ -1,4 +1,4 @@
-"""What an estimate assumes where a flag is not given, and what the alternative would change."""
+"""Assumed values of flags that are not given, and what the alternatives would change."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def assumptions(setup: Setup, result: Estimate) -> list[Assumption]:
 
 
 def _alternatives(setup: Setup) -> Iterator[tuple[str, str, str, Estimate]]:
-    """What was assumed, its value, the alternative, and the estimate with that."""
+    """Yield what was assumed, its value, the alternative, and the estimate with that."""
     kernels, kind = setup.training.kernels, setup.training
     loss = "float32" if kernels.loss in ("fused", "compiled", "chunked") else "fused"
     for flag, value, other in (("--attention", kernels.attention, "eager"), ("--loss", kernels.loss, loss)):

@@ -1,4 +1,4 @@
-"""Whether a job still fits and stays within a budget, alone or beside what it was before a change."""
+"""Budget checks: does a job still fit and stay within a budget, alone or against its state before a change?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loadgauge.core.resolve.setup import Setup
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """What a budget may be about: its unit as `units.parse` calls it (empty: a plain number), and what it needs."""
+    """Quantities that a budget may limit: unit as `units.parse` calls it (empty: a plain number), and what each needs."""
 
     unit: str
     needs: str
@@ -74,7 +74,7 @@ def _limit(name: str, value: str) -> float:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a job takes: verdict, [byte] of the GPU, and the quantities of a budget that the job says enough for.
+    """The figures of a job: verdict, [byte] of the GPU, and the quantities of a budget that the job says enough for.
 
     memory: as every document has it (`verdict.needs`)
     """

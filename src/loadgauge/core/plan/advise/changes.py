@@ -26,7 +26,7 @@ NODE = 8
 
 
 class Kind(Enum):
-    """What a change alters."""
+    """Fields that a change alters."""
 
     LOSS = auto()
     ZERO = auto()
@@ -85,7 +85,7 @@ class Change(NamedTuple):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What the conditions of changes depend on. `layout`: None where a search is to choose it."""
+    """Facts that the conditions of changes depend on. `layout`: None where a search is to choose it."""
 
     model: ModelSpec
     training: Training
@@ -103,24 +103,35 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Return the run of a job with its layout."""
         layout = setup.layout
         return cls(
-            model=setup.model, training=setup.training, gpu=setup.gpu, gpus=int(layout.gpus), layout=layout,
-            global_batch=int(layout.global_batch), seq_len=int(layout.seq_len), ragged=setup.lengths is not None,
+            model=setup.model,
+            training=setup.training,
+            gpu=setup.gpu,
+            gpus=int(layout.gpus),
+            layout=layout,
+            global_batch=int(layout.global_batch),
+            seq_len=int(layout.seq_len),
+            ragged=setup.lengths is not None,
             job=setup.job,
-        )  # fmt: skip
+        )
 
     @classmethod
     def of_case(cls, case: Case) -> Run:
         """Return the run of a job whose layout is searched."""
         space = case.space
         return cls(
-            model=space.model, training=case.training, gpu=case.cluster.gpu, gpus=space.gpus,
-            global_batch=space.global_batch, seq_len=space.seq_len, ragged=space.lengths is not None,
+            model=space.model,
+            training=case.training,
+            gpu=case.cluster.gpu,
+            gpus=space.gpus,
+            global_batch=space.global_batch,
+            seq_len=space.seq_len,
+            ragged=space.lengths is not None,
             links=() if case.cluster.topology is not None else case.cluster.links,
-        )  # fmt: skip
+        )
 
     @property
     def has_loss(self) -> bool:
-        """Whether the model has a language-model head."""
+        """Return whether the model has a language-model head."""
         return self.model.head.kind == "lm"
 
     @property

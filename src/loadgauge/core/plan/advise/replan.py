@@ -1,4 +1,4 @@
-"""What one change of a job would bring: each is planned again, none is extrapolated."""
+"""Plans after one change of a job: each is planned again, none is extrapolated."""
 
 from __future__ import annotations
 
@@ -45,9 +45,14 @@ class Replanned(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the change with its layout as plain values for JSON."""
         return {
-            "change": self.what, "flags": self.flags, "step": self.step, "memory": needs(self.best.memory),
-            "step_before": self.before, "speed": self.speed, "layout": self.best.to_dict()["layout"],
-        }  # fmt: skip
+            "change": self.what,
+            "flags": self.flags,
+            "step": self.step,
+            "memory": needs(self.best.memory),
+            "step_before": self.before,
+            "speed": self.speed,
+            "layout": self.best.to_dict()["layout"],
+        }
 
 
 def what_would_fit(
@@ -149,11 +154,14 @@ def _adapted(old: Training, lora: Lora) -> Training:
     """With adapters, as the framework runs them; a recipe that followed from the weights is then another one."""
     recipe = training(old.framework.name, old.precision.name[: 4 if old.weights else None], lora=lora)
     return msgspec.structs.replace(
-        old, lora=recipe.lora, precision=recipe.precision, by_sharding=None,
+        old,
+        lora=recipe.lora,
+        precision=recipe.precision,
+        by_sharding=None,
         kernels=msgspec.structs.replace(
             old.kernels, dtypes=recipe.kernels.dtypes, softmax_float32=recipe.kernels.softmax_float32
         ),
-    )  # fmt: skip
+    )
 
 
 def _recast(case: Case, precision: str) -> Training:

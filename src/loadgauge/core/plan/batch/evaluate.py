@@ -79,7 +79,7 @@ class BatchEvaluator:
 
     def batches(
         self, progress: Callable[[int, int], None] | None = None, wanted: Wanted | None = None
-    ) -> Iterator[Batch]:  # fmt: skip
+    ) -> Iterator[Batch]:
         """Yield the valid layouts, structure by structure; the schedules of one pipeline are simulated together.
 
         progress: called with the structures done and their number; wanted: decides from the memory [bytes] and a lower bound
@@ -267,7 +267,7 @@ class GridEvaluator:
         return self.numpy.maximum(nbytes, (nbytes - value) * margins.growth + high)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
-        """What lies outside PyTorch's allocator, and the most that may, as open arrays [bytes]."""
+        """Return what lies outside PyTorch's allocator, and the most that may, as open arrays [bytes]."""
 
         def make() -> tuple[Any, Any]:
             numpy, code, axes = self.numpy, 0, [name for name in RANK_AXES if name != "pp"]
@@ -294,9 +294,14 @@ class GridEvaluator:
         # Where the pipeline is numbered before other axes, it moves their ranks apart.
         known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)
         return ArrayStep(
-            memory, self.whole.machine, self.whole.fabric, self.groups(memory.layout), places,
-            self.of_grid.once(known, Memo), self.of_pp.once(("gathers", places), Memo),
-        )  # fmt: skip
+            memory,
+            self.whole.machine,
+            self.whole.fabric,
+            self.groups(memory.layout),
+            places,
+            self.of_grid.once(known, Memo),
+            self.of_pp.once(("gathers", places), Memo),
+        )
 
     def times(self, structure: Structure, memory: ArrayMemory, places: Places) -> PipelineTimes:
         """The stage times of a pipeline; ZeRO stages below 3 share one, unless sharded weights are trained in another way."""
@@ -316,7 +321,7 @@ class GridEvaluator:
         return self.of_pipeline.once(("pace", structure.recompute, whole, recast), make)
 
     def _recast(self, zero: int) -> bool:
-        """Whether weights are held in another dtype, or cast elsewhere, at a ZeRO stage than unsharded."""
+        """Return whether weights are held in another dtype, or cast elsewhere, at a ZeRO stage than unsharded."""
         return self.training.under(zero) != self.training.under(0)
 
     def points(self, structure: Structure) -> Places:

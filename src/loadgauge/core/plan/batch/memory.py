@@ -66,9 +66,7 @@ class ArrayMemory(MemoryModel):
 
     later = False
 
-    def __init__(
-        self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: Memo
-    ) -> None:  # fmt: skip
+    def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: Memo) -> None:
         self.listed = listed
         self.shared_bytes = Memo()
         self.weighing = Memo()
@@ -92,12 +90,12 @@ class ArrayMemory(MemoryModel):
 
     @property
     def sharded(self) -> Any:
-        """Whether ZeRO shards over several ranks; layouts with ZeRO over one rank are not valid in a search."""
+        """Return whether ZeRO shards over several ranks; layouts with ZeRO over one rank are not valid in a search."""
         return True if self.layout.zero else super().sharded
 
     @property
     def shares(self) -> bool:
-        """Whether everything except states is the same for all ZeRO stages."""
+        """Return whether everything except states is the same for all ZeRO stages."""
         training, precision = self.training, self.training.precision
         apart = self.lazy or training.optimizer.step != NO_TEMPORARIES or training.framework.engine is not None
         return not apart and precision.compute == precision.weight
@@ -111,7 +109,7 @@ class ArrayMemory(MemoryModel):
         return self.listed.once(("ends", self.layout.ends_together), super().end_layers)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
-        """What one micro-batch keeps on a chunk [bytes]."""
+        """Return what one micro-batch keeps on a chunk [bytes]."""
         key = "chunk", chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items())
         return self.shared_bytes.once(key, super().of_chunk, stage, chunk)
 
@@ -306,7 +304,7 @@ def _fullest(schedule: Any, stages: int, batches: int, indices: tuple[int, ...])
 
 
 def _exceeds(these: tuple[Work, ...], those: tuple[Work, ...]) -> bool:
-    """Whether each of those works has one among these that holds as much of everything."""
+    """Return whether each of those works has one among these that holds as much of everything."""
     return all(
         any(
             mine[:3] == other[:3]

@@ -49,7 +49,7 @@ class Level(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """What waits for what under a schedule. rows: of the table of times; ends: each stage's last entry."""
+    """Dependencies of a schedule. rows: of the table of times; ends: each stage's last entry."""
 
     levels: tuple[Level, ...]
     rows: int

@@ -35,9 +35,15 @@ class ArrayStep(StepModel):
     memory: ArrayMemory
 
     def __init__(
-        self, memory: ArrayMemory, machine: Machine, fabric: Fabric, groups: dict[str, Group], places: Places | None,
-        operations: Memo, gathers: Memo,
-    ) -> None:  # fmt: skip
+        self,
+        memory: ArrayMemory,
+        machine: Machine,
+        fabric: Fabric,
+        groups: dict[str, Group],
+        places: Places | None,
+        operations: Memo,
+        gathers: Memo,
+    ) -> None:
         self.places, self.operations, self.gathers, self.chunks = places, operations, gathers, Memo()
         super().__init__(memory, machine, fabric, groups)
 
@@ -102,9 +108,15 @@ class PipelineTimes:
     """
 
     def __init__(
-        self, memo: Memo, structure: Structure, time: ArrayStep, stages: list[Stage], points: Places, *,
+        self,
+        memo: Memo,
+        structure: Structure,
+        time: ArrayStep,
+        stages: list[Stage],
+        points: Places,
+        *,
         shared: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         import numpy
 
         self.memo, self.structure, self.time, self.points, self.shared = memo, structure, time, points, shared
@@ -271,9 +283,16 @@ def play_all(pipelines: Iterable[PipelineTimes]) -> None:
         for number in numpy.unique(short):
             mine = short == number
             seconds[mine] = play(
-                structure.schedule, structure.pp, int(number), kinds, forward[:, mine], backward[:, mine],
-                weight[:, mine], send[mine], overlap_send=alike[0].time.sends_hidden,
-            )  # fmt: skip
+                structure.schedule,
+                structure.pp,
+                int(number),
+                kinds,
+                forward[:, mine],
+                backward[:, mine],
+                weight[:, mine],
+                send[mine],
+                overlap_send=alike[0].time.sends_hidden,
+            )
         start = 0
         for times in alike:
             times.played = numpy.full(len(times.points), numpy.inf)

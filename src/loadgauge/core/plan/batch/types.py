@@ -1,4 +1,4 @@
-"""What the batch evaluation hands on."""
+"""Types that the batch evaluation hands on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values each axis may have, where the user does not say: all that the framework can run."""
+"""Default values of each axis of a search: all that the framework can run."""
 
 from __future__ import annotations
 
@@ -70,9 +70,12 @@ def space_for(
     experts = model.has_experts
     open_axes: dict[str, tuple[Any, ...]] = {
         **{axis: every if experts or not AXES[axis].experts else (1,) for axis in MODEL_PARALLEL},
-        "replicas": every, "micro_batch": divisors(global_batch), "vpp": tuple(range(1, model.num_hidden_layers + 1)),
-        "recompute": RECOMPUTE, "schedule": SCHEDULES,
-    }  # fmt: skip
+        "replicas": every,
+        "micro_batch": divisors(global_batch),
+        "vpp": tuple(range(1, model.num_hidden_layers + 1)),
+        "recompute": RECOMPUTE,
+        "schedule": SCHEDULES,
+    }
     if training.kernels.attention == "eager":
         open_axes["cp"] = (1,)  # rings of eager attention are not modelled
     for name, values in locked.items():
@@ -83,15 +86,21 @@ def space_for(
         narrow = {name: values for name, values in narrow.items() if name not in SPLIT_BY_PLAN}
     chosen = {**open_axes, **narrow, **locked}
     space = Space(
-        model=model, gpus=gpus, global_batch=global_batch, seq_len=seq_len, stage_layers=stage_layers, lengths=lengths,
+        model=model,
+        gpus=gpus,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        stage_layers=stage_layers,
+        lengths=lengths,
         padded=training.kernels.attention == "eager" if padded is None else padded,
-        base=_common(base or Layout(seq_len=1)), **chosen,
-    )  # fmt: skip
+        base=_common(base or Layout(seq_len=1)),
+        **chosen,
+    )
     return trimmed(space, keep=set(locked))
 
 
 def _common(layout: Layout) -> Layout:
-    """What all layouts of a space have in common with one."""
+    """Return what all layouts of a space have in common with one."""
     return Layout(cp_comm=layout.cp_comm, order=layout.order, expert_imbalance=layout.expert_imbalance, seq_len=1)
 
 

@@ -1,4 +1,4 @@
-"""Which layouts of a grid are valid: a named mask for each constraint, and the places that satisfy all of them."""
+"""Valid layouts of a grid: a named mask for each constraint, and the places that satisfy all of them."""
 
 from __future__ import annotations
 

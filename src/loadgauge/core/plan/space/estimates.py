@@ -90,7 +90,7 @@ def _ranges(words: Sequence[str], name: str) -> Iterator[str]:
 
 
 def _progress(known: list[int], word: str, name: str) -> Any:
-    """What leads from one value of a range to the next: a sum, or where the last three say so a product."""
+    """Return what leads from one value of a range to the next: a sum, or where the last three say so a product."""
     if len(known) == 1:
         return lambda value: value + 1
     *_, one, two = known
@@ -138,12 +138,17 @@ def _found(job: Job) -> Row:
     result = given.estimate()
     memory, time = result.memory, result.time
     row: Row = {
-        "outcome": memory.verdict, "memory_total": float(memory.total), "memory_low": float(memory.low),
-        "memory_high": float(memory.high), "memory_capacity": memory.capacity, "moment": memory.moment,
+        "outcome": memory.verdict,
+        "memory_total": float(memory.total),
+        "memory_low": float(memory.low),
+        "memory_high": float(memory.high),
+        "memory_capacity": memory.capacity,
+        "moment": memory.moment,
         **{part: float(nbytes) for part, nbytes in memory.parts.items()},
         "largest_activations": float(memory.largest("activations").parts["activations"]),
-        "flops_model": float(result.flops.model), "flops_hardware": float(result.flops.hardware),
-    }  # fmt: skip
+        "flops_model": float(result.flops.model),
+        "flops_hardware": float(result.flops.hardware),
+    }
     if memory.capacity is not None:
         row["missing"] = max(0.0, float(memory.high - memory.capacity))
     if time is not None:

@@ -150,7 +150,7 @@ def _where(file: str, text: str, word: str, number: int) -> str:
 
 
 class Workers(Protocol):
-    """What plans cells: processes of this machine, or a Ray cluster."""
+    """Workers that plan cells: processes of this machine, or a Ray cluster."""
 
     @property
     def slots(self) -> int:

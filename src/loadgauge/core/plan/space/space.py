@@ -30,7 +30,7 @@ SIZES = (*COMBINED, "replicas")
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes the list of operations or the order of work."""
+    """Settings that change the list of operations or the order of work."""
 
     pp: int = 1
     vpp: int = 1
@@ -42,7 +42,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def splits(self) -> bool:
-        """Whether the schedule splits the backward into input and weight gradients."""
+        """Return whether the schedule splits the backward into input and weight gradients."""
         return self.schedule not in ("1f1b", "gpipe", "interleaved")
 
 
@@ -208,9 +208,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
                         for spread in self.sequence_parallel:
                             for zero in self.zero:
                                 yield Structure(
-                                    pp=pp, vpp=vpp, schedule=schedule, stage_layers=split, zero=zero,
-                                    sequence_parallel=spread, recompute=again,
-                                )  # fmt: skip
+                                    pp=pp,
+                                    vpp=vpp,
+                                    schedule=schedule,
+                                    stage_layers=split,
+                                    zero=zero,
+                                    sequence_parallel=spread,
+                                    recompute=again,
+                                )
 
     def _schedules(self, pp: int) -> Iterator[tuple[Schedule, int]]:
         if pp == 1:
@@ -260,7 +265,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
                 yield from Grid(self, {**values, "tp": tuple(tp), "cp": tuple(cp)}, spread).parts()
 
     def _captured_grids(self, values: dict[str, tuple[int, ...]], spread: bool | None) -> Iterator[Grid]:
-        """Those of captured layers, whose operations were recorded for each number of ranks that split them."""
+        """Yield those of captured layers, whose operations were recorded for each number of ranks that split them."""
         listed: Any = self.model.listed
         for tp, ep in itertools.product(self.tp, self.ep):
             etp = listed.within_experts(tp, ep)
@@ -280,11 +285,20 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         if ragged is None:
             ragged = {} if self.lengths is None else batch_of(self.lengths, sizes["micro_batch"], self.padded)
         return msgspec.structs.replace(
-            self.base, dp=left, pp=structure.pp, vpp=structure.vpp, schedule=structure.schedule,
-            stage_layers=structure.stage_layers, zero=structure.zero, sequence_parallel=structure.sequence_parallel,
-            recompute=structure.recompute, global_batch=self.global_batch, seq_len=self.seq_len,
-            **sizes, **ragged,
-        )  # fmt: skip
+            self.base,
+            dp=left,
+            pp=structure.pp,
+            vpp=structure.vpp,
+            schedule=structure.schedule,
+            stage_layers=structure.stage_layers,
+            zero=structure.zero,
+            sequence_parallel=structure.sequence_parallel,
+            recompute=structure.recompute,
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            **sizes,
+            **ragged,
+        )
 
 
 def batch_of(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, float]:

@@ -25,7 +25,7 @@ BAR = 24
 
 
 def narrow() -> bool:
-    """Whether stdout is a terminal of fewer than `NARROW` columns."""
+    """Return whether stdout is a terminal of fewer than `NARROW` columns."""
     width = terminal_width()
     return width is not None and width < NARROW
 
@@ -41,7 +41,7 @@ def brief(given: Setup, result: Estimate, counter: Counter | None = None, target
 
 def short(
     memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Console | None = None
-) -> None:  # fmt: skip
+) -> None:
     """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty."""
     from rich.text import Text
 
@@ -60,7 +60,7 @@ def short(
 
 
 def _run(given: Setup, result: Estimate) -> str:
-    """What is trained, and on what."""
+    """Return what is trained, and on what."""
     layout, lora = result.layout, result.training.lora
     how = "" if lora is None else f" {lora.name},"
     where = "" if given.gpu is None else f" {layout.gpus:,} x {given.gpu.id},"

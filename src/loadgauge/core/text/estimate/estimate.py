@@ -117,7 +117,7 @@ def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter |
 
 
 def _counters(memory: Memory, counter: Counter | None) -> str:
-    """What counters show at the peak: the one that is asked for with its range, else each."""
+    """Return what counters show at the peak: the one that is asked for with its range, else each."""
     if counter is not None:
         shown = memory.reading(counter)
         return f"{counter} shows {gib(shown.value)} at the peak (80 % range {in_gib(shown.low)}-{gib(shown.high)})."
@@ -198,9 +198,14 @@ def _parts(target: Console, result: Estimate) -> None:
     memory = result.memory
     what = _meaning(result)
     columns = [
-        Column("part"), Column("at peak", "right"), Column("share", "right", rank=2),
-        Column("", style="cyan", wide=True), Column("largest", "right"), Column("when"), Column("what", wrap=True, rank=1),
-    ]  # fmt: skip
+        Column("part"),
+        Column("at peak", "right"),
+        Column("share", "right", rank=2),
+        Column("", style="cyan", wide=True),
+        Column("largest", "right"),
+        Column("when"),
+        Column("what", wrap=True, rank=1),
+    ]
     rows = []
     for part in PARTS:
         nbytes, (largest, when) = memory.parts[part], _largest(memory, part)
@@ -229,7 +234,7 @@ def _largest(memory: Memory, part: str) -> tuple[float, str]:
 
 
 def _meaning(result: Estimate) -> dict[str, str]:
-    """What each part is, in a few words."""
+    """Return what each part is, in a few words."""
     layout, training = result.layout, result.training
     precision, optimizer = training.precision, training.optimizer
 

@@ -66,12 +66,14 @@ def _cells(target: Console, rows: Sequence[Row], axes: Sequence[str]) -> None:
     known = any(row.get("memory_capacity") is not None for row in rows)
     columns = [
         *(Column(name.replace("_", " "), "right" if _numbers(rows, name) else "left") for name in axes),
-        *([Column("verdict")] if known or any("error" in row for row in rows) else []), Column("GiB", "right"),
-        Column("80 % range", "right", rank=2), *([Column("lacks", "right", rank=1)] if known else []),
+        *([Column("verdict")] if known or any("error" in row for row in rows) else []),
+        Column("GiB", "right"),
+        Column("80 % range", "right", rank=2),
+        *([Column("lacks", "right", rank=1)] if known else []),
         Column("activations", "right", rank=1),
         *([Column("step", "right"), Column("tokens/s/GPU", "right"), Column("MFU", "right", rank=1)] if timed else []),
         *([Column("days", "right"), Column("cost", "right", rank=1)] if priced else []),
-    ]  # fmt: skip
+    ]
     lines = []
     for row in rows:
         line = [_shown(row[name]) for name in axes]
@@ -86,9 +88,11 @@ def _cells(target: Console, rows: Sequence[Row], axes: Sequence[str]) -> None:
         line.append(in_gib(row["largest_activations"], 2))
         if timed:
             step = row.get("step")
-            line += ["", "", ""] if step is None else [
-                seconds(step), f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}"
-            ]  # fmt: skip
+            line += (
+                ["", "", ""]
+                if step is None
+                else [seconds(step), f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}"]
+            )
         if priced:
             days, cost = row.get("days"), row.get("cost")
             line += ["" if days is None else f"{days:,.1f}", "" if cost is None else f"{cost:,.0f}"]

@@ -24,11 +24,13 @@ def report(table: Table) -> None:
     numbers = {name for name in names if all(_is_number(row[name]) for row in table.rows)}
     columns = [
         Column(
-            HEADS.get(name, name.replace("_", " ")), "right" if name in numbers else "left",
-            wrap=name in ("products", "by"), rank=LAST.get(name, 0),
+            HEADS.get(name, name.replace("_", " ")),
+            "right" if name in numbers else "left",
+            wrap=name in ("products", "by"),
+            rank=LAST.get(name, 0),
         )
         for name in names
-    ]  # fmt: skip
+    ]
     rows = [[_shown(row[name]) for name in names] for row in table.rows]
     total = table.total
     ending = [_shown(total[name]) if name in total else "" for name in names]

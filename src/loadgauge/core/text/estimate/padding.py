@@ -16,11 +16,15 @@ def padding(target: Console, forecast: Forecast) -> None:
     """Print the expected micro-batch padded, with FlashAttention, and without padding."""
     timed = any(row.step is not None for row in forecast.rows)
     columns = [
-        Column("method"), Column("tokens", "right", wide=True), Column("layer", "right"),
-        Column("all layers", "right"), Column("share", "right", style="dim"), Column("peak", "right", wide=True),
+        Column("method"),
+        Column("tokens", "right", wide=True),
+        Column("layer", "right"),
+        Column("all layers", "right"),
+        Column("share", "right", style="dim"),
+        Column("peak", "right", wide=True),
         Column("FLOPs", "right"),
         *([Column("step", "right"), Column("share", "right", style="dim")] if timed else []),
-    ]  # fmt: skip
+    ]
     title = f"With and without padding: expected values for a micro-batch of {forecast.micro_batch}, memory in GiB"
     draw(target, columns, [_cells(forecast, row, timed) for row in forecast.rows], title)
     lines = [f"{row.method}: {row.reason}" for row in forecast.rows if row.reason]
@@ -50,6 +54,12 @@ def _cells(forecast: Forecast, row: Row, timed: bool) -> list[str]:
 
     time = [] if not timed else ["-" if row.step is None else seconds(row.step), share("step")]
     return [
-        row.method, f"{row.tokens:,.0f}", gib(row.layer), gib(row.activations), share("layer"), gib(row.peak),
-        "-" if row.flops is None else flops(row.flops), *time,
-    ]  # fmt: skip
+        row.method,
+        f"{row.tokens:,.0f}",
+        gib(row.layer),
+        gib(row.activations),
+        share("layer"),
+        gib(row.peak),
+        "-" if row.flops is None else flops(row.flops),
+        *time,
+    ]

@@ -1,4 +1,4 @@
-"""What several reports print of a setup: its layout in words, and what was assumed."""
+"""The parts of a setup that reports share: its layout in words, and the assumptions."""
 
 from __future__ import annotations
 

@@ -47,9 +47,12 @@ def timing(target: Console, given: Setup, result: Estimate) -> None:
     if time is None:
         return
     columns = [
-        Column("component"), Column("seconds", "right"), Column("share", "right", rank=2), Column("", style="cyan", wide=True),
+        Column("component"),
+        Column("seconds", "right"),
+        Column("share", "right", rank=2),
+        Column("", style="cyan", wide=True),
         Column("what", wrap=True, rank=1),
-    ]  # fmt: skip
+    ]
     rows = [
         [lane, f"{value:,.4g}", f"{value / time.step:.1%}", bar(target, value / time.step), LANES[lane]]
         for lane, value in time.parts.items()

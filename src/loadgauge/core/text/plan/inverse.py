@@ -56,10 +56,14 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
     if as_json:
         documents = [_document(setup, answer, request) for answer in answers]
         sizes = [
-            {"gpus": one.gpus, "fits": one.best is not None, "days": None if one.best is None else one.days,
-             "flags": None if one.best is None else layout_flags(one.best)}
+            {
+                "gpus": one.gpus,
+                "fits": one.best is not None,
+                "days": None if one.best is None else one.days,
+                "flags": None if one.best is None else layout_flags(one.best),
+            }
             for one in beside
-        ]  # fmt: skip
+        ]
         more = {"sizes": sizes} if sizes else {}
         document({"answers": documents, **more, "left_out": left_out, "assumed": setup.assumed})
         return 0
@@ -113,27 +117,43 @@ def _point(best: Estimate) -> dict[str, Any]:
     """A point of the curve of memory and speed against the micro-batch."""
     assert best.time is not None
     return {
-        "micro_batch": int(best.layout.micro_batch), "global_batch": int(best.layout.global_batch),
-        "memory": needs(best.memory), "step": best.time.step,
+        "micro_batch": int(best.layout.micro_batch),
+        "global_batch": int(best.layout.global_batch),
+        "memory": needs(best.memory),
+        "step": best.time.step,
         "tokens_per_second": best.time.tokens / best.time.step,
-        "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu, "mfu": best.time.mfu, "flags": layout_flags(best),
-    }  # fmt: skip
+        "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu,
+        "mfu": best.time.mfu,
+        "flags": layout_flags(best),
+    }
 
 
 def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
     """Memory and speed against the micro-batch."""
     columns = [
-        Column("micro-batch", "right"), Column("global batch", "right"), Column("GiB", "right"), Column("verdict"),
-        Column("tokens/s", "right"), Column("MFU", "right"), Column("layout", wrap=True),
-    ]  # fmt: skip
+        Column("micro-batch", "right"),
+        Column("global batch", "right"),
+        Column("GiB", "right"),
+        Column("verdict"),
+        Column("tokens/s", "right"),
+        Column("MFU", "right"),
+        Column("layout", wrap=True),
+    ]
     rows = []
     for best in curve:
         assert best.time is not None
         layout = layout_flags(best).rpartition("--micro-batch")[0]
-        rows.append([
-            f"{best.layout.micro_batch:,}", f"{best.layout.global_batch:,}", in_gib(best.memory.total, 1),
-            best.memory.verdict, f"{best.time.tokens / best.time.step:,.0f}", f"{best.time.mfu:.1%}", layout,
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{best.layout.micro_batch:,}",
+                f"{best.layout.global_batch:,}",
+                in_gib(best.memory.total, 1),
+                best.memory.verdict,
+                f"{best.time.tokens / best.time.step:,.0f}",
+                f"{best.time.mfu:.1%}",
+                layout,
+            ]
+        )
     draw(target, columns, rows, "Memory and speed against the micro-batch, each with its best layout")
 
 
@@ -164,8 +184,13 @@ def _by_date(request: PlanRequest, case: Case) -> tuple[list[Answer], tuple[Size
 
 def _beside(target: Console, sizes: tuple[Sized, ...], chosen: int) -> None:
     """Days on the sizes beside the answer."""
-    columns = [Column("GPUs", "right"), Column("days", "right"), Column("step", "right"), Column("MFU", "right"),
-               Column("layout", wrap=True)]  # fmt: skip
+    columns = [
+        Column("GPUs", "right"),
+        Column("days", "right"),
+        Column("step", "right"),
+        Column("MFU", "right"),
+        Column("layout", wrap=True),
+    ]
     rows = []
     for one in sizes:
         if one.best is None or one.best.time is None:

@@ -266,10 +266,16 @@ def _why_not(plan: Plan) -> list[str]:
     for case in plan.cases:
         space = case.space
         kept = space_for(
-            space.model, case.training, space.gpus, space.global_batch, space.seq_len,
+            space.model,
+            case.training,
+            space.gpus,
+            space.global_batch,
+            space.seq_len,
             locks={**(case.locks or {}), **plan.request.why_not_locks},
-            stage_layers=space.stage_layers, lengths=space.lengths, base=space.base,
-        )  # fmt: skip
+            stage_layers=space.stage_layers,
+            lengths=space.lengths,
+            base=space.base,
+        )
         narrow.append(msgspec.structs.replace(case, space=kept))
     say("why not")
     try:
@@ -285,16 +291,22 @@ def change_table(target: Console, changes: Sequence[Replanned], title: str) -> N
     """Print changes of a job, one per row."""
     compared = any(change.speed is not None for change in changes)
     columns = [
-        *([Column("tokens/s", "right")] if compared else []), Column("step", "right"), Column("GiB", "right"),
-        Column("change"), Column("flags", wrap=True),
-    ]  # fmt: skip
+        *([Column("tokens/s", "right")] if compared else []),
+        Column("step", "right"),
+        Column("GiB", "right"),
+        Column("change"),
+        Column("flags", wrap=True),
+    ]
     rows = [
         [
-            *([f"x {change.speed:.2f}"] if change.speed is not None else []), seconds(change.step),
-            in_gib(change.best.memory.total, 1), change.what, change.flags,
+            *([f"x {change.speed:.2f}"] if change.speed is not None else []),
+            seconds(change.step),
+            in_gib(change.best.memory.total, 1),
+            change.what,
+            change.flags,
         ]
         for change in changes
-    ]  # fmt: skip
+    ]
     draw(target, columns, rows, title)
 
 
@@ -315,12 +327,21 @@ def _nothing(error: NothingFits, request: PlanRequest, setup: Setup, cases: list
     if as_json:
         document(
             {
-                "objective": request.objective, "margin": request.margin_bytes, "layouts": [], "pareto": [],
-                "tighter": None, **error.counts, "out_of_reach": out_of_reach(cases[-1].space),
-                "assumed": setup.assumed, "nearest": documented(nearest, complete), "missing": error.missing,
-                "why": [], "why_not": [], "changes": _documents(changes, complete),
+                "objective": request.objective,
+                "margin": request.margin_bytes,
+                "layouts": [],
+                "pareto": [],
+                "tighter": None,
+                **error.counts,
+                "out_of_reach": out_of_reach(cases[-1].space),
+                "assumed": setup.assumed,
+                "nearest": documented(nearest, complete),
+                "missing": error.missing,
+                "why": [],
+                "why_not": [],
+                "changes": _documents(changes, complete),
             }
-        )  # fmt: skip
+        )
         return 1
     target = console()
     target.print(f"NOTHING FITS  {error}.", soft_wrap=True, style="bold red")

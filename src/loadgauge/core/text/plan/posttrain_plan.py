@@ -39,11 +39,14 @@ def report(found: Found) -> None:
         points(target, [f"Nothing fits: {counted}."], "")
         if found.nearest is not None:
             worst = found.nearest.memory.decisive
-            points(target, [
-                f"Nearest miss: {worst.name} needs {in_gib(worst.total, 1)} of {gib(found.nearest.memory.capacity or 0, 1)},"
-                f" range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
-                found.nearest.job.command(),
-            ])  # fmt: skip
+            points(
+                target,
+                [
+                    f"Nearest miss: {worst.name} needs {in_gib(worst.total, 1)} of {gib(found.nearest.memory.capacity or 0, 1)},"
+                    f" range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
+                    found.nearest.job.command(),
+                ],
+            )
         return
     best = found.best
     time, worst = best.time, best.memory.decisive
@@ -66,9 +69,16 @@ def report(found: Found) -> None:
 def _row(name: str, choice: Choice) -> list[str]:
     job = choice.job
     return [
-        name, job.placement or "", f"{job.tp or 1}  {job.pp or 1}  {job.zero}", job.recompute or "", str(job.micro_batch),
-        str(job.logprob_batch), job.rollout or "", seconds(choice.time.step), in_gib(choice.memory.decisive.total, 1),
-    ]  # fmt: skip
+        name,
+        job.placement or "",
+        f"{job.tp or 1}  {job.pp or 1}  {job.zero}",
+        job.recompute or "",
+        str(job.micro_batch),
+        str(job.logprob_batch),
+        job.rollout or "",
+        seconds(choice.time.step),
+        in_gib(choice.memory.decisive.total, 1),
+    ]
 
 
 def document(found: Found) -> dict[str, Any]:
@@ -79,11 +89,17 @@ def document(found: Found) -> dict[str, Any]:
             return None
         held = choice.memory
         return {
-            "command": choice.job.command(), "memory": needs(held) | {"moment": held.worst.name},
+            "command": choice.job.command(),
+            "memory": needs(held) | {"moment": held.worst.name},
             **time_document(choice.time, "", choice.job),
-        }  # fmt: skip
+        }
 
     return {
-        "best": one(found.best), "runner_up": one(found.runner_up), "nearest": one(found.nearest), "why": found.why,
-        "candidates": found.candidates, "refused": found.refused, "looked": found.looked,
-    }  # fmt: skip
+        "best": one(found.best),
+        "runner_up": one(found.runner_up),
+        "nearest": one(found.nearest),
+        "why": found.why,
+        "candidates": found.candidates,
+        "refused": found.refused,
+        "looked": found.looked,
+    }

@@ -25,23 +25,30 @@ NOT_COUNTED = (
 
 def report(
     run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]] = (), took: Sequence[str] = ()
-) -> None:  # fmt: skip
+) -> None:
     """Print the answer. remedies: flags that were tried, with the memory of the run under them; took: lines about its time"""
     target, worst = console(), memory.worst
     target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
     points(target, [*_left_out(run), *_lines(run, memory), *took, *_next(memory, remedies)], "")
     roles = list(dict.fromkeys(one.role for phase in memory.phases for one in phase.residents))
     rows = [
-        [phase.name, phase.side, *(in_gib(phase.of(role)) if phase.of(role) else "" for role in roles), in_gib(phase.total),
-         f"{in_gib(phase.low, 1)}-{in_gib(phase.high, 1)}"]
+        [
+            phase.name,
+            phase.side,
+            *(in_gib(phase.of(role)) if phase.of(role) else "" for role in roles),
+            in_gib(phase.total),
+            f"{in_gib(phase.low, 1)}-{in_gib(phase.high, 1)}",
+        ]
         for phase in memory.phases
-    ]  # fmt: skip
+    ]
     columns = [Column("phase"), Column("on"), *(Column(role, "right") for role in roles)]
     draw(
-        target, [*columns, Column("together", "right"), Column("range", "right")], rows,
+        target,
+        [*columns, Column("together", "right"), Column("range", "right")],
+        rows,
         "GiB on the fullest card, by phase and role",
         [index for index, phase in enumerate(memory.phases) if phase is worst],
-    )  # fmt: skip
+    )
     _parts(worst)
     if memory.host:
         rows = [[what, in_gib(nbytes, 1)] for what, nbytes in memory.host.items()]
@@ -115,34 +122,58 @@ def document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMem
         "task": run.task.name,
         "model": {"name": run.trained.model.name, "params": run.trained.params},
         "gpu": None if run.gpu is None else run.gpu.id,
-        "verdict": memory.verdict, "worst": memory.worst.name, "capacity": memory.capacity,
+        "verdict": memory.verdict,
+        "worst": memory.worst.name,
+        "capacity": memory.capacity,
         "gpus": {"trainer": run.placement.trainer, "rollout": run.placement.rollout, "all": run.placement.gpus},
         "roles": {
-            name: {"model": member.model.name, "params": member.params, "uses": list(member.role.uses),
-                   "shares": member.shares, "offloaded": member.offloaded}
+            name: {
+                "model": member.model.name,
+                "params": member.params,
+                "uses": list(member.role.uses),
+                "shares": member.shares,
+                "offloaded": member.offloaded,
+            }
             for name, member in run.members.items()
         },
         "memory": {
-            **needs(memory), "moment": memory.worst.name, "parts": memory.worst.parts,
+            **needs(memory),
+            "moment": memory.worst.name,
+            "parts": memory.worst.parts,
             "phases": [
-                {"phase": phase.name, "side": phase.side, "total": phase.total, "low": phase.low, "high": phase.high,
-                 "parts": [{"role": one.role, "part": one.part, "bytes": one.nbytes} for one in phase.residents]}
+                {
+                    "phase": phase.name,
+                    "side": phase.side,
+                    "total": phase.total,
+                    "low": phase.low,
+                    "high": phase.high,
+                    "parts": [{"role": one.role, "part": one.part, "bytes": one.nbytes} for one in phase.residents],
+                }
                 for phase in memory.phases
             ],
         },
-        "host": memory.host, "assumed": run.assumed,
+        "host": memory.host,
+        "assumed": run.assumed,
         "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in remedies],
         "not_counted": list(NOT_COUNTED),
-    }  # fmt: skip
+    }
     if engine is not None and run.engine is not None:
         found["rollout"] = {
-            "engine": run.engine.text(), "replicas": run.replicas, "cache": engine.pool, "cache_demand": engine.demand,
-            "cache_of_a_token": engine.token, "at_once": engine.running, "asked": engine.asked,
-        }  # fmt: skip
+            "engine": run.engine.text(),
+            "replicas": run.replicas,
+            "cache": engine.pool,
+            "cache_demand": engine.demand,
+            "cache_of_a_token": engine.token,
+            "at_once": engine.running,
+            "asked": engine.asked,
+        }
         found["sequences"] = {
-            "prompts": sequences.prompts, "samples": sequences.samples, "prompt_len": sequences.prompt,
-            "answer_mean": sequences.answers.mean, "answer_longest": sequences.answers.longest,
-        }  # fmt: skip
+            "prompts": sequences.prompts,
+            "samples": sequences.samples,
+            "prompt_len": sequences.prompt,
+            "answer_mean": sequences.answers.mean,
+            "answer_longest": sequences.answers.longest,
+        }
     return found
 
 

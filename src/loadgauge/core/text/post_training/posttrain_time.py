@@ -30,7 +30,7 @@ def report(run: Run, time: StepTime | None, job: Job) -> None:
     rows = [
         [one.name, one.role, one.side if time.sides else "", seconds(one.seconds), f"{one.seconds / time.step:.0%}"]
         for one in time.phases
-    ]  # fmt: skip
+    ]
     columns = [
         Column("phase"),
         Column("of"),

@@ -1,1 +1,1 @@
-"""What a captured model is run on: tokens, pictures, sounds, heads."""
+"""Inputs that a captured model is run on: tokens, pictures, sounds, heads."""

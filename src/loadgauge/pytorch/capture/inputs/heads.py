@@ -66,7 +66,7 @@ def sizes_of(word: str) -> tuple[str, ...]:
 
 
 def contrasts(word: str) -> bool:
-    """Whether two texts are compared with all others of the batch."""
+    """Return whether two texts are compared with all others of the batch."""
     return bool(_table()[word].get("loss") == "contrastive")
 
 
@@ -125,7 +125,7 @@ class Towers(nn.Module):
 
 
 def two_texts(device: str, b: Any, s: Any, t: Any) -> dict[str, Any]:
-    """What `Towers` is called with: b texts of s tokens and b of t, without padding."""
+    """Return what `Towers` is called with: b texts of s tokens and b of t, without padding."""
     ids = {
         name: torch.empty((b, size), dtype=torch.long, device=device) for name, size in (("first", s), ("second", t))
     }

@@ -1,4 +1,4 @@
-"""What a model of transformers is called with beside tokens, from `data/capture/inputs.toml`: pictures, sounds, grids, masks."""
+"""Inputs of transformers' models beside tokens, from `data/capture/inputs.toml`: pictures, sounds, grids, masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of transformers is trained on, by its kind: tokens, an encoder's and a decoder's, or sound and tokens."""
+"""Training inputs by kind of model: tokens, an encoder's and a decoder's, or sound and tokens."""
 
 from __future__ import annotations
 
@@ -61,9 +61,15 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
     usual = pictures or (processed(config, [size]) if size else Pictures())
 
     def inputs(
-        device: str, module: Any, b: Any, s: Any, t: Any = None, pictures: Pictures | None = None,
-        stop: bool = False, n: Any = None,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+        device: str,
+        module: Any,
+        b: Any,
+        s: Any,
+        t: Any = None,
+        pictures: Pictures | None = None,
+        stop: bool = False,
+        n: Any = None,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         pictures = pictures or usual
         given: dict[str, Any] = {}
         sound = sounds(int(n)) if of_sound else None  # a guard: its length is a number

@@ -25,7 +25,7 @@ _CLASS = "_class_name"
 
 
 def of_library(target: str) -> bool:
-    """Whether a target is a library and a name in it.
+    """Return whether a target is a library and a name in it.
 
     >>> of_library("timm:resnet50"), of_library("gpt2"), of_library("train.py:model")
     (True, False, False)
@@ -49,7 +49,7 @@ def library_keys(target: str) -> dict[str, Any]:
 
 
 def is_library(keys: Mapping[str, Any]) -> bool:
-    """Whether keys are of a model of one of these libraries."""
+    """Return whether keys are of a model of one of these libraries."""
     return "library" in keys or (isinstance(keys.get(_CLASS), str) and "model_type" not in keys)
 
 
@@ -230,8 +230,9 @@ def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(
             f"{target}: what it is trained on is not known{hint}; capture script.py:function with --inputs"
-            if not hint else f"{target}: what it is trained on is not known{hint}"
-        )  # fmt: skip
+            if not hint
+            else f"{target}: what it is trained on is not known{hint}"
+        )
     row: dict[str, Any] = found
     return row
 

@@ -61,10 +61,17 @@ class Packed(msgspec.Struct, frozen=True):
 
         return cls(
             msgspec.structs.replace(one, operations=(), storages=(), events=(), kept=()),
-            column("name"), column("module"), column("phase"), column("flops"),
-            [op.first for op in one.operations], [op.last for op in one.operations], Column.of(one.storages),
-            [number for number, _ in one.events], Column.of(size for _, size in one.events), Column.of(one.kept),
-        )  # fmt: skip
+            column("name"),
+            column("module"),
+            column("phase"),
+            column("flops"),
+            [op.first for op in one.operations],
+            [op.last for op in one.operations],
+            Column.of(one.storages),
+            [number for number, _ in one.events],
+            Column.of(size for _, size in one.events),
+            Column.of(one.kept),
+        )
 
     def sizes(self) -> list[Size]:
         """Every formula of it, once."""
@@ -74,8 +81,13 @@ class Packed(msgspec.Struct, frozen=True):
         """The capture. Raises ConfigError where columns have other lengths than others, or point at nothing."""
         rest = self.rest
         columns = (
-            self.names.values(), self.modules.values(), self.phases.values(), self.flops.values(), self.firsts, self.lasts,
-        )  # fmt: skip
+            self.names.values(),
+            self.modules.values(),
+            self.phases.values(),
+            self.flops.values(),
+            self.firsts,
+            self.lasts,
+        )
         storages, changes = self.storages.values(), self.changes.values()
         if len(set(map(len, columns))) > 1 or len(changes) != len(self.numbers):
             raise ConfigError("not a capture")

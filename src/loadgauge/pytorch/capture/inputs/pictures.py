@@ -50,7 +50,7 @@ class Pictures(msgspec.Struct, frozen=True):
 
 
 def processed(config: Any, sizes: Sequence[tuple[int, int]], own: Mapping[str, Any] | None = None) -> Pictures:
-    """What a model's image processor makes of a sequence's pictures, by argument.
+    """Return what a model's image processor makes of a sequence's pictures, by argument.
 
     sizes: width and height of each [pixels]; own: keys of its `preprocessor_config.json`, in place of what follows from the config
     Raises ConfigError for a model without an image processor, and NotModelled where the pictures make no tensors.

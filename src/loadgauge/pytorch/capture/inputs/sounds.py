@@ -86,14 +86,14 @@ def places(ids: torch.Tensor, heard: Heard) -> torch.Tensor:
 
 
 def hears(config: Any, taken: Mapping[str, Any]) -> bool:
-    """Whether a model takes text, and sounds of any length beside it. taken: parameters of its `forward`"""
+    """Return whether a model takes text, and sounds of any length beside it. taken: parameters of its `forward`"""
     if config.model_type not in _table() or "input_ids" not in taken:
         return False
     return not hasattr(config, "audio_config") or config.audio_config is not None  # some are made without a tower
 
 
 def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
-    """What a model's processor makes of a sequence's sound.
+    """Return what a model's processor makes of a sequence's sound.
 
     samples: its length, of `SAMPLES` a second
     Raises ConfigError where a library is missing, and NotModelled where the sound makes no tensors.
@@ -131,7 +131,7 @@ def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
 
 
 def _cut(whole: Mapping[str, Any], less: Mapping[str, Any], masks: list[str]) -> bool:
-    """Whether nothing tells a sound from one that is a little shorter."""
+    """Return whether nothing tells a sound from one that is a little shorter."""
     with _disable_current_modes():
         return bool(masks) and all(torch.equal(whole[name], less[name]) for name in masks)
 

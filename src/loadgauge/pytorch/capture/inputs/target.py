@@ -1,4 +1,4 @@
-"""What is captured, found without running anything: the keys of a configuration, or a function of a script; and its sizes."""
+"""The subject of a capture and its sizes, found without running it: the keys of a configuration, or a function of a script."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Tally:
 
 
 def tally_of(module: Any) -> Tally | None:
-    """What was counted of a module that is watched; None of any other."""
+    """Return what was counted of a module that is watched; None of any other."""
     return getattr(module, _TALLY, None)
 
 

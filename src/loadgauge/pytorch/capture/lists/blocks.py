@@ -64,7 +64,7 @@ def blocks(root: nn.Module, config: Any = None) -> Blocks:
 
 
 def signature(module: nn.Module, left_out: frozenset[str] = frozenset()) -> Hashable:
-    """What makes a module a module of its kind. left_out: names of attributes that only count modules"""
+    """Return what makes a module a module of its kind. left_out: names of attributes that only count modules"""
     parts = []
     for path, one in module.named_modules():
         plain = tuple(

@@ -1,4 +1,4 @@
-"""What ranks exchange while a layer runs, as operations of PyTorch of their own, which a recording shows by name.
+"""Collectives of a layer as operations of their own, which a recording shows by name.
 
 They move nothing: on tensors without values only their sizes count. `<axis>_all_reduce` writes in place, as NCCL does.
 """

@@ -59,7 +59,7 @@ class ListedWeight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListedExchange(msgspec.Struct, frozen=True, array_like=True):
-    """What ranks exchange: one of `layers.operations.Collective`, with bytes as a formula."""
+    """A collective: one of `layers.operations.Collective`, with bytes as a formula."""
 
     kind: str
     axis: str
@@ -89,7 +89,7 @@ class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def spared(self) -> bool:
-        """Whether its backward makes gradients of weights alone: nothing before it is trained."""
+        """Return whether its backward makes gradients of weights alone: nothing before it is trained."""
         return bool(self.gemms) and not self.input_gradient.terms and bool(self.weight_gradient.terms)
 
 
@@ -144,11 +144,20 @@ class Segment(msgspec.Struct, frozen=True):
         tensors = [Tensor(one.name, value(one.numel), one.itemsize, one.role) for one in self.tensors]
         weights = [
             Weight(
-                one.name, one.numel, one.shards, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
-                copies=one.copies, wide=one.wide, base=one.base,
+                one.name,
+                one.numel,
+                one.shards,
+                one.kind,
+                one.trainable,
+                expert=one.expert,
+                cast=one.cast,
+                shape=one.shape,
+                copies=one.copies,
+                wide=one.wide,
+                base=one.base,
             )
             for one in self.weights
-        ]  # fmt: skip
+        ]
         behind = bool(self.backward)
 
         def sent(given: tuple[ListedExchange, ...]) -> tuple[Collective, ...]:
@@ -156,7 +165,8 @@ class Segment(msgspec.Struct, frozen=True):
 
         operations = tuple(
             Operation(
-                one.name, one.kind,
+                one.name,
+                one.kind,
                 tuple(tensors[place] for place in one.inputs),
                 tuple(tensors[place] for place in one.outputs),
                 tuple(weights[place] for place in one.weights if not (own and weights[place].trainable)),
@@ -175,15 +185,20 @@ class Segment(msgspec.Struct, frozen=True):
                 gradients=one.gradients and behind,
             )
             for one in self.operations
-        )  # fmt: skip
+        )
 
         def rows(given: tuple[ListedRow, ...]) -> tuple[Row, ...]:
             return tuple(Row(row.at, value(row.live), row.gradients, row.latest) for row in given)
 
         profile = Profile(
-            rows(self.forward), rows(self.bare), rows(self.rerun), rows(self.backward), value(self.entering),
-            frozenset(self.outside), lambda: rows(self.each),
-        )  # fmt: skip
+            rows(self.forward),
+            rows(self.bare),
+            rows(self.rerun),
+            rows(self.backward),
+            value(self.entering),
+            frozenset(self.outside),
+            lambda: rows(self.each),
+        )
         return Layer(self.name, operations, profile)
 
 
@@ -233,7 +248,7 @@ class Listing(msgspec.Struct, frozen=True):
         return ""
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether its formulas hold for some sizes, by name."""
+        """Return whether its formulas hold for some sizes, by name."""
         sides = all((value == 1) == (sizes[name] == 1) for name, value in self.sizes.items())
         return sides and all(compiled(guard)(sizes) for guard in self.guards)
 
@@ -331,11 +346,11 @@ class Family:
 
     @property
     def unit(self) -> str:
-        """What a sequence is so many of."""
+        """Return what a sequence is so many of."""
         return "tokens" if "s" in self.names or "n" not in self.names else "samples of sound"
 
     def besides(self, length: int) -> str:
-        """What a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
+        """Return what a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
         found = [f"{self.beside.get('t', length):,} of the second text"] if "t" in self.names else []
         if "s" in self.names and "n" in self.names:
             tokens = self.any_listing.of_sound
@@ -349,7 +364,7 @@ class Family:
 
     @property
     def has_experts(self) -> bool:
-        """Whether any of its layers has routed experts that are known as such."""
+        """Return whether any of its layers has routed experts that are known as such."""
         return self.splits.experts > 0
 
     def problems(self, layout: Any) -> Iterator[str]:
@@ -368,7 +383,7 @@ class Family:
 
     @property
     def notes(self) -> list[str]:
-        """What an answer must say: values that the code reads, and where there are no formulas."""
+        """Return what an answer must say: values that the code reads, and where there are no formulas."""
         found = [
             f"what hangs on a value that the code reads ({line}): it got 1" for one in self.known for line in one.values
         ]
@@ -399,11 +414,11 @@ class Family:
         return self._made[key]
 
     def embedding(self, view: View) -> Layer:
-        """What runs before the first block."""
+        """Return what runs before the first block."""
         return self._layer(view, ENTRY)
 
     def head(self, view: View) -> Layer:
-        """What runs after the last block, loss included."""
+        """Return what runs after the last block, loss included."""
         return self._layer(view, EXIT)
 
     def block(self, kind: int, view: View) -> Layer:

@@ -112,7 +112,7 @@ class Lister:
     # -- storages ------------------------------------------------------------------------------------------------------
 
     def _storages(self) -> None:
-        """What made each storage of the step, what reads and keeps it, and to which segment its bytes belong."""
+        """Producer, readers and keepers of each storage of the step, and the segment that its bytes belong to."""
         run = self.run
         self.made: dict[int, int] = {}
         """Place in the forward of the operation that made a storage."""
@@ -154,7 +154,7 @@ class Lister:
             self.owner[number] = own
 
     def _unpack(self) -> None:
-        """What makes matrices of 4 bits in 16, forward and backward: they are there while a product reads them."""
+        """Dequantised copies of 4-bit matrices, forward and backward: alive while a product reads them."""
         self.unpacked: dict[int, int] = {}
         """Such a matrix, and the parameter that it is made of."""
         self.making: set[int] = set()
@@ -209,10 +209,12 @@ class Lister:
             for product, factor in one.items():
                 total[product] = total.get(product, 0) + factor
         last_read = {
-            number: max((at for at in self.readers.get(number, ()) if self.segment[at] == self.segment[self.made[number]]),
-                        default=self.made[number])
+            number: max(
+                (at for at in self.readers.get(number, ()) if self.segment[at] == self.segment[self.made[number]]),
+                default=self.made[number],
+            )
             for number in self.alive
-        }  # fmt: skip
+        }
         live: Terms = {}
         counted: set[int] = set()
         gradients: Counter[int] = Counter()
@@ -330,10 +332,19 @@ class Lister:
             if len(inner) > 1 and number not in self.alive and number not in self.casts:
                 add(held, self.nbytes[number])
         return Listing(
-            names=names, sizes=dict(sizes), guards=guards, entry=segments[0], blocks=tuple(segments[1:-1]),
-            exit=segments[-1], held=size_of(held), places=tuple(self.order), values=self.run.values, seconds=self.run.seconds,
-            unheard=self.run.unheard, of_sound=self.run.of_sound,
-        )  # fmt: skip
+            names=names,
+            sizes=dict(sizes),
+            guards=guards,
+            entry=segments[0],
+            blocks=tuple(segments[1:-1]),
+            exit=segments[-1],
+            held=size_of(held),
+            places=tuple(self.order),
+            values=self.run.values,
+            seconds=self.run.seconds,
+            unheard=self.run.unheard,
+            of_sound=self.run.of_sound,
+        )
 
     def _behind(self) -> dict[int, list[Op]]:
         """The operations of backward, by the place of the operation of the forward."""
@@ -366,8 +377,13 @@ class Lister:
                 add(extra, self.nbytes[one])
         first = self.first_backward.get(number)
         rerun: list[ListedRow] = []
-        keeping = [self.index[at] for one in self.alive if self.owner[one] == number for at in self.keepers[one]
-                   if self.segment[at] == number]  # fmt: skip
+        keeping = [
+            self.index[at]
+            for one in self.alive
+            if self.owner[one] == number
+            for at in self.keepers[one]
+            if self.segment[at] == number
+        ]
         if first is not None and keeping:
             beside = terms_of(less(terms_of(less(first, self.before[number])), self.kept[number]))
             rerun = [
@@ -377,13 +393,20 @@ class Lister:
             ]
         behind_rows = backward.get(number, [])
         return Segment(
-            name=word, operations=tuple(writer.operations), tensors=tuple(writer.tensors), weights=tuple(writer.weights),
-            forward=pruned(forward.get(number, []), apart=False), bare=pruned(bare.get(number, []), apart=False),
-            rerun=pruned(rerun, apart=False), backward=pruned(behind_rows, apart=False), each=pruned(behind_rows, apart=True),
-            entering=size_of(extra), outside=tuple(sorted(writer.outside)),
-        )  # fmt: skip
+            name=word,
+            operations=tuple(writer.operations),
+            tensors=tuple(writer.tensors),
+            weights=tuple(writer.weights),
+            forward=pruned(forward.get(number, []), apart=False),
+            bare=pruned(bare.get(number, []), apart=False),
+            rerun=pruned(rerun, apart=False),
+            backward=pruned(behind_rows, apart=False),
+            each=pruned(behind_rows, apart=True),
+            entering=size_of(extra),
+            outside=tuple(sorted(writer.outside)),
+        )
 
 
 def guards_of(symbols: Symbols) -> tuple[str, ...]:
-    """What a capture asked of its sizes, as text."""
+    """Return what a capture asked of its sizes, as text."""
     return tuple(dict.fromkeys(written(guard, symbols.names) for guard in symbols.guards))

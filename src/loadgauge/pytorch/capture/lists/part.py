@@ -1,4 +1,4 @@
-"""Which blocks of a module are run where layers of one kind are trained in different ways, and which of them stands for which."""
+"""Representative blocks to run, and the map from every block to its representative."""
 
 from __future__ import annotations
 

@@ -75,9 +75,14 @@ def _fill(layer: Any, old: Any, regime: Regime) -> None:
         nested = {"offset": empty(), "state2": outer}
     weight: Any = nn.Parameter(empty((rows * columns + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
     weight.quant_state = layer.quant_state = state(
-        absmax=empty(blocks, dtype=torch.uint8 if double else torch.float32), shape=torch.Size((rows, columns)),
-        code=empty(16), blocksize=BLOCK, quant_type=kind, dtype=dtype, **nested,
-    )  # fmt: skip
+        absmax=empty(blocks, dtype=torch.uint8 if double else torch.float32),
+        shape=torch.Size((rows, columns)),
+        code=empty(16),
+        blocksize=BLOCK,
+        quant_type=kind,
+        dtype=dtype,
+        **nested,
+    )
     weight.compress_statistics, weight.quant_type, weight.quant_storage = double, kind, torch.uint8
     weight.blocksize, weight.bnb_quantized, weight.module = BLOCK, True, layer
     layer.weight = weight
@@ -139,9 +144,17 @@ def as_on_cuda() -> Iterator[None]:
         return plain(layer) if state is None else bnb.functional.dequantize_4bit(layer.weight.data, state)
 
     def product(
-        x: Any, packed: Any, shape: Any, scales: Any, block: int, kind: str, bias: Any = None, absmax_8bit: Any = None,
-        absmax_code: Any = None, absmax_offset: Any = None,
-    ) -> Any:  # fmt: skip
+        x: Any,
+        packed: Any,
+        shape: Any,
+        scales: Any,
+        block: int,
+        kind: str,
+        bias: Any = None,
+        absmax_8bit: Any = None,
+        absmax_code: Any = None,
+        absmax_offset: Any = None,
+    ) -> Any:
         if absmax_8bit is not None:
             scales = own.dequantize_blockwise.default(absmax_8bit, scales, absmax_code, OUTER, torch.float32)
             scales = scales + absmax_offset

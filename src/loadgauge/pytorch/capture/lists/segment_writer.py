@@ -106,10 +106,19 @@ class SegmentWriter:
             self._weight[storage] = len(self.weights)
             self.weights.append(
                 ListedWeight(
-                    name or own, numel, kind if shape else "vector", found.trained, storage in lister.casts.values(),
-                    storage in lister.wide, shape, copies, found.expert, found.shards, found.base,
+                    name or own,
+                    numel,
+                    kind if shape else "vector",
+                    found.trained,
+                    storage in lister.casts.values(),
+                    storage in lister.wide,
+                    shape,
+                    copies,
+                    found.expert,
+                    found.shards,
+                    found.base,
                 )
-            )  # fmt: skip
+            )
         return self._weight[storage]
 
     def write(self, at: int, behind: list[Op]) -> None:
@@ -197,11 +206,25 @@ class SegmentWriter:
             kind = "gemm"
         self.operations.append(
             ListedOperation(
-                name, kind, inputs, outputs, keeps, tuple(weights), tuple(borrows), gemms, flops, size_of(inner),
-                size_of(weighed), size_of(again), moves, 0.5 if op.causal else 1.0,
-                () if exchange is None else (ListedExchange(*exchange, self._sent(op)),), tuple(returned), at >= self.lowest,
+                name,
+                kind,
+                inputs,
+                outputs,
+                keeps,
+                tuple(weights),
+                tuple(borrows),
+                gemms,
+                flops,
+                size_of(inner),
+                size_of(weighed),
+                size_of(again),
+                moves,
+                0.5 if op.causal else 1.0,
+                () if exchange is None else (ListedExchange(*exchange, self._sent(op)),),
+                tuple(returned),
+                at >= self.lowest,
             )
-        )  # fmt: skip
+        )
 
     def _sent(self, op: Op) -> Size:
         """Bytes of the whole tensor that an exchange is about: the larger of what goes in and what comes out."""
@@ -269,8 +292,13 @@ class SegmentWriter:
         for number, one in lister.run.weights.items():
             if number not in read and number not in self.owned:
                 place = lister.blocks.place(one.name)
-                own = 0 if place is None else lister.order.index(path) + 1 if (
-                    path := lister.blocks.stacks[place[0]].paths[place[1]]) in lister.order else 0  # fmt: skip
+                own = (
+                    0
+                    if place is None
+                    else lister.order.index(path) + 1
+                    if (path := lister.blocks.stacks[place[0]].paths[place[1]]) in lister.order
+                    else 0
+                )
                 if own == self.number:
                     self.owned[number] = own
                     place_of = self.weight(number, "vector")

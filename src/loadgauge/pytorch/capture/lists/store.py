@@ -85,7 +85,7 @@ def check_sizes(names: Sequence[str], sizes: Iterable[Size], guards: Sequence[st
 
 
 def read(file: Path, kind: type[T], check: Callable[[T], None]) -> T | None:
-    """What `write` wrote, as a type; None where it is not there or does not pass a check, which raises ConfigError."""
+    """Return what `write` wrote, as a type; None where it is not there or does not pass a check, which raises ConfigError."""
     try:
         unpacked = zlib.decompressobj()
         content = unpacked.decompress(file.read_bytes(), LARGEST)
@@ -129,7 +129,7 @@ def _version(library: str) -> str:
 
 
 def _code() -> str:
-    """What changes where the code that captures does: sizes and times of its files."""
+    """Return what changes where the code that captures does: sizes and times of its files."""
     files = sorted(path for part in ("capture", "trace") for path in (PACKAGE / part).rglob("*.py"))
     stats = [(str(path.relative_to(PACKAGE)), path.stat()) for path in files]
     return hashlib.sha256(repr([(name, at.st_size, at.st_mtime_ns) for name, at in stats]).encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""What is asked of a capture: dtypes, kernels, what is trained, on which ranks."""
+"""Requests for a capture: dtypes, kernels, what is trained, on which ranks."""

@@ -86,14 +86,21 @@ def list_request(
     text = _text(whole)
     model = tuned(_of_config(whole, run, regime), regime).build("meta")
     return Document(
-        name=str(keys.get("_name_or_path") or whole.model_type), model_type=whole.model_type,
+        name=str(keys.get("_name_or_path") or whole.model_type),
+        model_type=whole.model_type,
         hidden_size=int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0),
-        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=pattern,
-        listings=listings, parameters=elements(model),
-        longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
-        torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
-        splits=_splits(model, regime, pairs or learnt), given=_given(job, model, sizes),
-    )  # fmt: skip
+        vocab_size=int(getattr(text, "vocab_size", 0) or 0),
+        pattern=pattern,
+        listings=listings,
+        parameters=elements(model),
+        longest=getattr(text, "max_position_embeddings", None),
+        tied=bool(getattr(whole, "tie_word_embeddings", False)),
+        torch=str(torch.__version__),
+        transformers=_version(),
+        dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
+        splits=_splits(model, regime, pairs or learnt),
+        given=_given(job, model, sizes),
+    )
 
 
 def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
@@ -137,8 +144,11 @@ def _of_config(config: Any, run: TorchRun, regime: Regime) -> Sized:
 
 
 def _run(regime: Regime) -> TorchRun:
-    precision = ("bf16-autocast" if regime.weight == 4 else "bf16-autocast-8") if regime.autocast else (
-        "fp32" if regime.weight == 4 or regime.buffer else "bf16-pure")  # fmt: skip
+    precision = (
+        ("bf16-autocast" if regime.weight == 4 else "bf16-autocast-8")
+        if regime.autocast
+        else ("fp32" if regime.weight == 4 or regime.buffer else "bf16-pure")
+    )
     layout = Layout(micro_batch=1, global_batch=1, seq_len=1)
     return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
 
@@ -149,8 +159,11 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
     names = tuple(inspect.signature(given).parameters)
     unknown = sorted(set(names) - {"b", "s", "t"})
     if unknown or ONE not in names:
-        raise ConfigError(f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
-                          " loadgauge capture has --size", key="inputs")  # fmt: skip
+        raise ConfigError(
+            f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
+            " loadgauge capture has --size",
+            key="inputs",
+        )
     job = module_of(make, given, run)
     if regime.weight == 2:
         job = cast_by_fsdp(job)
@@ -164,10 +177,16 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
     splits = _splits(module, regime, {})
     listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
     return Document(
-        name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
-        listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
+        name=target,
+        model_type=type(module).__name__,
+        hidden_size=0,
+        vocab_size=0,
+        pattern=tuple(range(len(listings[0].blocks))),
+        listings=listings,
+        parameters=sum(one.numel() for one in module.parameters()),
+        torch=str(torch.__version__),
         splits=splits,
-    )  # fmt: skip
+    )
 
 
 def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int]) -> tuple[Shown, list[Listing]]:

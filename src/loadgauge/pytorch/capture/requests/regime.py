@@ -15,7 +15,7 @@ OWN = "is captured from its own code"
 
 
 class Regime(msgspec.Struct, frozen=True):
-    """What beside the sizes decides which operations run.
+    """The key of a recording: everything beside the sizes that decides which operations run.
 
     weight: bytes of an element of the weights; autocast: whether products run in 16 bits under autocast
     buffer: bytes of an element of buffers, where FSDP casts the weights to 16 bits and leaves those as they are; 0: as the weights
@@ -43,7 +43,7 @@ class Regime(msgspec.Struct, frozen=True):
 
     @property
     def wide(self) -> bool:
-        """Whether adapters are held in float32, which is more than the weights are. ``Regime(2, adapters=(2, 4)).wide``"""
+        """Return whether adapters are held in float32, which is more than the weights are. ``Regime(2, adapters=(2, 4)).wide``"""
         return self.adapters[1] > self.weight
 
     @classmethod
@@ -80,7 +80,7 @@ class Regime(msgspec.Struct, frozen=True):
 
 
 def _replaced(kernels: Kernels) -> list[str]:
-    """What of the kernels is not transformers' own code, in words."""
+    """Return what of the kernels is not transformers' own code, in words."""
     found = []
     if kernels.compiled:
         found.append("torch.compile")
@@ -95,7 +95,7 @@ def _replaced(kernels: Kernels) -> list[str]:
 
 
 class Document(msgspec.Struct):
-    """What is known of a captured model: its facts, its listings, and for each of its blocks which recorded one it is like."""
+    """Facts of a captured model: its facts, its listings, and for each of its blocks which recorded one it is like."""
 
     name: str
     model_type: str

@@ -15,10 +15,16 @@ from loadgauge.pytorch.trace.torch_run import TorchRun
 
 
 def capture_request(
-    request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int], step: str = "",
-    pictures: tuple[tuple[int, int], ...] = (), freeze: tuple[str, ...] = (), head: str = "",
+    request: Request,
+    inputs: str,
+    given: dict[str, int],
+    defaults: dict[str, int],
+    step: str = "",
+    pictures: tuple[tuple[int, int], ...] = (),
+    freeze: tuple[str, ...] = (),
+    head: str = "",
     rows: tuple[tuple[str, tuple[int, ...] | str], ...] = (),
-) -> Captured:  # fmt: skip
+) -> Captured:
     """Capture the job of a request in this process.
 
     inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures, freeze, head, rows: see `capture`

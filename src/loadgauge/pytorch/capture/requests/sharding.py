@@ -76,7 +76,7 @@ def _planned(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str,
 
 
 def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
-    """What of a model may be split, and what its parts must divide by; else why not.
+    """Return what of a model may be split, and what its parts must divide by; else why not.
 
     found_pairs: a plan that was recognised (`recognise`), which is taken where the class states none for its layers
     """
@@ -114,9 +114,13 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
     split = any(style == "moe_tp_experts" for style in plan.values())
     count, why = _experts_of(model, experts)
     return Splits(
-        tp=() if closed else tuple({**(heads if with_heads else {}), **sizes}.items()), tp_closed=closed,
-        experts=count, ep_closed=why, experts_by_tp=split and count > 0, plan=tuple(sorted(pairs.items())),
-    )  # fmt: skip
+        tp=() if closed else tuple({**(heads if with_heads else {}), **sizes}.items()),
+        tp_closed=closed,
+        experts=count,
+        ep_closed=why,
+        experts_by_tp=split and count > 0,
+        plan=tuple(sorted(pairs.items())),
+    )
 
 
 def _number(model: Any, name: str) -> int:
@@ -274,7 +278,7 @@ def _around(module: Any, before: Callable[..., Any] | None = None, after: Callab
 
 
 def entered(x: Any) -> Any:
-    """What split modules read in place of a tensor; those that read the same one send one gradient together."""
+    """Return what split modules read in place of a tensor; those that read the same one send one gradient together."""
     known: Any = getattr(x, "entered_once", None)
     if known is None and torch.is_grad_enabled() and x.requires_grad:
         known = x.entered_once = enter(x)

@@ -1,4 +1,4 @@
-"""What of a captured model is trained, where that is not all of it: adapters beside frozen weights, or a part of its own."""
+"""Trainable parameters of a captured model: adapters beside frozen weights, or a part of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOUR_BITS = {"nf4": ("nf4", True), "nf4-single": ("nf4", False), "fp4": ("fp4", 
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """What is trained, as a job says it. rank: of adapters, 0 without; train: words of `--train`, "" without.
+    """Trainable parameters, as a job says it. rank: of adapters, 0 without; train: words of `--train`, "" without.
 
     targets: `all`, `attention`, names with commas, or a regular expression on whole names of modules; saved: modules that are
     trained whole beside the adapters; layers: those that have adapters, "" for all; base: how the frozen base is stored, ""
@@ -41,7 +41,7 @@ class Tuned(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, job: Job) -> Tuned:
-        """What a job trains. Raises ConfigError or NotModelled for what is not known of captured models.
+        """Return what a job trains. Raises ConfigError or NotModelled for what is not known of captured models.
 
         >>> Tuned.of(Job(model="gpt2", lora_rank=8)).rank, Tuned.of(Job(model="gpt2", train="lm_head")).adapts
         (8, False)
@@ -60,24 +60,30 @@ class Tuned(msgspec.Struct, frozen=True):
         if (job.lora_dropout or 0) >= 1:
             raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
         return cls(
-            rank=job.lora_rank or LORA_RANK, targets=job.lora_targets or "all", dropout=job.lora_dropout or 0.0,
-            dora=bool(job.use_dora), saved=tuple(names_in(job.modules_to_save or "")), layers=job.lora_layers or "",
-            base=base, upcast=_upcast(job, base) if base else "none", loaded=4 if base and _wide(job) else 2,
-        )  # fmt: skip
+            rank=job.lora_rank or LORA_RANK,
+            targets=job.lora_targets or "all",
+            dropout=job.lora_dropout or 0.0,
+            dora=bool(job.use_dora),
+            saved=tuple(names_in(job.modules_to_save or "")),
+            layers=job.lora_layers or "",
+            base=base,
+            upcast=_upcast(job, base) if base else "none",
+            loaded=4 if base and _wide(job) else 2,
+        )
 
     @property
     def adapts(self) -> bool:
-        """Whether adapters are trained, and no weights of the model's own but `saved` ones."""
+        """Return whether adapters are trained, and no weights of the model's own but `saved` ones."""
         return self.rank > 0
 
     @property
     def by_layer(self) -> bool:
-        """Whether layers of one kind may be trained in different ways."""
+        """Return whether layers of one kind may be trained in different ways."""
         return bool(self.layers or self.train)
 
     @property
     def whole(self) -> bool:
-        """Whether all of the model is trained. ``Tuned().whole``"""
+        """Return whether all of the model is trained. ``Tuned().whole``"""
         return not (self.adapts or self.train)
 
 
@@ -90,7 +96,7 @@ def _wide(job: Job) -> bool:
 
 
 def _upcast(job: Job, base: str) -> str:
-    """What is cast to float32 in a job before its framework is looked at (`resolve.adapters`)."""
+    """Return what is cast to float32 in a job before its framework is looked at (`resolve.adapters`)."""
     framework = FRAMEWORKS.get(job.framework or "huggingface")
     if framework is None or not framework.peft:
         return "none"
@@ -109,7 +115,7 @@ def names_in(text: str) -> list[str]:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether targets are one regular expression, which PEFT fits to whole names of modules, and no list of names.
+    """Return whether targets are one regular expression, which PEFT fits to whole names of modules, and no list of names.
 
     >>> is_pattern(r".*\\.(q|v)_proj"), is_pattern("q_proj,mlp.fc1")
     (True, False)

@@ -70,10 +70,15 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
         if not any(_ends(one, name) for one, _ in module.named_modules()):
             raise ConfigError(f"no module is called {name!r}", key="modules_to_save")
     config = peft.LoraConfig(
-        r=asked.rank, lora_alpha=2 * asked.rank, lora_dropout=asked.dropout, use_dora=asked.dora,
-        target_modules=modules or ([] if parameters else None), target_parameters=parameters or None,
-        modules_to_save=list(asked.saved) or None, layers_to_transform=_layers(module, asked.layers),
-    )  # fmt: skip
+        r=asked.rank,
+        lora_alpha=2 * asked.rank,
+        lora_dropout=asked.dropout,
+        use_dora=asked.dora,
+        target_modules=modules or ([] if parameters else None),
+        target_parameters=parameters or None,
+        modules_to_save=list(asked.saved) or None,
+        layers_to_transform=_layers(module, asked.layers),
+    )
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -237,7 +242,7 @@ def _under(start: str, name: str) -> bool:
 
 
 def _expanded(word: str, stacks: Sequence[Stack]) -> Iterator[tuple[str, str]]:
-    """What a word names: the block that it lies in ("" for any place), and a path in names."""
+    """Yield what a word names: the block that it lies in ("" for any place), and a path in names."""
     pieces = word.split(".")
     for index, piece in enumerate(pieces):
         if re.fullmatch(r"\*|-?\d*(:-?\d*){0,2}", piece) and piece:

@@ -1,4 +1,4 @@
-"""Which road takes each model type of the installed transformers: a hand-written family, a capture, or none and why.
+"""Support of each model type of the installed transformers: a hand-written family, a capture, or none and why.
 
 Nothing is captured here, and neither PyTorch nor transformers is imported: types are read from transformers' own table of classes,
 results from `data/capture/tried.json`, which `tools/captured_models.py` makes.
@@ -45,7 +45,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 @functools.cache
 def tried() -> Tried:
-    """What was tried, and with which releases."""
+    """Return what was tried, and with which releases."""
     return msgspec.json.decode(read_data("capture/tried.json"), type=Tried)
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch asks about sizes that are symbols: how often, and whether the answer follows from those before."""
+"""Guards: counts PyTorch's questions about symbolic sizes, and skips those that earlier answers imply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Env(ShapeEnv):
         return SLoc(None, None), ""
 
     def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
-        """What a comparison of sizes comes to, as the base class says. Raises Unsettled within `settled`."""
+        """Return what a comparison of sizes comes to, as the base class says. Raises Unsettled within `settled`."""
         self.asked += torch._C._current_autograd_node() is None
         if self._settled and self._maybe_evaluate_static(sym_node.expr) is None:
             raise Unsettled(sym_node.expr)

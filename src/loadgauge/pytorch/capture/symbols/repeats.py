@@ -19,7 +19,7 @@ _FRESH, _VIEW, _SAME = range(3)
 
 
 class Repeats:
-    """What operations of one fake mode made: new tensors, views of their arguments, or these. All else is left to PyTorch."""
+    """Cached results of operations of one fake mode: new tensors, views of their arguments, or these; the rest goes to PyTorch."""
 
     def __init__(self, mode: FakeTensorMode, env: Env) -> None:
         self.mode, self.env = mode, env
@@ -28,7 +28,7 @@ class Repeats:
         self._template: dict[str, Any] = {}
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What the result of an operation depends on, and its tensors; None where that is more than can be compared."""
+        """Return what the result of an operation depends on, and its tensors; None where that is more than can be compared."""
         known = self._suits.get(func)
         if known is None:
             known = self._suits[func] = suits(func)

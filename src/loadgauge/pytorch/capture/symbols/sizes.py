@@ -58,7 +58,7 @@ def _of_arrays(name: str, values: Any) -> Any:
 
 
 def _allowed(root: ast.expr) -> bool:
-    """Whether a tree has nothing but what a formula has. (`ast.walk` takes most of the time of a question that is known.)"""
+    """Return whether a tree has nothing but what a formula has. (`ast.walk` takes most of the time of a question that is known.)"""
     nodes: list[ast.expr] = [root]
     while nodes:
         node = nodes.pop()
@@ -116,7 +116,7 @@ class Size(msgspec.Struct, frozen=True, gc=False):
         return sum(factor * compiled(product)(sizes) for product, factor in self.terms)
 
     def __str__(self) -> str:
-        """As people write it, the largest power first."""
+        """Return the formula as people write it, the largest power first."""
         shown = [
             f"{factor}" if product == "1" else product if factor == 1 else f"{factor}*{product}"
             for product, factor in sorted(self.terms, key=lambda term: (term[0] == "1", -term[0].count("*"), term[0]))
@@ -176,7 +176,7 @@ def written(expression: Any, names: Mapping[Any, str]) -> str:
 
 
 def _fraction(expression: Any) -> tuple[Any, Any]:
-    """What is above and below a fraction's line, both whole."""
+    """Return what is above and below a fraction's line, both whole."""
     import sympy
 
     if type(expression).__name__ == "IntTrueDiv":

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Splits(msgspec.Struct, frozen=True):
-    """What tensor and expert parallelism may divide.
+    """Matrices that tensor and expert parallelism may divide.
 
     tp: sizes that tensor-parallel ranks divide, by name; tp_closed, ep_closed: why there are no such ranks
     experts: routed experts of a layer, 0 where there are none; experts_by_tp: whether each is divided too

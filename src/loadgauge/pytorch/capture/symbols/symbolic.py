@@ -163,7 +163,7 @@ class Symbols:
 
     @property
     def guards(self) -> tuple[Any, ...]:
-        """What the code asked of the sizes, and found true."""
+        """Return what the code asked of the sizes, and found true."""
         return tuple(guard.expr for guard in self.env.guards)
 
 

@@ -29,7 +29,7 @@ def overloads() -> list[Any]:
 
 
 def _backward() -> list[Any]:
-    """Those whose shapes C++ works out with numbers alone."""
+    """Return those whose shapes C++ works out with numbers alone."""
     return [getattr(torch.ops.aten, f"upsample_{kind}_backward").default for kind in _KINDS if "nearest" not in kind]
 
 

@@ -1,4 +1,4 @@
-"""Which prediction belongs to which object, as detectors ask SciPy on the host: the pairs are data, their number is not.
+"""A fake `linear_sum_assignment` for detection losses: the pairs are unknown, their number is not.
 
 `linear_sum_assignment` matches as many rows and columns of its matrix as the smaller number of the two, always.
 """

@@ -1,4 +1,4 @@
-"""What can be known of the values of a tensor that has none."""
+"""Kinds of facts about the values of a fake tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operation makes known of the values of its results: one rule for each kind of operation."""
+"""Rules that derive facts about an operation's results: one for each kind of operation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Facts(Protocol):
     """What rules ask: the facts of tensors, and to hold one (`facts.Facts`)."""
 
     def of(self, tensor: Any) -> Any:
-        """What is known of a tensor, or None."""
+        """Return what is known of a tensor, or None."""
 
     def keep(self, tensor: Any, fact: Any) -> None:
         """Note what is known of a tensor."""
@@ -138,7 +138,7 @@ def _among(values: torch.Tensor, of: object = None) -> Any:
 
 
 def _alike(tensors: list[Any], out: Any) -> bool:
-    """Whether all have the shape of a result; symbols are not compared, which would be a guard, but read."""
+    """Return whether all have the shape of a result; symbols are not compared, which would be a guard, but read."""
     return all([*map(str, tensor.shape)] == [*map(str, out.shape)] for tensor in tensors)
 
 
@@ -148,7 +148,7 @@ def _elsewhere(fact: Any) -> Any:
 
 
 def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """What there was, and what it is padded with."""
+    """Return what there was, and what it is padded with."""
     fact, value = facts.of(args[0]), args[2] if len(args) > 2 else kwargs.get("value", 0)
     if not isinstance(fact, Same | Among) or type(value) not in (int, float, bool):
         return None
@@ -390,7 +390,7 @@ def _added_up(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 
 
 def _taken(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """What an index takes of a tensor."""
+    """Return what an index takes of a tensor."""
     fact = facts.of(args[0])
     if isinstance(fact, Same | Among | Ids):
         return _elsewhere(fact)
@@ -458,7 +458,7 @@ def name_of(func: Any) -> str:
 
 @functools.cache
 def rule_of(func: Any) -> tuple[Any, bool]:
-    """What to do after an operation, and whether it writes to an argument."""
+    """Return what to do after an operation, and whether it writes to an argument."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return None, bool(getattr(getattr(func, "_schema", None), "is_mutable", False))
     rule = _RULES.get(name_of(func))

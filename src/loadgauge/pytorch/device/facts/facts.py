@@ -1,4 +1,4 @@
-"""What is known of the values of fake tensors: all elements alike, ids of experts, masks and counts of who was chosen.
+"""Facts about the values of fake tensors: all elements alike, ids of experts, masks and counts of who was chosen.
 
 A fake tensor has no values, but some are certain (a mask of ones), and some have an expectation that a program's sizes hang on:
 which rows an expert gets is data, how many it gets is a share. Experts are taken as equally busy: of n choices among E experts,
@@ -53,7 +53,7 @@ class _Held(NamedTuple):
 
 
 class Facts:
-    """What is known of the tensors of one fake mode. `assumed`: by line, what was taken for granted of who is chosen."""
+    """Facts about the tensors of one fake mode. `assumed`: by line, what was taken for granted of who is chosen."""
 
     def __init__(self) -> None:
         self.assumed: dict[str, str] = {}
@@ -62,7 +62,7 @@ class Facts:
         self._tiled = False
 
     def of(self, tensor: Any) -> Any:
-        """What is known of a tensor, or None."""
+        """Return what is known of a tensor, or None."""
         held = getattr(tensor, "__dict__", {}).get(_FACT) if isinstance(tensor, FakeTensor) else None
         if held is None:
             return None

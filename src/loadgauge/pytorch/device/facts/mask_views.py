@@ -22,7 +22,7 @@ def limited(mask: Chosen, rank: Rank) -> Any:
 
 
 def view_of_mask(fact: Any, name: str, args: Any, out: Any) -> Any:
-    """What is known of a view of a mask, or of a rank in one: where its experts lie then; None where that is lost."""
+    """Return what is known of a view of a mask, or of a rank in one: where its experts lie then; None where that is lost."""
     mask = fact.of if isinstance(fact, Rank) else fact
     dims, dim = args[0].dim(), mask.dim
     if dim is None:

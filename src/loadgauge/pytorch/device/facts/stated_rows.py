@@ -109,7 +109,7 @@ def marks(mask: Any, indices: Any, values: Any, before: Any, mark: Any) -> Rows 
 
 
 def fills(args: Any, value: Any) -> bool:
-    """Whether `index_put` writes one number of the program's where a mask is true, which takes no places: CUDA fills a mask.
+    """Return whether `index_put` writes one number of the program's where a mask is true, which takes no places: CUDA fills a mask.
 
     value: what is known of the values. Source: ATen/native/TensorAdvancedIndexing.h (canDispatchToMaskedFill).
     """

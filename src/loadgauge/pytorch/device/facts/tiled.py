@@ -1,4 +1,4 @@
-"""What operations make of masks and lengths that all sequences of a batch have alike, and of places in texts.
+"""Operations on masks and lengths that all sequences of a batch share, and on places in texts.
 
 A batch has sounds of one length: what a program works out of them (frames that count, vectors that are left) is known for each
 sequence, however many there are.
@@ -30,7 +30,7 @@ class Facts(Protocol):
     """What rules ask: the facts of tensors, and to hold one (`facts.Facts`)."""
 
     def of(self, tensor: Any) -> Any:
-        """What is known of a tensor, or None."""
+        """Return what is known of a tensor, or None."""
 
 
 def repeats(tensor: Any, fact: Tiled) -> Any:
@@ -39,7 +39,7 @@ def repeats(tensor: Any, fact: Tiled) -> Any:
 
 
 def tiled(facts: Facts, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> Any:
-    """What an operation makes known where rows that repeat, or texts with places, are among its arguments; else None."""
+    """Return what an operation makes known where rows that repeat, or texts with places, are among its arguments; else None."""
     first = facts.of(args[0]) if args and isinstance(args[0], torch.Tensor) else None
     if isinstance(first, Placed | Run | Number | Edges):
         return _of_places(facts, first, name, args, out)
@@ -80,13 +80,13 @@ def tiled(facts: Facts, func: Any, name: str, args: Any, kwargs: Any, out: Any) 
 
 
 def _pointwise(func: Any, name: str) -> bool:
-    """Whether an operation makes each element of those at its place; PyTorch does not say so of all."""
+    """Return whether an operation makes each element of those at its place; PyTorch does not say so of all."""
     tagged = torch.Tag.pointwise in getattr(func, "tags", ()) and not func._schema.is_mutable
     return tagged or name in ("floor_divide", "remainder", "fmod", "where")
 
 
 def _fits(known: Any, leaves: Any, out: Any) -> bool:
-    """Whether the rows that repeat lie along the first dimension of a result."""
+    """Return whether the rows that repeat lie along the first dimension of a result."""
     return all(leaf.dim() == out.dim() for leaf in leaves if isinstance(known.get(id(leaf)), Tiled))
 
 
@@ -146,7 +146,7 @@ def _shaped(name: str, args: Any, out: Any, fact: Tiled) -> Any:
 
 
 def _lengthwise(func: Any, name: str, args: Any, kwargs: Any, out: Any, fact: Tiled) -> Any:
-    """What looks along other dimensions than that of the rows."""
+    """Return what looks along other dimensions than that of the rows."""
     dims = args[0].dim()
     if name == "constant_pad_nd":
         return _tile(func, (fact.value, *args[1:]), kwargs, out) if len(args[1]) < 2 * dims else None
@@ -198,9 +198,13 @@ def _of_places(facts: Facts, fact: Placed | Run | Number | Edges, name: str, arg
     if isinstance(fact, Number):
         if name in ("eq", "ne", "gt", "lt", "ge", "le") and type(other) is int:
             compared = {
-                "eq": fact.value == other, "ne": fact.value != other, "gt": fact.value > other, "lt": fact.value < other,
-                "ge": fact.value >= other, "le": fact.value <= other,
-            }  # fmt: skip
+                "eq": fact.value == other,
+                "ne": fact.value != other,
+                "gt": fact.value > other,
+                "lt": fact.value < other,
+                "ge": fact.value >= other,
+                "le": fact.value <= other,
+            }
             return Number(bool(compared[name]))
         return None
     if isinstance(fact, Edges):

@@ -1,1 +1,1 @@
-"""What CUDA's kernels do where PyTorch decides by the name of the device."""
+"""CUDA's behaviour where PyTorch decides by the name of the device."""

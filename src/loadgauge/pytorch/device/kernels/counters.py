@@ -119,8 +119,12 @@ class Counters:
         self.catch_up()
         here = self.is_here(device)
         result: dict[str, int] = collections.OrderedDict()
-        for name, source in (("allocated", "allocated"), ("active", "allocated"), ("requested", "requested"),
-                             ("reserved", "reserved")):  # fmt: skip
+        for name, source in (
+            ("allocated", "allocated"),
+            ("active", "allocated"),
+            ("requested", "requested"),
+            ("reserved", "reserved"),
+        ):
             result[f"{name}_bytes.all.current"] = self._now()[source] if here else 0
             result[f"{name}_bytes.all.peak"] = self.highest[source] if here else 0
         idle = self.allocator.reserved - self.allocated if here else 0
@@ -144,21 +148,41 @@ class Counters:
         """Return the functions that replace those of `torch.cuda`, by their names there."""
         return {
             **self._both(),
-            "is_available": _answer(True), "is_initialized": _answer(True), "init": _answer(None),
-            "current_device": lambda: self.device, "set_device": self.set_device,
-            "get_device_name": _answer(NAME), "get_device_properties": lambda *_, **__: properties(),
-            "get_device_capability": _answer(CAPABILITY), "is_bf16_supported": _answer(True),
-            "get_arch_list": _answer(["sm_90"]), "memory_cached": self.now("reserved"),
-            "max_memory_cached": self.most("reserved"), "reset_max_memory_allocated": self.reset,
-            "reset_max_memory_cached": self.reset, "mem_get_info": self.info, "memory_summary": self.summary,
-            "ipc_collect": _answer(None), "manual_seed": _answer(None), "manual_seed_all": _answer(None),
-            "seed": _answer(None), "seed_all": _answer(None), "is_current_stream_capturing": _answer(False),
-            "get_rng_state": lambda *_, **__: torch.empty(16, dtype=torch.uint8), "set_rng_state": _answer(None),
-            "get_rng_state_all": lambda: [torch.empty(16, dtype=torch.uint8)], "set_rng_state_all": _answer(None),
-            "set_per_process_memory_fraction": _answer(None), "Event": Event, "Stream": Stream,
-            "current_stream": lambda *_, **__: current(), "default_stream": _answer(DEFAULT),
-            "set_stream": set_current, "stream": within, "device": self._within,
-        }  # fmt: skip
+            "is_available": _answer(True),
+            "is_initialized": _answer(True),
+            "init": _answer(None),
+            "current_device": lambda: self.device,
+            "set_device": self.set_device,
+            "get_device_name": _answer(NAME),
+            "get_device_properties": lambda *_, **__: properties(),
+            "get_device_capability": _answer(CAPABILITY),
+            "is_bf16_supported": _answer(True),
+            "get_arch_list": _answer(["sm_90"]),
+            "memory_cached": self.now("reserved"),
+            "max_memory_cached": self.most("reserved"),
+            "reset_max_memory_allocated": self.reset,
+            "reset_max_memory_cached": self.reset,
+            "mem_get_info": self.info,
+            "memory_summary": self.summary,
+            "ipc_collect": _answer(None),
+            "manual_seed": _answer(None),
+            "manual_seed_all": _answer(None),
+            "seed": _answer(None),
+            "seed_all": _answer(None),
+            "is_current_stream_capturing": _answer(False),
+            "get_rng_state": lambda *_, **__: torch.empty(16, dtype=torch.uint8),
+            "set_rng_state": _answer(None),
+            "get_rng_state_all": lambda: [torch.empty(16, dtype=torch.uint8)],
+            "set_rng_state_all": _answer(None),
+            "set_per_process_memory_fraction": _answer(None),
+            "Event": Event,
+            "Stream": Stream,
+            "current_stream": lambda *_, **__: current(),
+            "default_stream": _answer(DEFAULT),
+            "set_stream": set_current,
+            "stream": within,
+            "device": self._within,
+        }
 
     def accelerator(self) -> dict[str, Any]:
         """Return the functions that replace those of `torch.accelerator`, by their names there."""
@@ -166,19 +190,29 @@ class Counters:
         return {
             **self._both(),
             "is_available": _answer(True),
-            "current_device_index": lambda: self.device, "current_device_idx": lambda: self.device,
-            "set_device_index": set_device, "set_device_idx": set_device, "get_memory_info": self.info,
-            "current_stream": lambda *_, **__: current(), "set_stream": set_current, "device_index": self._within,
-        }  # fmt: skip
+            "current_device_index": lambda: self.device,
+            "current_device_idx": lambda: self.device,
+            "set_device_index": set_device,
+            "set_device_idx": set_device,
+            "get_memory_info": self.info,
+            "current_stream": lambda *_, **__: current(),
+            "set_stream": set_current,
+            "device_index": self._within,
+        }
 
     def _both(self) -> dict[str, Any]:
         return {
-            "device_count": _answer(DEVICES), "synchronize": _answer(None), "empty_cache": self.empty_cache,
-            "memory_allocated": self.now("allocated"), "max_memory_allocated": self.most("allocated"),
-            "memory_reserved": self.now("reserved"), "max_memory_reserved": self.most("reserved"),
-            "memory_stats": self.statistics, "reset_peak_memory_stats": self.reset,
+            "device_count": _answer(DEVICES),
+            "synchronize": _answer(None),
+            "empty_cache": self.empty_cache,
+            "memory_allocated": self.now("allocated"),
+            "max_memory_allocated": self.most("allocated"),
+            "memory_reserved": self.now("reserved"),
+            "max_memory_reserved": self.most("reserved"),
+            "memory_stats": self.statistics,
+            "reset_peak_memory_stats": self.reset,
             "reset_accumulated_memory_stats": _answer(None),
-        }  # fmt: skip
+        }
 
     def _within(self, device: Any) -> _Device:
         return _Device(self, device)
@@ -216,11 +250,20 @@ def index_of(device: Any) -> int | None:
 def properties() -> Any:
     """Return `torch.cuda.get_device_properties` of the simulated device: those of an H100 SXM."""
     return types.SimpleNamespace(
-        name=NAME, total_memory=TOTAL, major=CAPABILITY[0], minor=CAPABILITY[1],
-        multi_processor_count=MULTIPROCESSORS, warp_size=32, max_threads_per_multi_processor=2048,
-        shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448, L2_cache_size=50 * MIB,
-        is_integrated=0, is_multi_gpu_board=0, gcnArchName="",
-    )  # fmt: skip
+        name=NAME,
+        total_memory=TOTAL,
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        multi_processor_count=MULTIPROCESSORS,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        shared_memory_per_block=49_152,
+        shared_memory_per_block_optin=232_448,
+        L2_cache_size=50 * MIB,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+    )
 
 
 def _answer(value: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What CUDA does where PyTorch decides by the name of the device: attention, RMSNorm, autocast.
+"""CUDA's attention, RMSNorm and autocast, where PyTorch decides by the name of the device.
 
 Registered at the dispatcher, so that the recomputation of a checkpoint inside backward takes the same way. Sources: the
 choice of attention kernel is that of ATen/native/transformers/cuda/sdp_utils.cpp, the lists of autocast are those of

@@ -32,9 +32,23 @@ class Recurrent(torch.autograd.Function):
         sizes = [hx.shape[1]] if packed else []
         ctx.settings = (len(weights) // (layers * (1 + both)), mode, *settings[:-1], sizes)
         out, hy, cy, _, _ = aten._cudnn_rnn(
-            x, list(weights), ctx.settings[0], weights[0], hx, cx, mode, hidden, projected, layers, batch_first, dropout, train,
-            both, sizes, None,
-        )  # fmt: skip
+            x,
+            list(weights),
+            ctx.settings[0],
+            weights[0],
+            hx,
+            cx,
+            mode,
+            hidden,
+            projected,
+            layers,
+            batch_first,
+            dropout,
+            train,
+            both,
+            sizes,
+            None,
+        )
         if train:
             rows = x.numel() // x.shape[-1]
             between = (layers - 1) * (projected or hidden)

@@ -38,7 +38,7 @@ class Parts:
                 self.args.append(arg)
 
     def _alike(self, others: Any) -> bool:
-        """Whether a list is shared as the first one is, element by element."""
+        """Return whether a list is shared as the first one is, element by element."""
         return len(others) == len(self.whole) and all(
             _shared(first)
             and _shared(other)

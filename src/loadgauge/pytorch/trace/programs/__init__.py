@@ -1,1 +1,1 @@
-"""What is traced: scripts, functions, expressions, jobs."""
+"""Subjects of a trace: scripts, functions, expressions, jobs."""

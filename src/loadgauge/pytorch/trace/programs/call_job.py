@@ -43,10 +43,16 @@ class Fields(TypedDict, total=False):
 
 
 def trace(
-    target: Any, *inputs: Any, device: Device | None = None, layers: int | None = None, rank: int = 0,
-    keep: Sequence[str] = (), loss: Callable[[Any], torch.Tensor] | None = None, keywords: dict[str, Any] | None = None,
+    target: Any,
+    *inputs: Any,
+    device: Device | None = None,
+    layers: int | None = None,
+    rank: int = 0,
+    keep: Sequence[str] = (),
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    keywords: dict[str, Any] | None = None,
     **fields: Unpack[Fields],
-) -> Trace:  # fmt: skip
+) -> Trace:
     """Traces two training steps on tensors without memory, as `loadgauge trace` does; no GPU is needed.
 
     target: a name in the catalogue, a path to a config.json, `script.py:function`, a `Job`, a config object of
@@ -111,8 +117,9 @@ def trace_on_cpu(request: Request, trace: Trace, allowed: bool) -> Trace:
     if not allowed:
         raise ConfigError(
             "nothing ran on the simulated CUDA device: put the model and its inputs on cuda"
-            ' (torch.set_default_device("cuda")), or trace its CPU tensors with --device cpu', file=request.job.model
-        )  # fmt: skip
+            ' (torch.set_default_device("cuda")), or trace its CPU tensors with --device cpu',
+            file=request.job.model,
+        )
     again = in_child(trace_request, msgspec.structs.replace(request, device="cpu"))
     note = (
         "cpu: nothing of this script was on cuda, so it was run once more and its CPU tensors are what is reported"

@@ -209,9 +209,11 @@ def _program(text: str) -> _Program:
     noting = compile(ast.fix_missing_locations(_Noting().visit(_parsed(text))), "<expression>", "eval")
     names = {name for name in plain.co_names if name in NAMES}
     return _Program(
-        text, names, lambda tensors: eval(plain, {**known, **tensors}),
+        text,
+        names,
+        lambda tensors: eval(plain, {**known, **tensors}),
         lambda tensors, note: eval(noting, {**known, **tensors, "__note__": note}),
-    )  # fmt: skip
+    )
 
 
 class _Noting(ast.NodeTransformer):

@@ -187,9 +187,13 @@ class ModuleJob:
 
 
 def of_module(
-    module: nn.Module, *inputs: Any, loss: Callable[[Any], torch.Tensor] | None = None, optimizer: str = "adamw",
-    precision: str = "fp32", keywords: dict[str, Any] | None = None,
-) -> ModuleJob:  # fmt: skip
+    module: nn.Module,
+    *inputs: Any,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: str = "adamw",
+    precision: str = "fp32",
+    keywords: dict[str, Any] | None = None,
+) -> ModuleJob:
     """A job that trains a module, called with `inputs` and `keywords` (real tensors, or on the device `meta`).
 
     loss: makes a scalar of what the module returns; default: its `.loss`, or the mean of its first tensor
@@ -216,7 +220,7 @@ def mean_loss(result: Any) -> torch.Tensor:
 
 
 def loss_words(result: Any) -> str:
-    """What `mean_loss` takes for the loss of a result; "" where that is its own `.loss`, or all that there is.
+    """Return what `mean_loss` takes for the loss of a result; "" where that is its own `.loss`, or all that there is.
 
     >>> loss_words({"boxes": torch.tensor(2.0), "classes": torch.tensor(0.5)})
     'the sum of boxes, classes'

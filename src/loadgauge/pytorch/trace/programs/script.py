@@ -256,8 +256,12 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         (torch, "set_default_device", lambda place: default(mode.renamed(place))),
         (FakeTensor, "device", property(device_of, real_device.fset)),
         *((torch.cuda, name, value) for name, value in counters.cuda().items()),
-        *((torch.cuda.memory, name, value) for name, value in counters.cuda().items() if hasattr(torch.cuda.memory, name)),
-    ]  # fmt: skip
+        *(
+            (torch.cuda.memory, name, value)
+            for name, value in counters.cuda().items()
+            if hasattr(torch.cuda.memory, name)
+        ),
+    ]
     if accelerators is not None:
         memory: Any = getattr(accelerators, "memory", None)
         answers = counters.accelerator()
