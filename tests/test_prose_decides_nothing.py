@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
-SUMS = ("spec", "layers", "estimate", "search", "lengths")
+SUMS = (
+    *(
+        f"core/{folder}"
+        for folder in ("base/lengths", "definitions", "layers", "estimate", "serving", "plan/batch", "plan/space")
+    ),
+    *(f"fleets/{file}.py" for file in ("failures", "fleet", "flows", "load", "queue", "simulate", "sites")),
+)
 """Folders that read no text from outside, so that a comparison with a sentence can only be with one of our own."""
 FOR_PEOPLE = {"what", "moment", "note", "not_counted", "left_out", "untimed", "sentence"}
 """Fields and variables that hold text for people, in any folder."""
@@ -118,9 +124,12 @@ def offences(source: str, *, sums: bool) -> list[str]:
 
 def test_no_result_depends_on_a_sentence() -> None:
     wrong = []
+    assert all((PACKAGE / folder).exists() for folder in SUMS)
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE)
-        found = offences(path.read_text(encoding="utf-8"), sums=place.parts[0] in SUMS)
+        if place.is_relative_to("evidence/published"):  # reads notes that others wrote
+            continue
+        found = offences(path.read_text(encoding="utf-8"), sums=place.as_posix().startswith(SUMS))
         wrong += [f"{place}, {offence}" for offence in found]
     assert not wrong
 

@@ -349,7 +349,7 @@ def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgauge.sheets.sweep.results.find_spec", lambda _: None)
+    monkeypatch.setattr("loadgauge.core.text.rows.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"loadgauge\[sweep\]"):
         Results(tmp_path, columns())
 

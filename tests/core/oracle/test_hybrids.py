@@ -185,7 +185,7 @@ def test_layers_in_reference_code(name: str, attention: str, dtype: torch.dtype)
     for position, (kept, forward) in enumerate(hybrid.measured(96, BATCH)):
         mixer = hybrid.spec.blocks[hybrid.spec.pattern[position]].attention
         if isinstance(mixer, Mamba1) or (isinstance(mixer, GatedDeltaNet) and dtype == torch.float32):
-            with pytest.raises(NotModelled, match=r"extend (src/loadgauge/)?layers/(delta|mamba1)\.py"):
+            with pytest.raises(NotModelled, match=r"reference code|loop of a Mamba mixer"):
                 hybrid.listed(position, 96, BATCH)
             continue
         layer = hybrid.listed(position, 96, BATCH)

@@ -44,7 +44,7 @@ def commands() -> dict[str, tuple[int, str, str]]:
 def provider(hook: Hook) -> Any:
     """Return the module that a room gives for a hook, imported now; None where no room that is there does.
 
-    >>> provider("DIALECTS").is_job_file("train.yaml")
+    >>> provider("DIALECTS").is_job_file("./train.yaml")
     True
     """
     address = next((getattr(room, hook) for room in rooms() if hasattr(room, hook)), None)

@@ -42,8 +42,14 @@ class Wanted(msgspec.Struct, frozen=True):
 
     name: str
     keys: dict[str, Any]
-    regime: Regime
+    regime: dict[str, Any]
     sizes: dict[str, int]
+
+    @property
+    def key(self) -> Regime:
+        """The regime, of a type that is PyTorch's room's."""
+        regime: Regime = msgspec.convert(self.regime, PYTORCH.Regime)
+        return regime
 
 
 def family(name: str, keys: dict[str, Any], tuned: Tuned | None = None, job: Job | None = None) -> OnDemand:
@@ -136,13 +142,13 @@ def capture(wanted: dict[str, Any], stage: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
         place = Path(folder) / "config.json"
         place.write_bytes(msgspec.json.encode(asked.keys))
-        target = PYTORCH.OnDemand(str(place), where="here", tuned=asked.regime.tuned)
+        target = PYTORCH.OnDemand(str(place), where="here", tuned=asked.key.tuned)
         try:
-            target.document(asked.regime, asked.sizes)
+            target.document(asked.key, asked.sizes)
         except Error as error:
             raise type(error)(str(error).replace(str(place), asked.name)) from None
         except Exception as error:
             raise NotModelled(f"{asked.name} cannot be run: {type(error).__name__}: {first_line(error)}") from None
-        file = target.file(asked.regime)
+        file = target.file(asked.key)
     assert file is not None
     return {"seconds": target.took, "kept": file.is_file(), "folder": str(file.parent)}

@@ -71,7 +71,7 @@ class Captures:
             found = msgspec.json.decode(raw)
             if not found["kept"]:
                 raise ConfigError(f"captures are kept in {found['folder']}, which cannot be written")
-            known = family(wanted.name, wanted.keys, wanted.regime.tuned)
+            known = family(wanted.name, wanted.keys, wanted.key.tuned)
             known.seconds, known.cached = known.seconds + found["seconds"], False
         except Exception as error:
             self.failed[key] = error
