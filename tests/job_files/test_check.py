@@ -17,7 +17,8 @@ import loadgauge
 from command_line import document, typed
 from documented import ROOT
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.plan.advise.budget import QUANTITIES, read_limits
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.plan.advise.budget import QUANTITIES, check, read_limits
 
 JOB = "base_model: gpt2\nsequence_len: 1024\nmicro_batch_size: {batch}\nbf16: true\noptimizer: adamw_torch\n"
 
@@ -46,6 +47,16 @@ def test_the_figures_are_those_of_the_estimate(folder: Path) -> None:
         "memory": told["memory"]["total"], "step": time["step"], "days": time["days"], "gpu-hours": time["gpu_hours"],
         "cost": time["cost"],
     }  # fmt: skip
+
+
+def test_what_decides_is_named_with_its_answers() -> None:
+    """The dtype of the weights is open, and the card holds one of the two: `check` asks as `estimate` does."""
+    told = document("estimate olmo-3-7b --gpu h200 --gpus 8")["memory"]
+    assert told["verdict"] == "depends"
+    (problem,) = check("mine", Job("olmo-3-7b", gpu="h200", gpus=8), {}).problems
+    assert f"; {told['question']['flag']} decides: " in problem
+    for choice in told["question"]["choices"]:
+        assert f"{choice['total'] / 2**30:,.1f} GiB, {choice['verdict'].upper()}" in problem
 
 
 @pytest.mark.parametrize("name", QUANTITIES)

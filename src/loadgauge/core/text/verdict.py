@@ -50,16 +50,7 @@ def verdict_words(memory: Needs) -> str:
 
 def question_words(memory: Memory) -> str:
     """Return the unsaid thing that decides and what each answer comes to; empty where none decides."""
-    question = memory.question
-    if question is None:
-        return ""
-    answers = [
-        f"{choice.value}{' (assumed)' if choice.assumed and not question.key else ''}"
-        f" {gib(choice.total, 1)}, {WORDS[choice.verdict][0]}"
-        for choice in question.choices
-    ]
-    asked = f"{question.flag} of the file, not read, decides" if question.key else f"{question.flag} decides"
-    return f"{asked}: {'; '.join(answers)}."
+    return "" if memory.question is None else f"{memory.question.words()}."
 
 
 def left_out_words(model: ModelSpec, each: float) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from loadgauge.core.base.units import gib
 from loadgauge.core.base.verdict import RANK, Verdict, judge
 from loadgauge.core.estimate.memory.counters import Reading
 
@@ -66,6 +67,21 @@ class Question(msgspec.Struct, frozen=True):
     flag: str
     choices: tuple[Choice, ...]
     key: bool = False
+
+    def words(self) -> str:
+        """Return what decides, and what each answer comes to.
+
+        >>> choices = [Choice("bfloat16", True, 2.0**30, 0, 0, "fits", {}), Choice("float32", False, 2.0**31, 0, 0, "tight", {})]
+        >>> Question("--weights", tuple(choices)).words()
+        '--weights decides: bfloat16 (assumed) 1.0 GiB, FITS; float32 2.0 GiB, TIGHT'
+        """
+        answers = [
+            f"{choice.value}{' (assumed)' if choice.assumed and not self.key else ''} {gib(choice.total, 1)},"
+            f" {choice.verdict.upper()}"
+            for choice in self.choices
+        ]
+        asked = f"{self.flag} of the file, not read, decides" if self.key else f"{self.flag} decides"
+        return f"{asked}: {'; '.join(answers)}"
 
 
 def ask(

@@ -76,13 +76,14 @@ def _limit(name: str, value: str) -> float:
 class Figures(msgspec.Struct, frozen=True):
     """The figures of a job: verdict, [byte] of the GPU, and the quantities of a budget that the job says enough for.
 
-    memory: as every document has it (`verdict.needs`)
+    memory: as every document has it (`verdict.needs`); question: what decides, in words; empty where nothing does
     """
 
     verdict: Verdict
     capacity: float | None
     values: dict[str, float]
     memory: dict[str, Any] = {}
+    question: str = ""
 
     @classmethod
     def of(cls, given: Setup, result: Estimate) -> Figures:
@@ -95,7 +96,9 @@ class Figures(msgspec.Struct, frozen=True):
             values |= {"days": whole.days, "gpu-hours": whole.gpu_hours}
             if whole.cost is not None:
                 values["cost"] = whole.cost
-        return cls(result.memory.verdict, result.memory.capacity, values, needs(result.memory))
+        memory = result.memory
+        asked = "" if memory.question is None else f"; {memory.question.words()}"
+        return cls(memory.verdict, memory.capacity, values, needs(memory), asked)
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +190,7 @@ def _fit(now: Figures, before: Figures | None, *, allow_tight: bool) -> Iterable
         was = ""
         if before is not None:
             was = f" (before: {before.verdict}, {gib(before.values['memory'], 1)})"
-        yield f"{now.verdict}: {gib(now.values['memory'], 1)} of {gib(now.capacity, 1)}{was}"
+        yield f"{now.verdict}: {gib(now.values['memory'], 1)} of {gib(now.capacity, 1)}{was}{now.question}"
 
 
 def exit_code(found: Iterable[Checked]) -> int:
