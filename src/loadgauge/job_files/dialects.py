@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from functools import cache
 from importlib import import_module
 
 from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.base.package_data import read_data
 from loadgauge.job_files.ideas.table import Dialect, Document
 
 FILES = {
@@ -49,6 +52,13 @@ SCRIPT = re.compile(r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|c
 """Scripts with transformers' arguments that start one of TRL's trainers."""
 
 
+@cache
+def _marks() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+    """The syntaxes and the marks of every dialect (`data/marks.toml`): only those that a file has marks of are imported."""
+    table = tomllib.loads(read_data("marks.toml"))
+    return {name: (frozenset(table[name]["syntaxes"]), frozenset(table[name]["marks"].split())) for name in FILES}
+
+
 def dialect(name: str) -> Dialect:
     """The dialect of a name or an alias. Raises `ConfigError` for an unknown one.
 
@@ -74,16 +84,13 @@ def recognise(document: Document) -> Dialect | None:
     for name, pattern in STARTED.items():
         if pattern.search(program):
             return dialect(name)
-    present = set(document.names())
+    present, marks = set(document.names()), _marks()
     scores: dict[str, int] = {}
-    for name in FILES:
-        candidate = dialect(name)
-        if document.syntax in candidate.syntaxes:
-            marks = len(present & candidate.marks)
-            if marks and name in BUILT_ON:
-                marks = len(present & (candidate.marks | dialect(BUILT_ON[name]).marks))
-            scores[name] = MARK * marks + len(present & candidate.known) if marks else 0
+    for name, (syntaxes, own) in marks.items():
+        if document.syntax in syntaxes and present & own:
+            also = marks[BUILT_ON[name]][1] if name in BUILT_ON else frozenset()
+            scores[name] = MARK * len(present & (own | also)) + len(present & dialect(name).known)
     best = max(scores, key=lambda name: scores[name], default=None)
-    if best is None or not scores[best]:
+    if best is None:
         return None
     return dialect("trl" if best == "transformers" and SCRIPT.search(program) else best)

@@ -7,7 +7,6 @@ from typing import Any
 from loadgauge.job_files.fine_tuning.axolotl_rl import LOGPROBS, preference
 from loadgauge.job_files.hugging_face import deepspeed
 from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, dropout, sharding, targets
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.evaluation import asked, saving
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.partial import adapted_layers, unfrozen
@@ -349,12 +348,6 @@ AXOLOTL = Dialect(
     versions="axolotl 0.8 - 0.19",
     syntaxes=("yaml",),
     auto=True,
-    marks=words(
-        """
-        base_model sequence_len sample_packing adapter micro_batch_size datasets num_epochs dataset_prepared_path
-        val_set_size lora_target_linear flash_attention
-        """
-    ),
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(
         row("model", "base_model", kind="word"),

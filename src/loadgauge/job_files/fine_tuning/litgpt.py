@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row, short
 from loadgauge.job_files.ideas.words import BITSANDBYTES
 
@@ -195,12 +194,6 @@ LITGPT = Dialect(
     versions="LitGPT 0.4 - 0.5",
     framework="litgpt",
     syntaxes=("yaml", "argv"),
-    marks=words(
-        """
-        checkpoint_dir train.global_batch_size train.micro_batch_size train.max_seq_length lora_query lora_value lora_mlp
-        lora_projection lora_head data.class_path train.lr_warmup_steps train.epochs logger_name
-        """
-    ),
     blank={"yaml": "out_dir: out/finetune\ntrain:\n  epochs: 1\n", "argv": "litgpt finetune --train.epochs 1\n"},
     ideas=(
         _model(),

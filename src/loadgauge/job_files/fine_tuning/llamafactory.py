@@ -15,7 +15,6 @@ from loadgauge.job_files.hugging_face.huggingface import (
     liger,
     targets,
 )
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.ideas.partial import freeze
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
@@ -328,12 +327,6 @@ LLAMAFACTORY = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=frozenset({"fsdp_config", "deepspeed"}),
-    marks=words(
-        """
-        finetuning_type cutoff_len stage template lora_rank lora_target quantization_bit overwrite_cache dataset_dir
-        preprocessing_num_workers flash_attn per_device_train_batch_size
-        """
-    ),
     blank={
         "yaml": "stage: sft\ndo_train: true\noutput_dir: output\n",
         "json": '{\n  "stage": "sft",\n  "do_train": true,\n  "output_dir": "output"\n}\n',

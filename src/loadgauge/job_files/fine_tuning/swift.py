@@ -19,7 +19,6 @@ from loadgauge.job_files.hugging_face.huggingface import (
     sharding,
     targets,
 )
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.ideas.partial import frozen_share
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
@@ -403,12 +402,6 @@ SWIFT = Dialect(
     versions="ms-swift 2.5 - 4.6",
     syntaxes=("argv", "yaml"),
     objects=frozenset({"model_kwargs", "deepspeed"}),
-    marks=words(
-        """
-        tuner_type train_type sft_type target_modules split_dataset_ratio model_author attn_impl
-        quant_bits quant_method vit_gradient_checkpointing rlhf_type
-        """
-    ),
     blank={"argv": "swift sft --attn_impl flash_attn --output_dir output\n", "yaml": "attn_impl: flash_attn\noutput_dir: output\n"},
     blanks={
         task: f"swift rlhf --rlhf_type {word} --attn_impl flash_attn --output_dir output\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row, short
 from loadgauge.job_files.ideas.words import BITSANDBYTES
@@ -239,12 +238,6 @@ TORCHTUNE = Dialect(
     versions="torchtune 0.3 - 0.6",
     syntaxes=("yaml",),
     framework="torchtune",
-    marks=words(
-        """
-        model._component_ tokenizer._component_ checkpointer._component_ dataset._component_ loss._component_
-        optimizer._component_ enable_activation_checkpointing optimizer_in_bwd model.lora_attn_modules
-        """
-    ),
     blank={"yaml": "device: cuda\nepochs: 1\nenable_activation_checkpointing: false\n"},
     ideas=(
         _model(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.partial import adapted_layers
@@ -202,7 +201,6 @@ UNSLOTH = Dialect(
     syntaxes=("python",),
     framework="unsloth",
     sections=SECTIONS,
-    marks=words("model.max_seq_length model.load_in_4bit model.model_name peft.r peft.use_gradient_checkpointing"),
     blank={"python": SCRIPT},
     ideas=(
         row("model", "model.model_name", kind="word"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import processes
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.evaluation import saving
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import CPU, NOWHERE, SHARDING
@@ -193,7 +192,6 @@ ACCELERATE = Dialect(
     versions="accelerate 0.20 - 1.15",
     syntaxes=("yaml", "json"),
     auto=True,
-    marks=words("distributed_type num_processes num_machines compute_environment machine_rank rdzv_backend"),
     blank={
         "yaml": "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\n",
         "json": '{\n  "compute_environment": "LOCAL_MACHINE",\n  "machine_rank": 0,\n  "main_training_function": "main"\n}\n',

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.evaluation import saving
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys
 from loadgauge.job_files.ideas.words import CPU, NOWHERE
@@ -231,12 +230,6 @@ DEEPSPEED = Dialect(
     syntaxes=("json",),
     framework="deepspeed",
     auto=True,
-    marks=words(
-        """
-        zero_optimization.stage train_micro_batch_size_per_gpu train_batch_size bf16.enabled fp16.enabled
-        zero_optimization.overlap_comm gradient_clipping zero_allow_untested_optimizer
-        """
-    ),
     blank={"json": "{\n    \n}\n"},
     ideas=(
         _tensor_parallel(),

@@ -6,7 +6,6 @@ from typing import Any
 
 from loadgauge.core.definitions.training.stacks import LOADED_DTYPE, LOADED_DTYPE_SFT, Stack
 from loadgauge.job_files.hugging_face import deepspeed, trl_tasks
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.evaluation import evaluation, saving
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
@@ -526,7 +525,6 @@ TRANSFORMERS = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=OWN,
-    marks=words("per_device_train_batch_size output_dir per_device_eval_batch_size save_strategy fsdp"),
     blank=BLANK,
     ideas=(
         *SHARED,
@@ -555,13 +553,6 @@ TRL = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=OWN,
-    marks=words(
-        """
-        max_length max_seq_length packing use_peft padding_free lora_r lora_target_modules dataset_text_field dataset_name
-        load_in_4bit per_device_train_batch_size loss_type
-        """
-    )
-    | frozenset(trl_tasks.EVERY) - words("temperature top_p top_k min_p beta delta epsilon"),
     # What is a key of its trainer alone, at its default.
     blank={
         "yaml": "output_dir: output\npacking: false\n",

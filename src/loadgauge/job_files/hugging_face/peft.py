@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.model.tuners import TUNERS
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.partial import adapted_layers
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 
@@ -143,9 +142,6 @@ PEFT = Dialect(
     title="PEFT adapter configuration",
     versions="PEFT 0.12 - 0.21",
     syntaxes=("json",),
-    marks=words(
-        "peft_type base_model_name_or_path lora_alpha init_lora_weights feedforward_modules num_virtual_tokens"
-    ),
     blank={"json": '{\n  "peft_type": "LORA",\n  "task_type": "CAUSAL_LM",\n  "target_modules": "all-linear"\n}\n'},
     ideas=(
         row("model", "base_model_name_or_path", kind="word"),

@@ -264,7 +264,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     versions: which its table was checked against; the last number is the newest, whose defaults count unless another is given
     syntaxes: of its files, the one that is written first
-    marks: keys that no other tool has
     blank: what an export begins from, by syntax; blanks: on a command line, by task, where another program does it
     framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, where fewer than its
         framework runs
@@ -279,7 +278,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     versions: str
     syntaxes: tuple[str, ...]
     ideas: tuple[Idea, ...]
-    marks: frozenset[str] = frozenset()
     blank: Mapping[str, str] = {}
     blanks: Mapping[str, str] = {}
     auto: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import compiled, liger
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.partial import frozen_embeddings
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
@@ -225,12 +224,6 @@ AUTOMODEL = Dialect(
     versions="NeMo AutoModel 0.2 - 0.7",
     syntaxes=("yaml",),
     framework="torchtitan",
-    marks=words(
-        """
-        step_scheduler.global_batch_size step_scheduler.local_batch_size distributed.strategy model._target_ peft._target_
-        loss_fn._target_ dataset._target_ optimizer._target_ recipe dist_env.backend distributed.tp_size
-        """
-    ),
     blank={"yaml": "recipe: TrainFinetuneRecipeForNextTokenPrediction\n"},
     ideas=(
         row("model", "model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", kind="word"),

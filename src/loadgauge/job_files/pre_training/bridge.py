@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import (
@@ -102,12 +101,6 @@ BRIDGE = Dialect(
     syntaxes=("yaml", "argv"),
     framework="megatron",
     style="hydra",
-    marks=words(
-        """
-        model.tensor_model_parallel_size model.pipeline_model_parallel_size train.micro_batch_size train.global_batch_size
-        dataset.sequence_length dataset.seq_length mixed_precision ddp.use_distributed_optimizer model.seq_length
-        """
-    ),
     blank={"yaml": "", "argv": "torchrun --nproc_per_node=1 pretrain.py\n"},
     ideas=(
         launched(),

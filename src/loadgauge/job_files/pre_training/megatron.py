@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 
@@ -584,12 +583,6 @@ MEGATRON = Dialect(
     syntaxes=("argv", "yaml"),
     framework="megatron",
     style="switch",
-    marks=words(
-        """
-        tensor_model_parallel_size pipeline_model_parallel_size micro_batch_size global_batch_size num_layers
-        use_distributed_optimizer ffn_hidden_size num_attention_heads seq_length context_parallel_size
-        expert_model_parallel_size recompute_granularity
-        """),
     sections={key: section for section, keys in SECTIONS.items() for key in keys.split()},
     blank={"argv": "torchrun --nproc-per-node 1 --nnodes 1 pretrain_gpt.py\n", "yaml": "language_model:\nmodel_parallel:\n"},
     ideas=(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -274,13 +273,6 @@ TORCHTITAN = Dialect(
     syntaxes=("argv", "toml"),
     framework="torchtitan",
     style="tyro",
-    marks=words(
-        """
-        parallelism.tensor_parallel_degree parallelism.data_parallel_shard_degree training.seq_len training.local_batch_size
-        training.global_batch_size parallelism.pipeline_parallel_degree activation_checkpoint.mode model.flavor module
-        training.batch_size job.dump_folder
-        """
-    ),
     blank={"argv": "torchrun --nproc_per_node 1 --nnodes 1 -m torchtitan.train\n", "toml": ""},
     ideas=(
         launched(),

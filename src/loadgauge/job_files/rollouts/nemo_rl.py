@@ -9,7 +9,6 @@ from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.pre_training.megatron import machines
@@ -549,15 +548,6 @@ NEMO_RL = Dialect(
     syntaxes=("yaml",),
     framework="torchtitan",
     layers="nemo_rl_recipes.toml",
-    marks=words(
-        """
-        policy.model_name policy.train_global_batch_size policy.train_micro_batch_size policy.max_total_sequence_length
-        policy.dtensor_cfg.enabled policy.megatron_cfg.enabled cluster.gpus_per_node cluster.num_nodes
-        grpo.num_prompts_per_step grpo.num_generations_per_prompt policy.generation.vllm_cfg.tensor_parallel_size
-        policy.generation.vllm_cfg.gpu_memory_utilization policy.dtensor_cfg.tensor_parallel_size
-        policy.megatron_cfg.tensor_model_parallel_size policy.sequence_packing.enabled checkpointing.checkpoint_dir
-        """
-    ),
     blank={"yaml": "defaults: sft.yaml\npolicy:\n  sequence_packing:\n    enabled: false\n"},
     blanks={task: f"defaults: {name}.yaml\npolicy:\n  sequence_packing:\n    enabled: false\n"
             "  dynamic_batching:\n    enabled: false\n"

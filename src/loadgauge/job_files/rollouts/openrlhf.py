@@ -12,7 +12,6 @@ import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.huggingface import processes
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in
 from loadgauge.job_files.ideas.words import ATTENTION
 from loadgauge.job_files.pre_training.megatron import launched
@@ -546,10 +545,6 @@ OPENRLHF = Dialect(
     syntaxes=("argv",),
     style="flags",
     framework="deepspeed",
-    marks=frozenset(_owned("vllm.num_engines", "train.micro_batch_size", "rollout.micro_batch_size", "ds.zero_stage"))
-    | words(
-        "actor.model_name_or_path reward.model_name_or_path ds.param_dtype reward_pretrain colocate_all_models teacher_model"
-    ),
     blank={"argv": _begin("deepspeed --num_gpus 1 --num_nodes 1 --module openrlhf.cli.train_sft")},
     blanks={
         **{

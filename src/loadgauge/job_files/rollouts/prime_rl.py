@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in
 
@@ -413,15 +412,6 @@ PRIME_RL = Dialect(
     versions="prime-rl 0.2 - 0.8",
     syntaxes=("toml",),
     framework="torchtitan",
-    marks=words(
-        """
-        orchestrator.batch_size orchestrator.group_size orchestrator.rollouts_per_example deployment.num_train_gpus
-        deployment.num_infer_gpus deployment.num_train_nodes inference.vllm.tensor_parallel_size trainer.model.name
-        orchestrator.model.name trainer.optim.lr orchestrator.train.sampling.max_completion_tokens trainer.model.ac.freq
-        inference.parallel.tp orchestrator.seq_len orchestrator.max_off_policy_steps orchestrator.train.source
-        data.micro_batch_size monitors.wandb.project deployment.type trainer_gpu_ids orchestrator.sampling.max_tokens
-        """
-    ),
     blank={"toml": "[data]\n"},
     blanks=dict.fromkeys(("grpo", "dapo"), "[orchestrator]\n"),
     ideas=(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in
 from loadgauge.job_files.pre_training.megatron import (
@@ -410,13 +409,6 @@ SLIME = Dialect(
     framework="megatron",
     zero_stages=(1,),
     style="switch",
-    marks=words(
-        """
-        hf_checkpoint rollout_batch_size n_samples_per_prompt rollout_max_response_len rollout_num_gpus_per_engine
-        actor_num_gpus_per_node sglang_mem_fraction_static rollout_num_gpus num_rollout rollout_function_path
-        num_steps_per_rollout
-        """
-    ),
     blank={
         "argv": "python3 train.py \\\n   --loss-type sft_loss \\\n"
                 "   --rollout-function-path slime.rollout.sft_rollout.generate_rollout \\\n"

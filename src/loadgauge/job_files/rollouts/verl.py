@@ -325,13 +325,6 @@ VERL = Dialect(
     versions="verl 0.4 - 0.9",
     syntaxes=("argv", "yaml"),
     style="hydra",
-    marks=frozenset(
-        {
-            *("actor_rollout_ref.model.path", f"{A}ppo_mini_batch_size", f"{A}ppo_micro_batch_size_per_gpu"),
-            *("trainer.n_gpus_per_node", "trainer.nnodes", "data.max_prompt_length", "actor_rollout_ref.rollout.name"),
-            *("algorithm.adv_estimator", "data.train_batch_size", f"{A}strategy"),
-        }
-    ),
     blank={
         "argv": f"python3 -m verl.trainer.main_ppo \\\n    {A}use_dynamic_bsz=False\n",
         "yaml": "actor_rollout_ref:\n  actor:\n    use_dynamic_bsz: false\n",
