@@ -10,73 +10,37 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.units import count, days_words, gib, parse_count, seconds
 from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import HOUR
-from loadgauge.core.plan.answer import answer as plan_answer
-from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, cases, fleet_options
+from loadgauge.core.plan.request import PlanRequest, fleet_options
 from loadgauge.core.resolve.reproduce import layout_flags
-from loadgauge.core.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
 from loadgauge.core.text.plan.progress import clear, say
 from loadgauge.core.text.table import Column, console, document, draw, heading, points
 from loadgauge.core.text.verdict import question_words
 from loadgauge.fleets.fleet import NOT_COUNTED, Fleet, Options, fleet
+from loadgauge.fleets.layouts import chosen, most_goodput
 from loadgauge.fleets.text.fleet_reasons import explain
 from loadgauge.fleets.what_if import FEW, Change, best_interval, best_spares, changed, most_oversubscription
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-DECIDES = (*DEGREES, "zero", "micro_batch")
-"""Fields of a layout; where one is given, none is searched."""
 SLACK = 0.01
 """How much more time the most oversubscription, or the most sites, may take."""
 
 
-def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], str]:
-    """Return the estimate of a job with what it assumes; where no layout is given, that of the layout with the most goodput.
-
-    The last text says how that was found.
-    """
-    if asks_for_files(job) or any(getattr(job, name) is not None for name in DECIDES):
-        setup = resolve_job(job)
-        return setup.estimate(), dict(setup.assumed), ""
-    options = Options(**given)
-    fields = {name: getattr(job, name) for name in JOB_FIELDS if getattr(job, name) is not None}
-    if job.gpus is None:
-        raise ConfigError("is needed: the GPUs of the job", key="gpus")
-    return _planned(PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "objective": "goodput"}), options)
-
-
-def _planned(request: PlanRequest, options: Options) -> tuple[Estimate, dict[str, str], str]:
-    """The layout with the most goodput, what it assumes, and how it was found."""
+def _chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], str]:
+    """The run of a job, found with progress on the terminal."""
     try:
-        say("searching layouts")
-        setup, searches = cases(request)
-        plan = plan_answer(request, setup, [msgspec.structs.replace(case, fleet=options) for case in searches])
+        return chosen(job, given, say)
     finally:
         clear()
-    best, first = plan.result.layouts[0], plan.result.pareto[0]
-    assert first.time is not None
-    assert best.time is not None
-    said = f"The best of {plan.result.valid:,} layouts"
-    if best.layout == first.layout:
-        said += ", by its step and by goodput alike."
-    else:
-        said += (
-            f" by goodput: {layout_flags(best)}; the fastest step, {first.time.step / best.time.step - 1:+.1%}, has"
-            f" {layout_flags(first)}."
-        )
-    assumed = {
-        flag: value for flag, value in plan.setup.assumed.items() if flag.lstrip("-").replace("-", "_") not in OPEN_AXES
-    }
-    return best, assumed, said
 
 
 def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool, as_json: bool) -> int:
     """Simulate the run of a job, print the answer, and return the exit code: 1 where its step does not fit."""
-    result, assumed, said = chosen(job, given)
+    result, assumed, said = _chosen(job, given)
     found = fleet(result, job.tokens or "", Options(**given), price=job.price)
     assumed |= found.assumed
     if topic is not None:
@@ -229,7 +193,10 @@ def find_planned(request: PlanRequest, *, as_json: bool) -> int:
     """Answer an inverse question about the run of the layout with the most goodput, and return the exit code 0."""
     options, local = fleet_options(request.fleet, request.find)
     planned = msgspec.structs.replace(request, find=None, tokens=None, fleet=None, objective="goodput")
-    best, assumed, said = _planned(planned, options)
+    try:
+        best, assumed, said = most_goodput(planned, options, say)
+    finally:
+        clear()
     assert request.find is not None
     assert request.tokens is not None
     return _find(
@@ -239,7 +206,7 @@ def find_planned(request: PlanRequest, *, as_json: bool) -> int:
 
 def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
     """Answer an inverse question about a job, and return the exit code 0."""
-    layout = chosen(job, given)
+    layout = _chosen(job, given)
     if question in ("oversubscription", "sites"):
         _of_steps(layout[2], given, f"--find {question}")
     return _find(layout, question, job.tokens or "", Options(**given), local, slack, job.price, as_json=as_json)
@@ -299,7 +266,7 @@ def sites(job: Job, given: dict[str, Any], local: dict[str, Any], *, as_json: bo
     """Answer for several sites, and return the exit code 0."""
     from loadgauge.fleets.text import fleet_sites
 
-    result, assumed, said = chosen(job, given)
+    result, assumed, said = _chosen(job, given)
     _of_steps(said, given, "--sites")
     tokens = parse_count(job.tokens or "", "tokens")
     return fleet_sites.answer(result, local, said, tokens, job.price, assumed, as_json=as_json)

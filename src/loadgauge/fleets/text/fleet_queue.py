@@ -17,6 +17,7 @@ from loadgauge.core.plan.space.grid import Cell, Row, key, run
 from loadgauge.core.text.plan.progress import clear, progress
 from loadgauge.core.text.table import Column, console, document, draw, points
 from loadgauge.fleets.fleet import Options, fleet
+from loadgauge.fleets.layouts import chosen
 from loadgauge.fleets.queue import Want, pack, read_jobs
 
 MORE = (1.0, 1.1, 1.25, 1.5)
@@ -86,8 +87,6 @@ def _want(
         if "days" in job:
             stated: dict[str, Any] = {"name": name, **own, **job}
             return msgspec.convert(stated, Want)
-        from loadgauge.fleets.text.fleet import chosen
-
         called = job.pop("model", model)
         if called is None:
             raise ConfigError("needs a model, or days", key="model")
@@ -108,8 +107,6 @@ def _want(
 
 def work(cell: Cell, files: dict[str, bytes]) -> Row:
     """Simulate one cell; its words are the JSON of a job and of options. Raises nothing."""
-    from loadgauge.fleets.text.fleet import chosen
-
     said = json.loads(cell.words[0])
     row: Row = {"key": cell.key, "loadgauge": __version__, **said["axes"]}
     try:
@@ -145,13 +142,13 @@ def sweep(job: Job, given: dict[str, Any], more: dict[str, Any], *, as_json: boo
     base = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if getattr(job, name) is not None}
     cells = []
     for combination in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, combination, strict=True))
-        options = {**given, **{name: value for name, value in chosen.items() if name in Options.__struct_fields__}}
+        cell = dict(zip(axes, combination, strict=True))
+        options = {**given, **{name: value for name, value in cell.items() if name in Options.__struct_fields__}}
         for name in ("runs", "seed"):
             if name in options:
                 options[name] = int(options[name])
-        values = {**base, **{name: value for name, value in chosen.items() if name not in Options.__struct_fields__}}
-        said = {"model": job.model, "job": values, "options": options, "axes": chosen}
+        values = {**base, **{name: value for name, value in cell.items() if name not in Options.__struct_fields__}}
+        said = {"model": job.model, "job": values, "options": options, "axes": cell}
         cells.append(Cell(key=key(said, __version__), words=(json.dumps(said, sort_keys=True),)))
     kept = _kept(more["output"])
     rows: dict[str, Row] = {cell.key: kept[cell.key] for cell in cells if cell.key in kept}
