@@ -26,7 +26,7 @@ def task_of_file(job: Job) -> str | None:
 
 def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool, allow_tight: bool, brief: bool) -> int:
     """Estimate a run of a task and print it. others: answers that only training has, by their flags. Raises `ConfigError`"""
-    from loadgauge.core.text.post_training.posttrain_answer import answered
+    from loadgauge.core.answers.post_training import answered
 
     for flag, value in others.items():
         if value:

@@ -460,8 +460,8 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
     return Host(
         pinned=job.pin_memory is not False,
         nvme=nvme,
-        activations=hosted,
-        link=link,  # type: ignore[arg-type]
+        activations=hosted,  # type: ignore[arg-type]
+        link=link,
         bandwidth=bandwidth(job.host_bandwidth, "host_bandwidth"),
         nvme_bandwidth=bandwidth(job.nvme_bandwidth, "nvme_bandwidth"),
     )

@@ -142,13 +142,13 @@ def sweep(job: Job, given: dict[str, Any], more: dict[str, Any], *, as_json: boo
     base = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if getattr(job, name) is not None}
     cells = []
     for combination in itertools.product(*axes.values()):
-        cell = dict(zip(axes, combination, strict=True))
-        options = {**given, **{name: value for name, value in cell.items() if name in Options.__struct_fields__}}
+        swept = dict(zip(axes, combination, strict=True))
+        options = {**given, **{name: value for name, value in swept.items() if name in Options.__struct_fields__}}
         for name in ("runs", "seed"):
             if name in options:
                 options[name] = int(options[name])
-        values = {**base, **{name: value for name, value in cell.items() if name not in Options.__struct_fields__}}
-        said = {"model": job.model, "job": values, "options": options, "axes": cell}
+        values = {**base, **{name: value for name, value in swept.items() if name not in Options.__struct_fields__}}
+        said = {"model": job.model, "job": values, "options": options, "axes": swept}
         cells.append(Cell(key=key(said, __version__), words=(json.dumps(said, sort_keys=True),)))
     kept = _kept(more["output"])
     rows: dict[str, Row] = {cell.key: kept[cell.key] for cell in cells if cell.key in kept}

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.answers.post_training import answered
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.families.catalogue import names_file
 from loadgauge.core.resolve.posttrain import OF_ROLLOUT, OF_WHOLE
-from loadgauge.core.text.post_training.posttrain_answer import answered
 from loadgauge.page.inputs.flags import State, model_of, named, request_of, written
 from loadgauge.page.inputs.uploads import PREFIX, Uploads
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.answers.post_training import time_document
 from loadgauge.core.base.errors import NO, YES, ConfigError
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import needs
@@ -11,7 +12,6 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.plan.posttrain import Choice, Found, Space, plan_task
 from loadgauge.core.resolve.posttrain import resolve_posttrain
-from loadgauge.core.text.post_training.posttrain_time import document as time_document
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
 from loadgauge.core.text.table import Column, console, draw, points
 from loadgauge.core.text.table import document as print_document

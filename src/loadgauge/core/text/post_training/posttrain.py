@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
+from loadgauge.core.answers.post_training import NOT_COUNTED
 from loadgauge.core.base.units import gib, in_gib
-from loadgauge.core.base.verdict import needs
 from loadgauge.core.post_training.explain import Explained
 from loadgauge.core.post_training.memory import PhaseMemory, PostMemory
 from loadgauge.core.post_training.roles import Run
@@ -16,11 +15,6 @@ from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.table import Column, console, draw, heading, points
 from loadgauge.core.text.verdict import WORDS, left_out_words, verdict_words
-
-NOT_COUNTED = (
-    "rewards by rule and environments, on the host",
-    "what collective libraries hold after groups are destroyed, and blocks that allocators leave idle beyond the range",
-)
 
 
 def report(
@@ -113,68 +107,6 @@ def _next(memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]]) -> lis
 def _parts(phase: PhaseMemory) -> None:
     rows = [[one.role, one.part, in_gib(one.nbytes)] for one in sorted(phase.residents, key=lambda one: -one.nbytes)]
     draw(console(), [Column("role"), Column("what"), Column("GiB", "right")], rows, f"Where it goes in {phase.name}")
-
-
-def document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]] = ()) -> dict[str, Any]:
-    """Return the document of `--json`: bytes and plain counts."""
-    sequences, engine = run.sequences, memory.engine
-    found: dict[str, Any] = {
-        "task": run.task.name,
-        "model": {"name": run.trained.model.name, "params": run.trained.params},
-        "gpu": None if run.gpu is None else run.gpu.id,
-        "verdict": memory.verdict,
-        "worst": memory.worst.name,
-        "capacity": memory.capacity,
-        "gpus": {"trainer": run.placement.trainer, "rollout": run.placement.rollout, "all": run.placement.gpus},
-        "roles": {
-            name: {
-                "model": member.model.name,
-                "params": member.params,
-                "uses": list(member.role.uses),
-                "shares": member.shares,
-                "offloaded": member.offloaded,
-            }
-            for name, member in run.members.items()
-        },
-        "memory": {
-            **needs(memory),
-            "moment": memory.worst.name,
-            "parts": memory.worst.parts,
-            "phases": [
-                {
-                    "phase": phase.name,
-                    "side": phase.side,
-                    "total": phase.total,
-                    "low": phase.low,
-                    "high": phase.high,
-                    "parts": [{"role": one.role, "part": one.part, "bytes": one.nbytes} for one in phase.residents],
-                }
-                for phase in memory.phases
-            ],
-        },
-        "host": memory.host,
-        "assumed": run.assumed,
-        "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in remedies],
-        "not_counted": list(NOT_COUNTED),
-    }
-    if engine is not None and run.engine is not None:
-        found["rollout"] = {
-            "engine": run.engine.text(),
-            "replicas": run.replicas,
-            "cache": engine.pool,
-            "cache_demand": engine.demand,
-            "cache_of_a_token": engine.token,
-            "at_once": engine.running,
-            "asked": engine.asked,
-        }
-        found["sequences"] = {
-            "prompts": sequences.prompts,
-            "samples": sequences.samples,
-            "prompt_len": sequences.prompt,
-            "answer_mean": sequences.answers.mean,
-            "answer_longest": sequences.answers.longest,
-        }
-    return found
 
 
 def explained(found: Explained, *, as_json: bool) -> None:

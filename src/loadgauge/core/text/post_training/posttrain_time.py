@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import StepTime
@@ -80,17 +76,3 @@ def lines(run: Run, time: StepTime, job: Job) -> list[str]:
             text += f", {time.money(job.steps, job.price):,.0f} at {job.price:g} a GPU-hour"
         found.append(text + ".")
     return found
-
-
-def document(time: StepTime | None, untimed: str, job: Job) -> dict[str, Any]:
-    """Return the `time` of `--json`: seconds."""
-    if time is None:
-        return {"time": None, "untimed": untimed}
-    found = msgspec.to_builtins(time) | {"tokens_per_second_per_gpu": time.tokens_per_second_per_gpu}
-    found["tokens_per_step"] = found.pop("tokens")
-    found |= {"days": None, "cost": None}
-    if job.steps is not None:
-        days = time.days(job.steps)
-        cost = None if job.price is None else time.money(job.steps, job.price)
-        found |= {"steps": job.steps, "days": days, "gpu_hours": days * 24 * time.gpus, "cost": cost}
-    return {"time": found}

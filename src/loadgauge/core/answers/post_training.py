@@ -1,0 +1,128 @@
+"""The answer of `loadgauge estimate --task`: memory, time and remedies of a run after pre-training, and its document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.verdict import needs
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.post_training.memory import PostMemory, memory
+from loadgauge.core.post_training.roles import Run
+from loadgauge.core.post_training.step import StepTime, timed
+from loadgauge.core.resolve.posttrain import remedies, resolve_posttrain
+
+NOT_COUNTED = (
+    "rewards by rule and environments, on the host",
+    "what collective libraries hold after groups are destroyed, and blocks that allocators leave idle beyond the range",
+)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A run of a task. untimed: why there is no time; remedies: flags that were tried, with the memory under them"""
+
+    job: Job
+    run: Run
+    memory: PostMemory
+    time: StepTime | None
+    untimed: str
+    remedies: list[tuple[str, PostMemory]]
+
+    def document(self) -> dict[str, Any]:
+        """Return the document of `--json`: bytes, seconds and plain counts."""
+        return _memory_document(self.run, self.memory, self.remedies) | time_document(self.time, self.untimed, self.job)
+
+
+def answered(job: Job, model: ModelSpec | None = None) -> Answer:
+    """Return memory and time of a run, and what makes it fit. model: that of the job, where it was read before.
+
+    Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    >>> found = answered(Job("qwen2.5-7b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, zero=3))
+    >>> found.document()["worst"], found.time is not None
+    ('reference', True)
+    """
+    run, _ = resolve_posttrain(job, model)
+    found = memory(run)
+    time, untimed = timed(run, found)
+    tried = remedies(job, found, model=model) if found.verdict in ("tight", "does not fit") else []
+    return Answer(job, run, found, time, untimed, tried)
+
+
+def _memory_document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]] = ()) -> dict[str, Any]:
+    """Return the document of `--json`: bytes and plain counts."""
+    sequences, engine = run.sequences, memory.engine
+    found: dict[str, Any] = {
+        "task": run.task.name,
+        "model": {"name": run.trained.model.name, "params": run.trained.params},
+        "gpu": None if run.gpu is None else run.gpu.id,
+        "verdict": memory.verdict,
+        "worst": memory.worst.name,
+        "capacity": memory.capacity,
+        "gpus": {"trainer": run.placement.trainer, "rollout": run.placement.rollout, "all": run.placement.gpus},
+        "roles": {
+            name: {
+                "model": member.model.name,
+                "params": member.params,
+                "uses": list(member.role.uses),
+                "shares": member.shares,
+                "offloaded": member.offloaded,
+            }
+            for name, member in run.members.items()
+        },
+        "memory": {
+            **needs(memory),
+            "moment": memory.worst.name,
+            "parts": memory.worst.parts,
+            "phases": [
+                {
+                    "phase": phase.name,
+                    "side": phase.side,
+                    "total": phase.total,
+                    "low": phase.low,
+                    "high": phase.high,
+                    "parts": [{"role": one.role, "part": one.part, "bytes": one.nbytes} for one in phase.residents],
+                }
+                for phase in memory.phases
+            ],
+        },
+        "host": memory.host,
+        "assumed": run.assumed,
+        "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in remedies],
+        "not_counted": list(NOT_COUNTED),
+    }
+    if engine is not None and run.engine is not None:
+        found["rollout"] = {
+            "engine": run.engine.text(),
+            "replicas": run.replicas,
+            "cache": engine.pool,
+            "cache_demand": engine.demand,
+            "cache_of_a_token": engine.token,
+            "at_once": engine.running,
+            "asked": engine.asked,
+        }
+        found["sequences"] = {
+            "prompts": sequences.prompts,
+            "samples": sequences.samples,
+            "prompt_len": sequences.prompt,
+            "answer_mean": sequences.answers.mean,
+            "answer_longest": sequences.answers.longest,
+        }
+    return found
+
+
+def time_document(time: StepTime | None, untimed: str, job: Job) -> dict[str, Any]:
+    """Return the `time` of `--json`: seconds."""
+    if time is None:
+        return {"time": None, "untimed": untimed}
+    found = msgspec.to_builtins(time) | {"tokens_per_second_per_gpu": time.tokens_per_second_per_gpu}
+    found["tokens_per_step"] = found.pop("tokens")
+    found |= {"days": None, "cost": None}
+    if job.steps is not None:
+        days = time.days(job.steps)
+        cost = None if job.price is None else time.money(job.steps, job.price)
+        found |= {"steps": job.steps, "days": days, "gpu_hours": days * 24 * time.gpus, "cost": cost}
+    return {"time": found}
