@@ -193,6 +193,7 @@ ELSEWHERE = (
     "core/estimate/schedule",
     "core/plan/advise",
     "fleets/text",
+    "fleets/layouts.py",
     "fleets/command.py",
     "job_files/commands",
     "job_files/convert.py",
