@@ -21,7 +21,7 @@ SECTIONS = {f"{name}.from_pretrained": "model" for name in LOADERS} | {
 FIRST = {"model": "model_name", "peft": "model"}
 """What the first argument without a name is."""
 ONCE = frozenset({"model"})
-"""What is loaded again at the end is what was trained."""
+"""Sections of which the first call counts: a model that is loaded again at the end is the one that was trained."""
 WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TELLS = ("is_bfloat16_supported", "is_bf16_supported")
