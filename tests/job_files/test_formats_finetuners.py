@@ -201,6 +201,39 @@ def test_a_notebook(tmp_path: Path) -> None:
     assert "a notebook is read and not written" in found.err
 
 
+def notebook(place: Path, *cells: str) -> Path:
+    """A notebook with these cells of code."""
+    code = [{"cell_type": "code", "source": cell.splitlines(keepends=True), "outputs": []} for cell in cells]
+    place.write_text(json.dumps({"cells": code, "nbformat": 4}))
+    return place
+
+
+def test_each_cell_of_a_notebook_is_read_by_itself(tmp_path: Path) -> None:
+    """Lines of the shell are no Python, wherever they stand; a cell that does not parse is skipped and named."""
+    plain = notebook(tmp_path / "plain.ipynb", UNSLOTH)
+    other = notebook(
+        tmp_path / "other.ipynb",
+        "%%capture\nimport os\nif 'COLAB_' in os.environ:\n    !pip install unsloth\nelse:\n    !pip install --no-deps \\\n  trl\n",
+        "%%bash\nfor i in 1 2; do echo $i; done\n",
+        UNSLOTH,
+        "when = date(2024, 07, 26)\n",
+    )
+    assert document(f"estimate {other}")["memory"] == document(f"estimate {plain}")["memory"]
+    text = " ".join(typed(f"estimate {other}").out.split())
+    assert "cell 4 is skipped: it is not valid Python" in text
+    assert "cell 1 " not in text
+
+
+@pytest.mark.parametrize("again", [
+    "if False:\n    model, tokenizer = FastLanguageModel.from_pretrained(model_name='lora_model', load_in_4bit=False)\n",
+    "model, tokenizer = FastLanguageModel.from_pretrained('lora_model', max_seq_length=64, load_in_4bit=False)\n",
+])  # fmt: skip
+def test_what_is_loaded_again_at_the_end_is_not_what_is_trained(again: str, tmp_path: Path) -> None:
+    first, both = (notebook(tmp_path / f"{name}.ipynb", *cells) for name, cells in
+                   (("first", [UNSLOTH]), ("both", [UNSLOTH, again])))  # fmt: skip
+    assert document(f"estimate {both}")["memory"] == document(f"estimate {first}")["memory"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -27,7 +27,7 @@ from loadgauge.job_files.reading.nested import json_document, toml_document, yam
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
-LARGEST_NOTEBOOK = 4_000_000
+LARGEST_NOTEBOOK = 5_000_000
 """Bytes of a notebook, which may hold the pictures that it printed."""
 SYNTAXES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
@@ -57,7 +57,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     unread: its keys that no idea reads; auto: keys that it leaves to another file
     uncounted: what it asks for that is not counted
     stopped: what it asks for that there is no estimate with, where that was allowed
-    remarks: what was taken for a file that it names, in words
+    remarks: what was taken for a file that it names, and cells of a notebook that were skipped, in words
     """
 
     dialect: str
@@ -125,10 +125,10 @@ def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = 
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
             return Argv(text, style, objects)  # type: ignore[arg-type]
         if syntax == "python":
-            from loadgauge.job_files.fine_tuning.unsloth import FIRST, SECTIONS
+            from loadgauge.job_files.fine_tuning.unsloth import FIRST, ONCE, SECTIONS
             from loadgauge.job_files.reading.calls import Calls
 
-            return Calls(text, SECTIONS, FIRST)
+            return Calls(text, SECTIONS, FIRST, ONCE)
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
         if chosen is not None and chosen.layers:
             from loadgauge.job_files.reading.layered import layered
@@ -234,6 +234,7 @@ def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: 
         unread=chosen.unread(keys.document),
         uncounted=chosen.uncounted(keys),
         auto=tuple(keys.document.shown(key) for key in keys.left),
+        remarks=tuple(getattr(keys.document, "skipped", ())),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
     )
 

@@ -20,6 +20,8 @@ SECTIONS = {f"{name}.from_pretrained": "model" for name in LOADERS} | {
 """Calls that are read, and the section of a key that each of their arguments gets."""
 FIRST = {"model": "model_name", "peft": "model"}
 """What the first argument without a name is."""
+ONCE = frozenset({"model"})
+"""Sections of which the first call counts: a model that is loaded again at the end is the one that was trained."""
 WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TELLS = ("is_bfloat16_supported", "is_bf16_supported")

@@ -13,8 +13,10 @@ from loadgauge.job_files.ideas.table import MISSING
 
 MOST_NODES = 50_000
 DEEPEST = 60
-MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
-"""Lines of a notebook that are IPython's or the shell's."""
+MAGIC = re.compile(r"^([ \t]*)[%!](?:.*\\\n)*.*$", re.MULTILINE)
+"""Lines of a notebook that are IPython's or the shell's, with those that a backslash joins to them."""
+OTHER_CELLS = re.compile(r"\s*%%(?!capture|time)")
+"""Cells that are not Python: `%%bash`, `%%writefile`."""
 
 
 class Calls:
@@ -25,6 +27,7 @@ class Calls:
 
     sections: the section of a call by the last two names of what is called, such as `FastLanguageModel.from_pretrained`
     first: of a section, the keyword that its first positional argument is
+    once: sections of which the first call counts: what was trained is often loaded again at the end
 
     >>> script = "size = 2048  # tokens\\nm = F.load(name, max_seq_length=size, load_in_4bit=True)\\n"
     >>> document = Calls(script, {"F.load": "model"}, {"model": "model_name"})
@@ -39,25 +42,27 @@ class Calls:
 
     syntax = "python"
 
-    def __init__(self, text: str, sections: Mapping[str, str], first: Mapping[str, str]) -> None:
-        self.source, self.sections, self.first = text, sections, first
+    def __init__(
+        self, text: str, sections: Mapping[str, str], first: Mapping[str, str], once: frozenset[str] = frozenset()
+    ) -> None:
+        self.source, self.sections, self.first, self.once = text, sections, first, once
         self.notebook = text.lstrip().startswith("{")
         self._parse()
 
     def _parse(self) -> None:
-        code = _cells(self.source) if self.notebook else self.source
-        tree = _tree(MAGIC.sub("", code) if self.notebook else code)
+        code, self.skipped = _cells(self.source) if self.notebook else (self.source, [])
+        tree = _tree(code)
         self.lines = _starts(code)
         self.constants = _constants(tree)
         self.values: dict[str, ast.expr] = {}
         self.calls: dict[str, ast.Call] = {}
         self.programs: list[str] = []
         doubtful: set[str] = set()
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
             name = _called(call.func)
             self.programs.append(name)
             section = self.sections.get(name)
-            if section is None:
+            if section is None or (section in self.once and section in self.calls):
                 continue
             self.calls.setdefault(section, call)
             for keyword, value in self._arguments(section, call):
@@ -185,14 +190,39 @@ class Calls:
         return self.source
 
 
-def _cells(text: str) -> str:
-    """The code of a notebook, cell after cell."""
+def _cells(text: str) -> tuple[str, list[str]]:
+    """The code of a notebook's cells of Python, and why others are skipped, by their number."""
     try:
         cells = json.loads(text)["cells"]
-        parts = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
-        return "\n".join("".join(part) if isinstance(part, list) else str(part) for part in parts) + "\n"
+        parts = [
+            (number, "".join(cell["source"]))
+            for number, cell in enumerate(cells, 1)
+            if cell["cell_type"] == "code" and not OTHER_CELLS.match("".join(cell["source"]))
+        ]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError("is no notebook (JSON with cells of code)") from None
+    code, skipped = [], []
+    for number, part in parts:
+        lines = MAGIC.sub(r"\1pass", part)
+        try:
+            ast.parse(lines)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            skipped.append(f"cell {number} is skipped: it is not valid Python ({getattr(error, 'msg', error)})")
+        else:
+            code.append(lines)
+    return "\n".join(code) + "\n", skipped
+
+
+def _running(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every part of a program in the order of its lines, without what stands below `if False:`."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        inner = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value:
+            inner = list(node.orelse)
+        stack += inner[::-1]
 
 
 def _tree(code: str) -> ast.Module:

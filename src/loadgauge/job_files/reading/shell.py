@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from loadgauge.core.base.errors import ConfigError
 
 MOST_WORDS = 15_000
-ASSIGNED = re.compile(
-    r"(?:^|(?<=[\s;]))(?:export\s+|local\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;()#]*)", re.MULTILINE
-)
+LONGEST, DEEPEST = 500, 20
+"""Letters of a word that is expanded, and levels of an expression."""
+_BRACES = r"\$\{[^{}]*\}"
+for _ in range(3):
+    _BRACES = rf"\$\{{(?:[^{{}}]|{_BRACES})*\}}"
+WORD = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\$\(\(.*?\)\)|\$\([^)]*\)|""" + _BRACES + r"""|\\[^\n]|[^\s;()&|{}<>"'\\`])+"""
+"""A word with its quotes and expansions, which may stand in each other: `${A:-"${B}/c"}`."""
+ASSIGNED = re.compile(rf"(?:^|(?<=[\s;]))(?:export\s+|local\s+)?([A-Za-z_]\w*)=({WORD}|)", re.MULTILINE | re.DOTALL)
 LETTERS = re.compile(
-    r"""(?P<skip>\s+|\\\r?\n|[;()&|{}<>`]|(?:(?<=\s)|(?<=^))\#[^\n]*)"""
-    r"""|(?P<word>(?:"(?:[^"\\]|\\.)*"|'[^']*'|\$\(\(.*?\)\)|\$\([^)]*\)|\$\{[^}]*\}|\\[^\n]|[^\s;()&|{}<>"'\\`])+)""",
-    re.DOTALL | re.MULTILINE,
+    rf"""(?P<skip>\s+|\\\r?\n|[;()&|{{}}<>`]|(?:(?<=\s)|(?<=^))\#[^\n]*)|(?P<word>{WORD})""", re.DOTALL | re.MULTILINE
 )
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+"""Operators of `$((...))`, which divides as whole numbers."""
+LARGEST = 10**12
 
 
 class Word(NamedTuple):
@@ -80,12 +90,8 @@ def variables_of(source: str) -> dict[str, str]:
             before not in ("", "export", "local") and not re.fullmatch(r"(?:\w+=\S*\s*;?\s*)+", before)
         ):
             continue
-        name, value = match[1], match[2].strip("\"'")
-        start = match.start(2)
-        if source.startswith("$((", start):
-            stop = source.find("))", start)
-            value = source[start : stop + 2] if 0 < stop - start < 200 else value
-        value = _expanded(value, variables)
+        name = match[1]
+        value = _value(match[2], variables) if match[2] else ""
         if variables.get(name, value) != value:
             unknown.add(name)
         variables[name] = value
@@ -93,29 +99,83 @@ def variables_of(source: str) -> dict[str, str]:
 
 
 def _expanded(text: str, variables: dict[str, str]) -> str:
-    """`$NAME`, `${NAME}`, `${NAME:-default}`, `$((A * B))` and `$(expr A / B)`, as far as they are known."""
-    if "$" not in text or len(text) > 500:
+    """`$NAME`, `${NAME}`, `${NAME:-default}`, `$((A * B + C))` and `$(expr A / B)`, as far as they are known.
+
+    >>> _expanded("${DIR:-${HOME:-/home}/x}-$((2 * (N + 1)))-$N", {"N": "3"})
+    '/home/x-8-3'
+    >>> _expanded("$((N / 0)) ${M}", {"N": "3"})
+    '$((N / 0)) ${M}'
+    """
+    if "$" not in text or len(text) > LONGEST:
         return text
+    parts: list[str] = []
+    start = 0
+    while start < len(text):
+        end = _expansion_end(text, start)
+        raw = text[start:end]
+        parts.append(_expand_one(raw, variables) if raw[0] == "$" else raw)
+        start = end
+    return "".join(parts)
 
-    def known(match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
-        if name in variables:
-            return variables[name]
-        return match[0] if default is None or "$" in default else default.strip("\"'")
 
-    plain = re.sub(r"\$\{(\w+)(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)", known, text)
+def _expansion_end(text: str, start: int) -> int:
+    """Where an expansion that begins at a dollar sign ends, else where the next one begins."""
+    if text[start] != "$":
+        following = text.find("$", start)
+        return len(text) if following < 0 else following
+    bracket = text[start + 1 : start + 2]
+    if bracket not in ("{", "("):
+        name = re.compile(r"[A-Za-z_]\w*").match(text, start + 1)
+        return start + 1 if name is None else name.end()
+    depth, closing = 0, {"{": "}", "(": ")"}[bracket]
+    for index in range(start + 1, len(text)):
+        depth += (text[index] == bracket) - (text[index] == closing)
+        if depth == 0:
+            return index + 1
+    return len(text)
 
-    def product(match: re.Match[str]) -> str:
-        words = [variables.get(word, word) for word in re.split(r"\s*\*\s*", match[1].strip())]
-        if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
-            return match[0]
-        result = 1
-        for word in words:
-            result *= int(word)
-        return str(result)
 
-    plain = re.sub(r"\$\(\(([\w\s*]{1,100})\)\)", product, plain)
-    return re.sub(r"\$\(expr\s+([\d\s*/\\]{1,100})\)", _quotient, plain)
+def _expand_one(raw: str, variables: dict[str, str]) -> str:
+    """One expansion; as it is spelled where its value is not known."""
+    if raw.startswith("$(("):
+        value = _arithmetic(_expanded(raw[3:-2], variables), variables)
+        return raw if value is None else str(value)
+    if raw.startswith("$("):
+        return re.sub(r"\$\(expr\s+([\d\s*/\\]{1,100})\)$", _quotient, "$(" + _expanded(raw[2:], variables))
+    match = re.fullmatch(r"\$\{?([A-Za-z_]\w*)(?::?[-=](.*?))?\}?", raw, re.DOTALL)
+    if match is None:
+        return raw
+    if match[1] in variables:
+        return variables[match[1]]
+    default = None if match[2] is None else _expanded(match[2], variables).strip("\"'")
+    return raw if default is None or "$" in default else default
+
+
+def _arithmetic(text: str, variables: dict[str, str]) -> int | None:
+    """The value of an expression of whole numbers and names; None where it has anything else."""
+    try:
+        return _worked_out(ast.parse(text.strip(), mode="eval").body, variables, 0)
+    except (ValueError, SyntaxError, ZeroDivisionError, KeyError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def _worked_out(node: ast.expr, variables: dict[str, str], depth: int) -> int:
+    if depth > DEEPEST:
+        raise ValueError
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        value = node.value
+    elif isinstance(node, ast.Name):
+        value = int(variables[node.id])
+    elif isinstance(node, ast.BinOp):
+        left, right = (_worked_out(side, variables, depth + 1) for side in (node.left, node.right))
+        value = OPERATORS[type(node.op)](left, right)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = -_worked_out(node.operand, variables, depth + 1)
+    else:
+        raise ValueError
+    if abs(value) > LARGEST:
+        raise ValueError
+    return value
 
 
 def _quotient(match: re.Match[str]) -> str:
