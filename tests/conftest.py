@@ -39,11 +39,11 @@ APART = {
     HERE / place
     for place in (
         # start PyTorch, or build something, without importing it themselves
-        "evidence/articles", "pytorch", "test_docs.py", "test_packaging.py", "test_site.py",
+        "evidence/articles", "pytorch", "test_docs.py", "test_packaging.py", "test_rooms.py", "test_site.py",
         # much to compute
         "core/answers/equations", "job_files/test_formats_round_trip.py", "core/plan/test_deadline.py",
         "core/plan/test_planned_choices.py", "core/plan/test_search_arrays.py", "core/plan/test_search_plan.py",
-        "sheets/test_plot.py",
+        "sheets/test_plot.py", "tools", "test_prose_decides_nothing.py",
     )
 }  # fmt: skip
 """Files without an import of other libraries that `make quick` leaves out all the same."""
