@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isclose
 from typing import Any
 
 from loadgauge.core.base.units import GIB
@@ -48,7 +49,9 @@ def violations(memory: dict[str, Any], code: int, line: str, *, allow_tight: boo
         found.append("nothing is named that decides")
     if question is not None:
         own, *others = question["choices"]
-        if (own["total"], own["low"], own["high"]) != (memory["total"], memory["low"], memory["high"]):
+        if not all(
+            isclose(own[name], memory[name], rel_tol=1e-12) for name in ("total", "low", "high")
+        ):  # sums in another order
             found.append("the assumed answer is not the run")
         for choice in question["choices"]:
             if choice["verdict"] != defined({**choice, "capacity": memory["capacity"]}):
