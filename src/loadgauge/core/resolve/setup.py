@@ -158,5 +158,8 @@ def _towers(result: Estimate) -> Iterator[Unsaid]:
 def _unread(item: Uncounted, result: Estimate) -> Unsaid:
     """A setting of a job file that is not counted, as a thing that is not said: it may do nothing, or the most or least."""
     high = item.high + item.parameter * result.params / result.layout.gpus
-    ends = (Alternative("at most", high), Alternative("at least", -item.low))
+    changed = item.share * sum(result.memory.parts.get(part, 0.0) for part in item.parts)
+    high += changed if item.effect in ("costs", "either") else 0.0
+    low = item.low + (changed if item.effect in ("saves", "either") else 0.0)
+    ends = (Alternative("at most", high), Alternative("at least", -low))
     return Unsaid(item.key, "without it", tuple(end for end in ends if end.change), key=True)

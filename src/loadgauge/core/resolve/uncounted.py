@@ -14,6 +14,7 @@ class Uncounted(msgspec.Struct, frozen=True):
     low, high: by how much the memory of a GPU may be lower and higher [bytes]
     kernels: what a part of the model may run in
     parameter: of each parameter of the model, over all GPUs [bytes]
+    effect: `saves`, `costs` or `either`: what it can do, where how much follows from `parts` of the memory and a `share` of them
     """
 
     note: str
@@ -23,3 +24,6 @@ class Uncounted(msgspec.Struct, frozen=True):
     high: float = 0.0
     kernels: Mapping[str, str] = {}
     parameter: float = 0.0
+    effect: str = ""
+    parts: tuple[str, ...] = ()
+    share: float = 1.0

@@ -48,11 +48,24 @@ STEMS = ("optim", "quant", "offload", "recomput", "checkpointing", "parallel", "
 """Beginnings of such parts."""
 
 
+Effect = Literal["", "saves", "costs", "either"]
+
+
 class Stop(msgspec.Struct, frozen=True):
-    """A key that stops the answer. `why`: what it does, after its value; `off`: values at which it does nothing."""
+    """A key that is not modelled.
+
+    why: what it does, after its value; off: values at which it does nothing
+    effect: what it can do to the memory or the time of a step; with one there is an answer that names the key and whose range
+        has it, without one there is none
+    parts: of the memory that it can change, as an estimate names them; empty where it changes the time of a step alone
+    share: of these parts, at the most
+    """
 
     why: str
     off: tuple[Any, ...] = OFF
+    effect: Effect = ""
+    parts: tuple[str, ...] = ()
+    share: float = 1.0
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -222,6 +235,9 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     usual: float = 0.0
     parameter: float = 0.0
     kernels: dict[str, str] = {}
+    effect: Effect = ""
+    parts: str = ""
+    share: float = 1.0
 
     def names(self) -> frozenset[str]:
         return words(self.keys, self.prefix)
@@ -253,7 +269,11 @@ def key_lists(name: str) -> Coverage:
     lists = Coverage(
         harmless=frozenset[str]().union(*(group.names() for group in file.harmless)),
         proven=frozenset[str]().union(*(group.names() for group in file.harmless if group.read)),
-        stops={key: Stop(group.why, group.values_off()) for group in file.stops for key in group.names()},
+        stops={
+            key: Stop(group.why, group.values_off(), group.effect, tuple(group.parts.split()), group.share)
+            for group in file.stops
+            for key in group.names()
+        },
         bounded={
             key: Bound(group.why, group.values_off(), group.each, group.usual, group.parameter, group.kernels)
             for group in file.bounded

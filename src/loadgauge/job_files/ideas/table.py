@@ -377,14 +377,17 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """The lists that a key is in, "modelled" where an idea reads it; each key of the tool is in exactly one."""
         return ("modelled",) if key in self.known else self.coverage.kinds(key)
 
-    def stopped(self, keys: Keys) -> list[ConfigError]:
-        """The errors about what a document asks for that would make an estimate wrong; empty where there is nothing."""
+    def stopped(self, keys: Keys, strict: bool = False) -> list[ConfigError]:
+        """The errors about what a document asks for that would make an estimate wrong; empty where there is nothing.
+
+        strict: also about what an estimate names and has in its range
+        """
         errors: list[ConfigError] = []
         covering = self.covering(keys.document)
         for key in self._rest(keys.document):
             value = keys.plain(key)
             rule = covering.stop(key, value)
-            if rule is not None:
+            if rule is not None and (strict or not rule.effect):
                 shown = "" if value is True else f"{short(value)} "
                 errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
         words = " ".join(getattr(keys.document, "program", ()))
@@ -410,7 +413,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 low, high = rule.extra(value)
                 note = f"{shown}: {rule.why}" if value is True else f"{shown} = {short(value)}: {rule.why}"
                 items.append(Uncounted(note, shown, True, low, high, rule.kernels, rule.parameter))
-            elif not covering.kinds(key) and covering.stop(key, value) is None:
+            elif (stop := covering.stop(key, value)) is not None and stop.effect:
+                note = f"{shown}: {stop.why}" if value is True else f"{shown} = {short(value)}: {stop.why}"
+                items.append(Uncounted(note, shown, effect=stop.effect, parts=stop.parts, share=stop.share))
+            elif not covering.kinds(key) and stop is None:
                 items.append(Uncounted(f"{shown}: {UNKNOWN}", shown, known=False))
         return tuple(items)
 
