@@ -451,8 +451,8 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         str | None,
         _field(
             "text", "layout",
-            f"Communication hidden under compute: none, all, or some of {', '.join(Overlap.__struct_fields__)}"
-            " (default: the framework's).",
+            f"Communication hidden under compute beside what the framework hides: {', '.join(Overlap.__struct_fields__)}, all;"
+            " `none,dp` is dp alone.",
             metavar="WHAT", values=("none", "all", *Overlap.__struct_fields__), needs="gpu",
         ),
     ] = None  # fmt: skip
