@@ -14,11 +14,12 @@ from loadgauge.core.base.files import is_script
 from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import gib, parse, rate
-from loadgauge.core.definitions.hardware.cluster import cluster, usual_network
+from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.core.definitions.hardware.host import HOST_LINK, PCIE_4, Host
 from loadgauge.core.definitions.hardware.topology import topology
+from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import (
@@ -292,8 +293,8 @@ def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
         if job.memory is None:
             return None, {}
         return card_of(job.memory), {"--gpu": f"none, only its memory: {job.memory}"}
-    card = gpu(job.gpu)
-    assumed = {}
+    card, figures = with_usual(gpu(job.gpu))
+    assumed = {f"{name} of the GPU": f"{text} (no source states it)" for name, text in figures.items()}
     if job.gpu != card.id:
         others = variants(card.id, gpu_ids()) if not names_one(job.gpu, card.id) else ()
         rest = f": the commonest {job.gpu}; there is also {', '.join(others[:3])}" if others else f": {card.name}"

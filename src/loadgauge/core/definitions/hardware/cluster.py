@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
-from functools import cache
-
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_data
-from loadgauge.core.base.units import parse
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, Link
 from loadgauge.core.definitions.hardware.topology import Topology
+from loadgauge.core.definitions.hardware.usual import usual_network
 
 GPUS_PER_NODE = 8
 """Where neither the user nor the GPU's file states it."""
@@ -33,25 +29,6 @@ def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
     if stated is None:
         return gpus_per_node
     return stated if stated > GPUS_PER_NODE else min(stated, gpus_per_node)
-
-
-@cache
-def _usual() -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = tomllib.loads(read_data("usual_networks.toml"))["network"]
-    return rows
-
-
-def usual_network(gpu: Gpu) -> tuple[float, str]:
-    """Return the bandwidth between nodes of a GPU whose file states none [byte/s], and why (`data/usual_networks.toml`).
-
-    >>> from loadgauge.core.definitions.hardware.hardware import gpu
-    >>> usual_network(gpu("mi300x"))[0], usual_network(gpu("rtx4090"))[0]
-    (50000000000.0, 390625000.0)
-    """
-    rows = _usual()
-    row = next((row for row in rows if gpu.id in row.get("gpus", "").split()), None)
-    row = row or next(row for row in rows if gpu.segment in row.get("segments", "").split())
-    return parse(row["each"], "each", "byte/s")[0], row["why"]
 
 
 def evenly(gpus: int, domain: int) -> int:

@@ -273,8 +273,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def peak(self, precision: str) -> float:
         """Return the dense peak [FLOP/s, `int8`: OP/s] at `fp32 tf32 bf16 fp16 fp8 fp4 int8`.
 
-        A GPU of shared memory of which no source states 16 bits multiplies them as it does float32. Raises `NotStated` where
-        none states it (or the GPU cannot: see `notes`), `ConfigError` for another word.
+        Raises `NotStated` where none states it (or the GPU cannot: see `notes`), `ConfigError` for another word.
 
         >>> gpu("h20-96gb").peak("fp8")
         Traceback (most recent call last):
@@ -282,10 +281,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """
         if precision not in Peaks.__struct_fields__:
             raise _unknown("precision", precision, Peaks.__struct_fields__)
-        own = getattr(self.peaks, precision)
-        if own is None and precision in ("bf16", "fp16") and self.memory.shared:
-            own = self.peaks.fp32
-        return self._stated(own, f"peak.{precision}")
+        return self._stated(getattr(self.peaks, precision), f"peak.{precision}")
 
     @property
     def memory_bandwidth(self) -> float:
