@@ -154,7 +154,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     zero, around = fill("zero", 0), _around(job, degrees["pp"])
     kind = _with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
     says_what_is_loaded(job, chosen, kind, stack, assumed)
-    kind = _overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], assumed)
+    kind = _overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed)
     if job.precision in (None, "bf16", "fp16"):
         why = f"{kind.framework.name}'s recipe of {job.precision or usual}"
         if job.precision is None and usual == "fp16":
@@ -226,7 +226,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
 
 
-def _overlapped(job: Job, kind: Training, gpus: int, assumed: dict[str, str]) -> Training:
+def _overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:
     """The training with the communication that is hidden: what is said, and what the schedule or scripts of such runs hide."""
     own, hidden = kind.overlap, []
     if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1] and (job.ep or 1) > 1:
@@ -234,6 +234,8 @@ def _overlapped(job: Job, kind: Training, gpus: int, assumed: dict[str, str]) ->
         kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
     if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
         hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
+        if (job.tp or 1) > 1 and card is not None and card.data_center_hopper_or_later:
+            hidden.append(("tp", "so do those for Hopper and later"))
     own = msgspec.structs.replace(own, **dict.fromkeys((name for name, _ in hidden), True))
     if hidden and job.gpu is not None:
         assumed["--overlap"] = f"{own.text()} ({'; '.join(f'{name}: {why}' for name, why in hidden)})"
