@@ -138,7 +138,7 @@ def test_a_budget_of_memory_keeps_that_share_of_a_layer():
         result = resolve_job(job).estimate()
         parts[share] = result.memory.parts["activations"] / whole.memory.parts["activations"]
         assert parts[share] <= share + 0.02
-        assert result.flops.hardware > whole.flops.hardware
+        assert result.flops.hardware >= whole.flops.hardware + (share < 0.5)
     assert parts[0.25] < parts[0.5] < parts[0.75]
 
 

@@ -12,7 +12,7 @@ from loadgauge.core.layers.attention.attention import CORE
 from loadgauge.core.layers.operations.operations import Recompute
 
 PER_OP = ("torchtitan", "fsdp", "llm-foundry", "automodel")
-"""Frameworks over PyTorch's FSDP, in which `selective` is torchtitan's list: Megatron's would save nothing beside flash attention."""
+"""Frameworks over FSDP, whose `selective` is torchtitan's list: Megatron's would save nothing beside flash attention."""
 SEQUENCE = 4096
 """Tokens of the sequence by which a memory budget is shared out."""
 KEPT = {"attention.query", "attention.value", "attention.flash", "attention.context", "attention.qkv"}
