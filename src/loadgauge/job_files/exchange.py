@@ -24,6 +24,7 @@ from loadgauge.job_files.ideas.table import Dialect, Document, Keys, Missing
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.known_files import KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
+from loadgauge.job_files.reading.renamed import Renamed
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
@@ -117,6 +118,11 @@ def _syntax(text: str, file: str) -> str:
 
 def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = "") -> Document:
     """Parses a file's text into keys and values. Raises a `ConfigError` of one line where it cannot be parsed."""
+    parsed = _parsed(text, syntax, chosen, file)
+    return parsed if chosen is None or chosen.renames is None else Renamed(parsed, chosen.renames)
+
+
+def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str) -> Document:
     if "\0" in text:
         raise ConfigError("holds a zero byte, so it is not text", file=file)
     sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
@@ -232,7 +238,7 @@ def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: 
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=chosen.uncounted(keys),
+        uncounted=(*chosen.uncounted(keys), *keys.noted.values()),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=tuple(getattr(keys.document, "skipped", ())),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
