@@ -81,15 +81,11 @@ class Keys:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
 
-    def note(self, key: str, why: str, effect: str, parts: str = "", share: float = 1.0, counted: str = "") -> None:
-        """Adds what of a key is not counted: what it can do, and to which share of which parts of the memory, as a `Stop` says it.
-
-        counted: what is counted in its place
-        """
+    def note(self, key: str, why: str, effect: str, parts: str = "", share: float = 1.0) -> None:
+        """Adds what of a key is not counted: what it can do, and to which share of which parts of the memory, as a `Stop` says it."""
         shown = self.document.shown(key)
         value = self.plain(key)
         note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
-        note += f", counted as {counted}" if counted else ""
         self.noted[shown] = Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share)
 
     def since(self, *version: int) -> bool:
@@ -304,7 +300,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
-    """Which variant of the tool a document is for, and the names of its keys (`reading/renamed.py`), where variants have their own."""
+    """Which variant of the tool a document is for, and its own names of keys (`reading/renamed.py`)."""
 
     @property
     def coverage(self) -> Coverage:

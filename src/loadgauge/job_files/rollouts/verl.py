@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES, TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.bridge import TARGETS
@@ -202,7 +203,7 @@ def _layout() -> Idea:
         if own:
             return facts | ({"replicas": keys.whole(copies)} if (keys.whole(copies) or 1) > 1 else {})
         size, total = keys.whole(group, minimum=-1), _known_gpus(keys)
-        if size is not None and 0 < size and (total is None or size < total):
+        if size is not None and size > 0 and (total is None or size < total):
             # A group of the device mesh counts Ulysses' ranks among its own; VeOmni's does not.
             whole, left = divmod(size, 1 if engine == "veomni" else ranks)
             if left or not whole:
@@ -395,7 +396,7 @@ def _batch() -> Idea:
 def _micro_batch() -> Idea:
     """Sequences of a micro-batch; with a dynamic one as many as fit into a number of tokens, Ulysses' ranks together.
 
-    Micro-batches are balanced (`rearrange_micro_batches`), so that of the numbers that divide a rank's sequences the nearest counts.
+    They are balanced (`rearrange_micro_batches`).
     """
     actor = (f"{A}ppo_micro_batch_size_per_gpu", f"{A}use_dynamic_bsz", f"{A}ppo_max_token_len_per_gpu")
     sft = ("data.micro_batch_size_per_gpu", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
@@ -417,24 +418,9 @@ def _micro_batch() -> Idea:
         layout, gpus = _layout().read(keys), _known_gpus(keys)
         ranks = None if gpus is None else gpus // (layout["tp"] * layout["pp"] * layout["cp"])
         batch = keys.given.get("global_batch") or _batch().read(keys)["global_batch"]
-        if not ranks or batch % ranks:
-            micro = int(rows)
-        else:
-            own = batch // ranks
-            if rows >= own:
-                return {"micro_batch": own}
-            # What fits and divides, or a little more: whichever is nearer.
-            micro = min((one for one in range(1, own + 1) if own % one == 0), key=lambda one: abs(math.log(one / rows)))
-        if micro != rows:
-            keys.note(
-                tokens if asked else each,
-                f"up to {most} tokens a micro-batch" if asked else "no whole micro-batches of a rank",
-                "costs" if micro < rows else "saves",
-                "activations loss transient",
-                rows / micro - 1 if micro < rows else 1 - rows / micro,
-                counted=f"{micro} sequences of {length}",
-            )
-        return {"micro_batch": micro}
+        own = batch // ranks if ranks and batch % ranks == 0 else None
+        said_in = f"up to {most} tokens a micro-batch" if asked else "no whole micro-batches of a rank"
+        return {"micro_batch": fitted(keys, tokens if asked else each, rows, own, length, said_in)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         each, dynamic, _ = actor if _actor(keys) else sft

@@ -83,7 +83,7 @@ def task() -> Idea:
         if any(keys.flag(key) for key in apart):
             keys.note(
                 next(key for key in apart if keys.flag(key)),
-                "a reward model has GPUs of its own, which are not counted",
+                "a reward model on GPUs of its own, which are not counted",
                 "either",
             )
         of_critic = keys.word(critic) if chosen == "ppo" else None
