@@ -123,7 +123,7 @@ def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = 
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            return Argv(text, style, objects)  # type: ignore[arg-type]
+            return Argv(text, style, objects, file=file)  # type: ignore[arg-type]
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import FIRST, ONCE, SECTIONS
             from loadgauge.job_files.reading.calls import Calls
