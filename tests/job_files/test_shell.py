@@ -94,7 +94,7 @@ def test_what_is_only_known_where_it_runs_keeps_its_dollar_sign() -> None:
 def test_what_it_is_started_with_is_set() -> None:
     script = "TP=$1\nPP=${PP:-2}\nDP=4\nrun $TP $PP $DP"
     assert [word.text for word in Shell(script, {"1": "8", "PP": "3", "DP": "9"}).commands[0]] == ["run", "8", "3", "4"]
-    assert [word.text for word in Shell(script, None, {"TP": "8", "DP": "9"}).commands[0]] == ["run", "8", "2", "9"]
+    assert [word.text for word in Shell(script, {"TP": "8"}).commands[0]] == ["run", "8", "2", "4"]
 
 
 def test_branches_that_give_up_are_not_taken() -> None:

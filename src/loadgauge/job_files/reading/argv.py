@@ -42,7 +42,7 @@ class Argv:
         `tyro` (torchtitan: --a.b, --a.no-b) or
         `hydra` (verl: a.b=True), in which new options are written
     objects: options whose value is a JSON object
-    variables, fixed, file: as a `Shell` takes them
+    outside: variables that are set where it is started; file: the script, beside which others are read
     skipped: what was taken for something that is not known, in words
 
     >>> script = "torchrun --nproc-per-node 8 pretrain_gpt.py \\\\\\n  --bf16 \\\\\\n  --micro-batch-size 1  # small\\n"
@@ -65,15 +65,14 @@ class Argv:
         text: str,
         style: Style = "switch",
         objects: frozenset[str] = frozenset(),
-        variables: Mapping[str, str] | None = None,
-        fixed: Mapping[str, str] | None = None,
+        outside: Mapping[str, str] | None = None,
         file: str = "",
     ) -> None:
-        self.source, self.style, self.objects, self.started = text, style, objects, (variables, fixed, file)
+        self.source, self.style, self.objects, self.outside, self.file = text, style, objects, outside, file
         self._parse()
 
     def _parse(self) -> None:
-        self.shell = Shell(self.source, *self.started)
+        self.shell = Shell(self.source, self.outside, self.file)
         self.variables = self.shell.variables
         self.words = self._chosen()
         self.skipped = tuple(dict.fromkeys(self.shell.notes))

@@ -70,8 +70,8 @@ class Shell:
     commands: each with its words, in order; variables: their last values that are known; documents: here-documents by the
     file that they go to; notes: what was taken for something that is not known, in words
 
-    variables: names and values that are set where the script is started, `1` for its first argument
-    fixed: the same, for the script's own variables too; file: the script, beside which those that it reads are
+    outside: variables that are set where the script is started, `1` for its first argument
+    file: the script, beside which those that it reads are
 
     >>> shell = Shell('TP=${TP:-2}\\nARGS=(--tp $TP)\\nsrun torchrun x.py "${ARGS[@]}" --nodes $N')
     >>> [word.text for word in shell.commands[0]]
@@ -81,13 +81,11 @@ class Shell:
     def __init__(
         self,
         source: str,
-        variables: Mapping[str, str] | None = None,
-        fixed: Mapping[str, str] | None = None,
+        outside: Mapping[str, str] | None = None,
         file: str = "",
     ) -> None:
         self.source, self.file = source, file
-        self.fixed = {name: _plain(value) for name, value in (fixed or {}).items()}
-        self.values: dict[str, Value] = {name: _plain(value) for name, value in (variables or {}).items()} | self.fixed
+        self.values: dict[str, Value] = {name: _plain(value) for name, value in (outside or {}).items()}
         self.arguments: list[Text] = []
         while str(len(self.arguments) + 1) in self.values:
             self.arguments.append(self.values[str(len(self.arguments) + 1)])  # type: ignore[arg-type]
@@ -511,8 +509,6 @@ class Shell:
         self._set(name, value)
 
     def _set(self, name: str, value: Value) -> None:
-        if name in self.fixed:
-            return
         if isinstance(value, Text):
             self.letters += len(value.text)
             if len(value.text) > LONGEST or self.letters > MOST_LETTERS:
