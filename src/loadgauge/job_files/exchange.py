@@ -172,7 +172,7 @@ def _parsed(
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            return Argv(text, style, objects, variables)  # type: ignore[arg-type]
+            return Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import FIRST, ONCE, SECTIONS
             from loadgauge.job_files.reading.calls import Calls
