@@ -125,10 +125,11 @@ def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = 
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
             return Argv(text, style, objects)  # type: ignore[arg-type]
         if syntax == "python":
-            from loadgauge.job_files.fine_tuning.unsloth import FIRST, ONCE, SECTIONS
-            from loadgauge.job_files.reading.calls import Calls
+            from loadgauge.job_files.fine_tuning.unsloth import script
+            from loadgauge.job_files.hugging_face.programs import Program
 
-            return Calls(text, SECTIONS, FIRST, ONCE)
+            own = script(text)
+            return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
         if chosen is not None and chosen.layers:
             from loadgauge.job_files.reading.layered import layered
@@ -191,8 +192,8 @@ def read(
     chosen = recognise_text(text, syntax, file) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(
-            "is a program or a notebook, which is not run, and none of Unsloth's calls are in it; give the flags or the file"
-            " that it is started with",
+            "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
+            " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
             file=file,
         )
     if chosen is None:
@@ -201,6 +202,12 @@ def read(
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
     keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, release, given)
+    older = chosen.last(keys) if release is None else None
+    if older is not None:
+        release, key = older
+        keys.version = release
+        number = ".".join(map(str, release))
+        keys.remarks[f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"] = None
     known = facts_given(given or {})
     reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
@@ -234,7 +241,7 @@ def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: 
         unread=chosen.unread(keys.document),
         uncounted=chosen.uncounted(keys),
         auto=tuple(keys.document.shown(key) for key in keys.left),
-        remarks=tuple(getattr(keys.document, "skipped", ())),
+        remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
     )
 
@@ -277,7 +284,7 @@ def with_tool(version: str | None, dialect: str) -> str | None:
 def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[str]) -> list[JobFile]:
     """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
     named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
-    if keys.document.syntax == "argv":
+    if keys.document.syntax in ("argv", "python"):
         named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml", ".json")))
     files: list[JobFile] = []
     for key, dialect, endings in named:

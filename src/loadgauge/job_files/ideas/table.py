@@ -74,6 +74,8 @@ class Keys:
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
+        self.remarks: dict[str, None] = {}
+        """What was taken for granted in reading the file, in words."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
@@ -270,6 +272,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
+    last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
     style, objects: of options on its command line (`Argv`)
     """
 
@@ -288,6 +291,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     style: str = "value"
     objects: frozenset[str] = frozenset()
     layers: str = ""
+    last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
 
