@@ -215,7 +215,9 @@ def read(
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
     if not alone:
         for other in _read_named(keys, file, frozenset(known), beside):
-            facts = merge(facts, other.facts, other.file)
+            # What the command line of `accelerate launch` says goes before its configuration.
+            said = {"gpus", "nodes", "gpus_per_node"} if other.dialect == "accelerate" and "gpus" in facts else set()
+            facts = merge(facts, {name: fact for name, fact in other.facts.items() if name not in said}, other.file)
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.ideas.coverage import key_lists
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.argv import Argv
-from loadgauge.job_files.reading.calls import UNKNOWN, Calls, worked_out
+from loadgauge.job_files.reading.calls import UNKNOWN, Calls, Names, worked_out
 
 CONFIG = re.compile(r"(?:^|\.)(?:Seq2Seq)?(\w*?)(Config|TrainingArguments)$")
 TRAINERS = {
@@ -166,13 +166,16 @@ class Program:
         if self._used("bnb"):
             self.values.setdefault("bnb_4bit_quant_type", "fp4")
         if self._parsed():
-            own = {name for name, _ in _fields(self.calls.tree)} - key_lists("trl").harmless - PRIMARY
+            own = {name for name, _ in _fields(self.calls.tree)} - PRIMARY
             for name, value in self.options.items():
-                if name not in own or not key_lists("trl").kinds(name):
-                    self.values.setdefault(name, value)
+                alone = name in own and not key_lists("trl").kinds(name) and name not in _trl()
+                self.values.setdefault(f"own.{name}" if alone else name, value)
         elif command is not None:
             launcher = {name: value for name, value in _values(command).items() if name in ("num_processes", "config_file", "num_machines")}
             self.values |= launcher
+            self.values |= {f"own.{name}": value for name, value in _values(command).items() if name not in self.values}
+        if "reward_model_path" in self.values and self.trainer in NEAR:
+            self.values["reward_model_name_or_path"] = self.values.pop("reward_model_path")
 
     def _plain(self, node: ast.expr) -> bool:
         return worked_out(node, self.calls.constants, self.options) is not UNKNOWN
@@ -232,17 +235,25 @@ class Program:
 
     def shown(self, key: str) -> str:
         """The key, without what says that its value is not known."""
-        return key.removeprefix("unresolved.").removeprefix("peft_config.")
+        return key.removeprefix("unresolved.").removeprefix("peft_config.").removeprefix("own.")
 
     def text(self) -> str:
         """The program."""
         return self.source
 
 
-def _own(node: ast.expr, names: Mapping[str, ast.expr]) -> bool:
+def _trl() -> frozenset[str]:
+    from loadgauge.job_files.hugging_face.huggingface import TRL
+
+    return TRL.known
+
+
+def _own(node: ast.expr, names: Names) -> bool:
     """Return whether an expression has parts of the program's own arguments, such as `model_args.dtype`."""
     whole = [*ast.walk(node)]
-    whole += [part for each in whole if isinstance(each, ast.Name) and each.id in names for part in ast.walk(names[each.id])]
+    for each in list(whole):
+        if isinstance(each, ast.Name) and (value := names.of(each.id, each.lineno)) is not None:
+            whole += ast.walk(value)
     return any(
         isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id.endswith("args") for part in whole
     )
@@ -273,27 +284,20 @@ def _fields(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
 def _declared(tree: ast.Module) -> dict[str, Any]:
     """The program's own arguments and their defaults: fields of its dataclasses, and those of argparse."""
     values: dict[str, Any] = {}
+    names = Names(tree)
     for name, default in _fields(tree):
-        if default is not None and (value := worked_out(default, {}, {})) is not UNKNOWN:
+        if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN:
             values[name] = value
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"):
             continue
-        names = [str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")]
+        flags = [str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")]
         words = {word.arg: word.value for word in node.keywords}
         action = ast.unparse(words["action"]).strip("'\"") if "action" in words else ""
-        value = worked_out(words["default"], _constants_of(tree), {}) if "default" in words else {"store_true": False, "store_false": True}.get(action)
-        if names and value is not UNKNOWN:
-            values[names[0].lstrip("-").replace("-", "_")] = value
+        value = worked_out(words["default"], names, {}) if "default" in words else {"store_true": False, "store_false": True}.get(action)
+        if flags and value is not UNKNOWN:
+            values[flags[0].lstrip("-").replace("-", "_")] = value
     return values
-
-
-def _constants_of(tree: ast.Module) -> dict[str, ast.expr]:
-    return {
-        node.targets[0].id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-    }
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

@@ -262,10 +262,11 @@ def task() -> Idea:
         mode = keys.choice("vllm_mode", {"colocate": "colocate", "server": "server"})
         if (mode or ("colocate" if keys.since(1, 0) else "server")) == "server":
             several = gpus_of(keys)
-            if several < 2:
-                raise keys.wrong("vllm_mode", "'server' has a GPU of its own; give --gpus with that one too")
-            keys.remarks["vLLM's server is taken to have one of the GPUs"] = None
-            return facts | {"placement": f"split:{several - 1}+1", "rollout": "vllm:tp=1"}
+            own = next((ranks for ranks in range(several - 1, 0, -1) if at_once * ranks % facts["samples"] == 0), 0)
+            if not own:
+                raise keys.wrong("vllm_mode", "'server' has GPUs of its own; give --gpus with those too")
+            keys.remarks[f"vLLM's server is taken to have {several - own} of the {several} GPUs"] = None
+            return facts | {"placement": f"split:{own}+{several - own}", "rollout": "vllm:tp=1"}
         if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
             keys.remarks["vLLM's weights are taken to be whole, and not of bitsandbytes"] = None
         asleep = bool(keys.flag("vllm_enable_sleep_mode"))

@@ -61,9 +61,10 @@ class Calls:
     def _parse(self) -> None:
         code, self.skipped = _cells(self.source) if self.notebook else (self.source, [])
         self.code = code
-        self.tree = tree = _tree(code)
+        tree = _tree(code)
         self.lines = _starts(code)
-        self.constants = _constants(tree)
+        self.tree = tree = _Taken(Names(tree), self.options).visit(tree)
+        self.constants = Names(tree)
         self.values: dict[str, ast.expr] = {}
         self.calls: dict[str, ast.Call] = {}
         self.programs: list[str] = []
@@ -94,7 +95,7 @@ class Calls:
     def _spread(self, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         """`**{...}` and `**dict(...)`; any other is left as one key that no list has."""
         if isinstance(value, ast.Name):
-            value = self.constants.get(value.id, value)
+            value = self.constants.of(value.id, value.lineno) or value
         if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
             for key, inner in zip(value.keys, value.values, strict=True):
                 yield str(key.value) if isinstance(key, ast.Constant) else "", inner
@@ -206,11 +207,11 @@ TORCH = re.compile(r"torch\.(bfloat16|float16|float32|half)")
 LARGEST = 10**12
 
 
-def worked_out(node: ast.expr, names: Mapping[str, ast.expr], options: Mapping[str, Any], depth: int = 0) -> Any:
+def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: int = 0) -> Any:
     """The value of an expression of literals, names, sums, products and choices, or `UNKNOWN`. Nothing is run.
 
     >>> whole = ast.parse("(size - 256) * 2 or 5", mode="eval").body
-    >>> worked_out(whole, {"size": ast.Constant(1024)}, {})
+    >>> worked_out(whole, Names(ast.parse("size = 1024")), {})
     1536
     """
     if depth > 20:
@@ -220,7 +221,8 @@ def worked_out(node: ast.expr, names: Mapping[str, ast.expr], options: Mapping[s
         return worked_out(part, names, options, depth + 1)
 
     if isinstance(node, ast.Name):
-        return inner(names[node.id]) if node.id in names else UNKNOWN
+        value = names.of(node.id, node.lineno)
+        return UNKNOWN if value is None else inner(value)
     if isinstance(node, ast.Attribute):
         if (match := TORCH.fullmatch(ast.unparse(node)[:40])) is not None:
             return match[1]
@@ -237,6 +239,13 @@ def worked_out(node: ast.expr, names: Mapping[str, ast.expr], options: Mapping[s
             if value is UNKNOWN or value:
                 return value
         return value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        value = inner(node.operand)
+        return UNKNOWN if value is UNKNOWN else not value
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
+        left, right = inner(node.left), inner(node.comparators[0])
+        known = left is not UNKNOWN and right is not UNKNOWN and (isinstance(right, list) or not isinstance(node.ops[0], ast.In | ast.NotIn))
+        return COMPARED[type(node.ops[0])](left, right) if known else UNKNOWN
     if isinstance(node, ast.IfExp):
         test = inner(node.test)
         return UNKNOWN if test is UNKNOWN else inner(node.body if test else node.orelse)
@@ -272,6 +281,12 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: lambda left, right: left == right, ast.IsNot: operator.ne,
+    ast.In: lambda left, right: left in right, ast.NotIn: lambda left, right: left not in right,
+}  # fmt: skip
+
+
 def _cells(text: str) -> tuple[str, list[str]]:
     """The code of a notebook's cells of Python, and why others are skipped, by their number."""
     try:
@@ -295,16 +310,26 @@ def _cells(text: str) -> tuple[str, list[str]]:
     return "\n".join(code) + "\n", skipped
 
 
+class _Taken(ast.NodeTransformer):
+    """Puts in the place of `if` the branch that is taken, where that is known, as of `if False:`."""
+
+    def __init__(self, names: Names, options: Mapping[str, Any]) -> None:
+        self.names, self.options = names, options
+
+    def visit_If(self, node: ast.If) -> Any:
+        """Return the statements of the branch that is taken, else the whole."""
+        test = worked_out(node.test, self.names, self.options)
+        self.generic_visit(node)
+        return node if test is UNKNOWN else (node.body if test else node.orelse) or ast.Pass()
+
+
 def _running(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every part of a program in the order of its lines, without what stands below `if False:`."""
+    """Every part of a program in the order of its lines."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
         yield node
-        inner = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value:
-            inner = list(node.orelse)
-        stack += inner[::-1]
+        stack += list(ast.iter_child_nodes(node))[::-1]
 
 
 def _tree(code: str) -> ast.Module:
@@ -330,24 +355,47 @@ def _starts(code: str) -> list[int]:
     return [0, *(place + 1 for place, letter in enumerate(code) if letter == "\n")]
 
 
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Names that one value alone is assigned to, anywhere in a script."""
-    found: dict[str, ast.expr] = {}
-    several: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name, value = node.targets[0].id, node.value
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            name, value = node.target.id, node.value
-        elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
-            several.add(node.target.id)
-            continue
-        else:
-            continue
-        if name in found and ast.dump(found[name]) != ast.dump(value):
-            several.add(name)
-        found[name] = value
-    return {name: value for name, value in found.items() if name not in several}
+class Names:
+    """What a program assigns to names.
+
+    >>> tree = ast.parse("a = 1\nprint(a)\na = 2\nprint(a)\nif b:\n    c = 1\nelse:\n    c = 2")
+    >>> names = Names(tree)
+    >>> [names.of("a", line).value for line in (2, 4)], names.of("c", 9)
+    ([1, 2], None)
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.assigned: dict[str, list[tuple[int, ast.expr | None, bool]]] = {}
+        plain = {id(statement) for statement in tree.body}
+        for node in ast.walk(tree):
+            for name, value in _assignments(node):
+                self.assigned.setdefault(name, []).append((getattr(node, "lineno", 0), value, id(node) in plain))
+
+    def of(self, name: str, line: int) -> ast.expr | None:
+        """The value of a name at a line: the only one that it gets, or the last before, where nothing but the order of the lines
+        decides; None where that is not known."""
+        several = self.assigned.get(name, [])
+        if len({"" if value is None else ast.dump(value) for _, value, _ in several}) == 1:
+            return several[0][1]
+        before = sorted((each for each in several if each[0] < line), key=lambda each: each[0])
+        return before[-1][1] if before and all(plain for _, _, plain in before) else None
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names that a statement assigns to, and their values; None where only a run gives them."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+            elif isinstance(target, ast.Tuple):
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else []
+                for place, each in enumerate(target.elts):
+                    if isinstance(each, ast.Name):
+                        yield each.id, values[place] if len(values) == len(target.elts) else None
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+        yield node.target.id, node.value
+    elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
+        yield node.target.id, None
 
 
 def _called(function: ast.expr) -> str:
