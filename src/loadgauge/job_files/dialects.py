@@ -33,19 +33,23 @@ FILES = {
     "slime": "rollouts.slime",
     "prime-rl": "rollouts.prime_rl",
     "roll": "rollouts.roll",
+    "open-instruct": "hugging_face.open_instruct",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
-BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron"}
+BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron",
+            "open-instruct": "transformers"}  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "nemo-rl": "NEMO_RL", "prime-rl": "PRIME_RL"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "nemo-rl": "NEMO_RL", "prime-rl": "PRIME_RL",
+             "open-instruct": "OPEN_INSTRUCT"}  # fmt: skip
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
     "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
 }  # fmt: skip
 MARK = 10
 STARTED = {
-    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)"),
+    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
     "ms-swift": re.compile(r"\bswift rlhf\b"),
+    "open-instruct": re.compile(r"\bopen_instruct/(?:finetune|dpo_tune\w*)\.py"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""
@@ -65,11 +69,9 @@ def dialect(name: str) -> Dialect:
 
     >>> dialect("megatron").title
     'Megatron-LM arguments'
-    >>> dialect("megatron-ml")
+    >>> dialect("megatron-ml")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    loadgauge.core.base.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, megatron-bridge, torchtitan, deepspeed,
-    accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth, peft, openrlhf,
-    nemo-rl, slime, prime-rl, roll); did you mean megatron?
+    loadgauge.core.base.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, ...); did you mean megatron?
     """
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:

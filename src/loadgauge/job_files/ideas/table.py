@@ -76,6 +76,8 @@ class Keys:
         """Keys left to another file."""
         self.noted: dict[str, Uncounted] = {}
         """What an idea has read a key as, and what of it is not counted."""
+        self.remarks: dict[str, None] = {}
+        """What was taken for granted in reading the file, in words."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
@@ -279,6 +281,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
+    last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
     style, objects: of options on its command line (`Argv`)
     """
 
@@ -297,6 +300,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     style: str = "value"
     objects: frozenset[str] = frozenset()
     layers: str = ""
+    last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None

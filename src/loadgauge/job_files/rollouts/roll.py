@@ -12,7 +12,15 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION
-from loadgauge.job_files.pre_training.megatron import context, experts, loss, offload, pipeline, recompute, tensor_parallel
+from loadgauge.job_files.pre_training.megatron import (
+    context,
+    experts,
+    loss,
+    offload,
+    pipeline,
+    recompute,
+    tensor_parallel,
+)
 
 A, G, REF = "actor_train.", "actor_infer.", "reference."
 S, E = f"{A}strategy_args.strategy_config.", f"{G}strategy_args.strategy_config."
@@ -39,7 +47,13 @@ def variant(document: Document) -> tuple[str, list[tuple[str, str]]]:
     inside = {name.partition(".")[0] for name in names}
     if "student" in inside:
         return "distill", list(ROLES.items())
-    kind = "sft" if "sft_train" in inside else "rl" if inside & {"actor_infer", "student_infer", "adv_estimator"} else "dpo"
+    kind = (
+        "sft"
+        if "sft_train" in inside
+        else "rl"
+        if inside & {"actor_infer", "student_infer", "adv_estimator"}
+        else "dpo"
+    )
     return kind, list(ROLES.items())
 
 
@@ -87,18 +101,32 @@ def _gpus() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {own: f"list(range(0,{facts['gpus']}))"} if "gpus" in facts and not facts.get("placement") else {}
 
-    return Idea(keys=(own, theirs, each, late), facts=names_in("gpus gpus_per_node placement staleness"), read=read, write=write)
+    return Idea(
+        keys=(own, theirs, each, late), facts=names_in("gpus gpus_per_node placement staleness"), read=read, write=write
+    )
 
 
 def _layout() -> Idea:
     """Megatron-Core's arguments, or FSDP2 with Ulysses (`roll/distributed/strategy`), whose groups are of one GPU by default."""
-    strategy, distributed, ranks = f"{A}strategy_args.strategy_name", f"{S}use_distributed_optimizer", f"{A}model_args.ulysses_size"
-    group, reshard, policy, ep = (f"{S}{name}" for name in ("fsdp_size", "reshard_after_forward", "offload_policy", "ep_size"))
-    once, narrow, off = f"{S}reduce_scatter_during_grad_accumulation", f"{S}param_dtype", f"{A}model_args.disable_gradient_checkpointing"
+    strategy, distributed, ranks = (
+        f"{A}strategy_args.strategy_name",
+        f"{S}use_distributed_optimizer",
+        f"{A}model_args.ulysses_size",
+    )
+    group, reshard, policy, ep = (
+        f"{S}{name}" for name in ("fsdp_size", "reshard_after_forward", "offload_policy", "ep_size")
+    )
+    once, narrow, off = (
+        f"{S}reduce_scatter_during_grad_accumulation",
+        f"{S}param_dtype",
+        f"{A}model_args.disable_gradient_checkpointing",
+    )
     stage, dtype = f"{S}zero_optimization.stage", f"{A}model_args.dtype"
 
     def read(keys: Keys) -> Facts:
-        engine = keys.choice(strategy, {"megatron_train": "megatron", "fsdp2_train": "huggingface", "deepspeed_train": "deepspeed"})
+        engine = keys.choice(
+            strategy, {"megatron_train": "megatron", "fsdp2_train": "huggingface", "deepspeed_train": "deepspeed"}
+        )
         word = {"fp32": "fp32", "fp16": "fp16"}.get(keys.word(dtype) or "", "bf16")
         if engine == "megatron":
             facts: Facts = {"framework": engine, "precision": word, "zero": 1 if keys.flag(distributed) else 0}
@@ -110,7 +138,9 @@ def _layout() -> Idea:
             return {"framework": engine, "zero": keys.whole(stage, minimum=0), "recompute": full, "precision": word}
         size, cp, split = keys.whole(group, minimum=-1) or 1, keys.whole(ranks) or 1, keys.whole(ep) or 1
         trains = devices(keys, f"{A}device_mapping") or set()
-        loaded = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "float16": "fp16", "fp16": "fp16"}.get(keys.word(narrow) or "", "bf16")
+        loaded = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "float16": "fp16", "fp16": "fp16"}.get(
+            keys.word(narrow) or "", "bf16"
+        )
         return {
             "framework": "torchtitan" if split > 1 else "huggingface",
             "zero": 2 if keys.flag(reshard) is False else 3,
@@ -135,14 +165,23 @@ def _layout() -> Idea:
     owned = (strategy, distributed, ranks, group, reshard, policy, ep, once, narrow, off, stage, dtype)
     facts = names_in("framework precision zero shards replicas offload gradient_sync")
     inner = tuple(name for idea in MEGATRON for name in idea.facts)
-    return Idea(keys=(*owned, *(key for idea in MEGATRON for key in idea.keys)), facts=(*facts, *inner), read=read, write=write)
+    return Idea(
+        keys=(*owned, *(key for idea in MEGATRON for key in idea.keys)), facts=(*facts, *inner), read=read, write=write
+    )
 
 
 def _sequences() -> Idea:
     """Prompts with their answers, and the batches that they are trained in; an agentic pipeline counts whole trajectories."""
-    prompts, count, epochs, group = "rollout_batch_size", "num_return_sequences_in_group", "ppo_epochs", "train_env_manager.group_size"
+    prompts, count, epochs, group = (
+        "rollout_batch_size",
+        "num_return_sequences_in_group",
+        "ppo_epochs",
+        "train_env_manager.group_size",
+    )
     longest, first, rest = "sequence_length", "prompt_length", "response_length"
-    micro, steps = (f"{A}training_args.{name}" for name in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+    micro, steps = (
+        f"{A}training_args.{name}" for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
     dynamic, most = f"{A}use_dynamic_batching_in_train", f"{A}max_tokens_per_microbatch_in_train"
 
     def read(keys: Keys) -> Facts:
@@ -158,11 +197,21 @@ def _sequences() -> Idea:
         ranks = max(1, len(trains or ()) // split)
         batch = min(rows * accumulated * ranks, whole * samples)
         if whole * samples % batch:  # `adjust_batch` adds to a batch or takes from it
-            keys.note(prompts, f"{whole * samples} answers are no whole batches of {batch}, and counted as one batch", "either")
+            keys.note(
+                prompts,
+                f"{whole * samples} answers are no whole batches of {batch}, and counted as one batch",
+                "either",
+            )
             batch = whole * samples
         prompt = keys.whole(first) or 1024
         prompt = prompt if prompt < length else max(1, length // 8)
-        facts = {"seq_len": length, "prompt_len": prompt, "answers": str(length - prompt), "prompts": whole, "samples": samples}
+        facts = {
+            "seq_len": length,
+            "prompt_len": prompt,
+            "answers": str(length - prompt),
+            "prompts": whole,
+            "samples": samples,
+        }
         own = batch // ranks if batch % ranks == 0 else None
         tokens = keys.whole(most, minimum=0) if keys.flag(dynamic) else None
         if tokens:
@@ -175,7 +224,12 @@ def _sequences() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = {micro: facts.get("micro_batch") or 1, steps: facts.get("accumulation") or 1}
         if "prompts" in facts:
-            values |= {prompts: facts["prompts"], count: facts.get("samples"), epochs: facts.get("epochs"), first: facts["prompt_len"]}
+            values |= {
+                prompts: facts["prompts"],
+                count: facts.get("samples"),
+                epochs: facts.get("epochs"),
+                first: facts["prompt_len"],
+            }
         return values | ({longest: facts["seq_len"]} if facts.get("seq_len") else {})
 
     owned = (prompts, count, epochs, group, longest, first, rest, micro, steps, dynamic, most)
@@ -208,18 +262,30 @@ def _task() -> Idea:
         if pipeline_of == "dpo":
             return facts | refers | {"task": "ipo" if keys.flag(ipo) else "dpo"}
         if pipeline_of == "distill":
-            return facts | {"task": "gkd", "loss_terms": "forward-kl", "teacher": keys.agreed(teacher, keys.word), "on_policy": None}
+            return facts | {
+                "task": "gkd",
+                "loss_terms": "forward-kl",
+                "teacher": keys.agreed(teacher, keys.word),
+                "on_policy": None,
+            }
         task = "ppo" if (keys.word(kind) or "gae") == "gae" else "grpo"
         penalty = keys.real(weight)
         refers_to = keys.flag(kl) or keys.flag(on) or (0.2 if penalty is None else penalty) > 0
         facts |= refers if refers_to else {"reference": "none"}
         if any(keys.flag(name) for name in switches):
-            task, facts = "opd", {**facts, "teacher": keys.agreed(teacher, keys.word), "reference": None, "frozen_offload": True}
+            task, facts = (
+                "opd",
+                {**facts, "teacher": keys.agreed(teacher, keys.word), "reference": None, "frozen_offload": True},
+            )
         chosen = keys.choice(engine, {"vllm": "vllm", "sglang": "sglang"}) or "vllm"
         options: dict[str, Any] = {
             option: value
             for option, name in names.items()
-            if (value := keys.real(f"{E}{name}") if option in ("utilization", "static_fraction") else keys.whole(f"{E}{name}"))
+            if (
+                value := keys.real(f"{E}{name}")
+                if option in ("utilization", "static_fraction")
+                else keys.whole(f"{E}{name}")
+            )
         }
         options.pop("static_fraction" if chosen == "vllm" else "utilization", None)
         options = {"sleep": 1} | options | {"graphs": "false" if keys.flag(eager) else "true"}
@@ -238,7 +304,10 @@ def _task() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         rank = facts.get("lora_rank") or 0
-        return {lora[1]: rank or None, lora[0]: (facts.get("lora_targets") or "all-linear").replace("all", "all-linear") if rank else None}
+        return {
+            lora[1]: rank or None,
+            lora[0]: (facts.get("lora_targets") or "all-linear").replace("all", "all-linear") if rank else None,
+        }
 
     owned = (kind, kl, weight, on, reward, *teacher, ipo, *switches, *lora, engine, *scored, again, never, eager, prefix, served,
              *(f"{E}{name}" for name in names.values()))  # fmt: skip
@@ -262,6 +331,11 @@ ROLL = Dialect(
         _layout(),
         _sequences(),
         _task(),
-        row("attention", f"{A}model_args.attn_implementation", f"{A}model_args.flash_attn", words={"fa2": "fa2", **ATTENTION, "auto": "flash"}),
+        row(
+            "attention",
+            f"{A}model_args.attn_implementation",
+            f"{A}model_args.flash_attn",
+            words={"fa2": "fa2", **ATTENTION, "auto": "flash"},
+        ),
     ),
 )
