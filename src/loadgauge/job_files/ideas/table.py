@@ -74,10 +74,18 @@ class Keys:
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
+        self.doubts: dict[str, Uncounted] = {}
+        """What ideas read of a key that they do not model, by its note."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
+
+    def doubt(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
+        """Notes what a key that is read does beside, which is not modelled: its effect, and the parts of the memory that it changes."""
+        value, shown = self.plain(key), self.document.shown(key)
+        note = f"{shown}: {why}" if value is True else f"{shown} = {short(value)}: {why}"
+        self.doubts[note] = Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share)
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
