@@ -18,6 +18,7 @@ from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, 
 from loadgauge.core.definitions.hardware.host import HOST_LINK, PCIE_4, Host
 from loadgauge.core.definitions.hardware.topology import topology
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import FULL_PIPE, Filled, Layout, RecomputePolicy
 from loadgauge.core.definitions.layout.overlap import Overlap
@@ -34,7 +35,6 @@ from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.core.resolve.rescale import is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.trained import adapt_only, train_only
-from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.core.resolve.unsaid import others, says_what_is_loaded
 
 JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
@@ -48,7 +48,8 @@ def asks_for_files(job: Job) -> bool:
     >>> asks_for_files(Job(model="gpt2")), asks_for_files(Job(model="gpt2", beside="ds_config.json"))
     (False, True)
     """
-    return job.beside is not None or job.dialect is not None or names_job_file(job.model)
+    said = (job.beside, job.dialect, job.base_model)
+    return any(one is not None for one in said) or names_job_file(job.model)
 
 
 def names_job_file(model: str) -> bool:

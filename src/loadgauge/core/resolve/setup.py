@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -10,6 +11,7 @@ from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import parse_count
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
@@ -18,8 +20,7 @@ from loadgauge.core.estimate.memory.padding import Forecast, forecast
 from loadgauge.core.estimate.memory.question import Alternative, Unsaid
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import Budget, Failures
-from loadgauge.core.estimate.unsaid import open_to, with_unsaid
-from loadgauge.core.resolve.uncounted import Uncounted
+from loadgauge.core.estimate.unsaid import open_to, parts_of, unread_things, with_unsaid
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,30 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if self.uncounted:
             return widened(self, result)
         return result
+
+    def changing(self, result: Estimate) -> tuple[Uncounted, ...]:
+        """Return the settings of a job file that are not counted, those of kernels with how far these change the memory."""
+        counted = self.training.kernels
+        items: list[Uncounted] = []
+        for item in self.uncounted:
+            if item.kernels:
+                # A kernel that the whole job runs is counted; the key of it alone says nothing more.
+                other = {name: word for name, word in item.kernels.items() if getattr(counted, name) != word}
+                if not other:
+                    continue
+                kind = msgspec.structs.replace(self.training, kernels=msgspec.structs.replace(counted, **other))
+                change = estimate(self.model, result.layout, kind, self.gpu).memory.total - result.memory.total
+                effect = "saves" if change < 0 else "costs"
+                item = msgspec.structs.replace(
+                    item, low=max(0.0, -change), high=max(0.0, change), kernels={}, effect=effect
+                )
+            items.append(item)
+        return tuple(items)
+
+    def unread(self, result: Estimate) -> list[dict[str, Any]]:
+        """Return the keys of job files that are not counted, as documents have them."""
+        parts = parts_of(result)
+        return [item.document(parts) for item in self.changing(result) if item.file]
 
     def budget(self, result: Estimate) -> Budget | None:
         """Return the time, energy and price of the whole run; None without its number of tokens, or without a step time."""
@@ -127,23 +152,9 @@ def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
 
 def widened(given: Setup, result: Estimate) -> Estimate:
     """Return an estimate whose range and notes include the settings of a job file that are not counted."""
-    memory, counted = result.memory, given.training.kernels
-    # A kernel that the whole job runs is counted; the key of it alone says nothing more.
-    items = [
-        item
-        for item in given.uncounted
-        if not item.kernels or any(getattr(counted, name) != word for name, word in item.kernels.items())
-    ]
-    kernels = {name: word for item in items for name, word in item.kernels.items()}
-    if kernels:
-        kind = msgspec.structs.replace(
-            given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
-        )
-        change = estimate(given.model, result.layout, kind, given.gpu).memory.total - memory.total
-        named = ", ".join(item.key for item in items if item.kernels)
-        items.append(Uncounted("", named, low=max(0.0, -change), high=max(0.0, change)))
+    items = given.changing(result)
     notes = tuple(item.note for item in items if item.note)
-    return open_to(result.replace(unmodelled=notes), (_unread(item, result) for item in items))
+    return open_to(result.replace(unmodelled=notes), unread_things(items, parts_of(result)))
 
 
 def _towers(result: Estimate) -> Iterator[Unsaid]:
@@ -153,13 +164,3 @@ def _towers(result: Estimate) -> Iterator[Unsaid]:
     for name, _, nbytes in result.towers_left_out:
         if nbytes:
             yield Unsaid(name, "left out", (Alternative("its weights alone", nbytes / ranks),), key=True)
-
-
-def _unread(item: Uncounted, result: Estimate) -> Unsaid:
-    """A setting of a job file that is not counted, as a thing that is not said: it may do nothing, or the most or least."""
-    high = item.high + item.parameter * result.params / result.layout.gpus
-    changed = item.share * sum(result.memory.parts.get(part, 0.0) for part in item.parts)
-    high += changed if item.effect in ("costs", "either") else 0.0
-    low = item.low + (changed if item.effect in ("saves", "either") else 0.0)
-    ends = (Alternative("at most", high), Alternative("at least", -low))
-    return Unsaid(item.key, "without it", tuple(end for end in ends if end.change), key=True)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.stacks import NEWEST
-from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
 
@@ -406,27 +406,28 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return errors
 
     def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
-        """Return what a document asks for that is not counted: keys whose effect is bounded, and keys in no list."""
-        items: list[Uncounted] = []
+        """Return what a document asks for that is not counted: keys with an effect that has a bound, and keys in no list."""
+        items: dict[str, Uncounted] = {}
         covering = self.covering(keys.document)
         for key in self._rest(keys.document):
             value, shown = keys.plain(key), keys.document.shown(key)
-            bound = covering.bound(key, value)
+            bound, stop = covering.bound(key, value), covering.stop(key, value)
+            note = shown if value is True else f"{shown} = {short(value)}"
+            item: Uncounted | None = None
             if bound is not None and bound[0].endswith("*"):
-                line = f"{bound[0]}: {bound[1].why}"
-                if line not in (item.note for item in items):  # once for all of a section
-                    items.append(Uncounted(line, bound[0]))
+                shown = bound[0]  # once for all of a section
+                item = Uncounted(f"{shown}: {bound[1].why}", shown)
             elif bound is not None:
                 rule = bound[1]
                 low, high = rule.extra(value)
-                note = f"{shown}: {rule.why}" if value is True else f"{shown} = {short(value)}: {rule.why}"
-                items.append(Uncounted(note, shown, True, low, high, rule.kernels, rule.parameter))
-            elif (stop := covering.stop(key, value)) is not None and stop.effect:
-                note = f"{shown}: {stop.why}" if value is True else f"{shown} = {short(value)}: {stop.why}"
-                items.append(Uncounted(note, shown, effect=stop.effect, parts=stop.parts, share=stop.share))
-            elif not covering.kinds(key) and stop is None:
-                items.append(Uncounted(f"{shown}: {UNKNOWN}", shown, known=False))
-        return tuple(items)
+                item = Uncounted(f"{note}: {rule.why}", shown, True, low, high, rule.kernels, rule.parameter)
+            elif not covering.kinds(key):
+                item = Uncounted(f"{shown}: {UNKNOWN}", shown, known=False, effect="" if stop is None else stop.effect)
+            elif stop is not None and stop.effect:
+                item = Uncounted(f"{note}: {stop.why}", shown, effect=stop.effect, parts=stop.parts, share=stop.share)
+            if item is not None and (stop is None or stop.effect):
+                items.setdefault(shown, msgspec.structs.replace(item, file=keys.file))
+        return tuple(items.values())
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:

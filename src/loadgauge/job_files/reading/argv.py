@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from loadgauge.core.base.errors import ConfigError
@@ -39,6 +39,7 @@ class Argv:
         `tyro` (torchtitan: --a.b, --a.no-b) or
         `hydra` (verl: a.b=True), in which new options are written
     objects: options whose value is a JSON object
+    outside: values of variables that a script sets nowhere
 
     >>> script = "torchrun --nproc-per-node 8 pretrain_gpt.py \\\\\\n  --bf16 \\\\\\n  --micro-batch-size 1  # small\\n"
     >>> document = Argv(script)
@@ -55,8 +56,14 @@ class Argv:
 
     syntax = "argv"
 
-    def __init__(self, text: str, style: Style = "switch", objects: frozenset[str] = frozenset()) -> None:
-        self.source, self.style, self.objects = text, style, objects
+    def __init__(
+        self,
+        text: str,
+        style: Style = "switch",
+        objects: frozenset[str] = frozenset(),
+        outside: Mapping[str, str] | None = None,
+    ) -> None:
+        self.source, self.style, self.objects, self.outside = text, style, objects, outside or {}
         self._parse()
 
     def _parse(self) -> None:
