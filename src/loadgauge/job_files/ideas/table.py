@@ -83,8 +83,8 @@ class Keys:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
 
-    def note(self, key: str, why: str, effect: str, parts: str = "", share: float = 1.0) -> None:
-        """Adds what of a key is not counted: what it can do, and to which share of which parts of the memory, as a `Stop` says it."""
+    def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
+        """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
         shown = self.document.shown(key)
         value = self.plain(key)
         note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
