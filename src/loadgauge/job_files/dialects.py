@@ -25,6 +25,7 @@ FILES = {
     "torchtune": "fine_tuning.torchtune",
     "litgpt": "fine_tuning.litgpt",
     "ms-swift": "fine_tuning.swift",
+    "megatron-swift": "fine_tuning.swift_megatron",
     "automodel": "pre_training.automodel",
     "unsloth": "fine_tuning.unsloth",
     "peft": "hugging_face.peft",
@@ -34,9 +35,15 @@ FILES = {
     "prime-rl": "rollouts.prime_rl",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
-BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron"}
+BUILT_ON = {
+    "trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron",
+    "megatron-swift": "megatron", "diffusers": "transformers",
+}  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "nemo-rl": "NEMO_RL", "prime-rl": "PRIME_RL"}
+CONSTANTS = {
+    "megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "nemo-rl": "NEMO_RL", "prime-rl": "PRIME_RL",
+    "megatron-swift": "MEGATRON_SWIFT", "llamafactory-v1": "V1",
+}  # fmt: skip
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
     "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
@@ -44,7 +51,9 @@ ALIASES = {
 MARK = 10
 STARTED = {
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)"),
-    "ms-swift": re.compile(r"\bswift rlhf\b"),
+    "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
+    "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
+    "diffusers": re.compile(r"\btrain_(?:dreambooth|text_to_image|controlnet|custom_diffusion|unconditional|instruct_pix2pix)\w*\.py\b"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers
+from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers, count, generating, variable, world
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import (
     OPTIMIZER,
@@ -97,45 +97,46 @@ def read_only(idea: Idea) -> Idea:
     return msgspec.structs.replace(idea, write=write)
 
 
-def _environment() -> Idea:
-    """GPUs, from the variables that it is started with; several without `NPROC_PER_NODE` would share out the layers."""
+def environment() -> Idea:
+    """GPUs, from the variables that it is started with; those of vLLM's servers (`vllm_mode: server`), of one GPU each unless the
+    flags say more, come on top. Several cards without `NPROC_PER_NODE` would share out the layers."""
     per_node, hosts, visible = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
+    mode, servers = "vllm_mode", ("vllm_server_base_url", "vllm_server_host")
     owned = tuple(f"ENV.{name}" for name in (per_node, hosts, visible))
 
     def read(keys: Keys) -> Facts:
-        variables: dict[str, Any] = getattr(keys.document, "variables", {})
-        values = {name: keys.raw(f"ENV.{name}") or variables.get(name) for name in (per_node, hosts, visible)}
-        numbers = {name: _count(values[name]) for name in (per_node, hosts)}
-        if numbers[per_node] is None:
-            cards = str(values[visible] or "").count(",") + 1
-            if (
-                cards > 1
-                and "gpus" not in keys.given
-                and not keys.has("deepspeed", "fsdp", "nproc_per_node", "num_processes", "config_file")
-            ):
-                raise keys.wrong(
-                    visible, f"{cards} GPUs without NPROC_PER_NODE share out the layers (device_map), which is not read"
-                )
+        trainer, cards = world(keys), str(variable(keys, visible) or "").count(",") + 1
+        if generating(keys) and keys.word(mode) == "server":
+            if "placement" in keys.given:
+                return {}
+            if trainer is None or "gpus" in keys.given:
+                raise keys.wrong(mode, "'server' has GPUs of its own, which the file does not say: --placement split:8+1")
+            apart = len(next((words for name in servers if (words := keys.words(name))), ["one"]))
+            return {"gpus": trainer + apart, "placement": f"split:{trainer}+{apart}"}
+        processes, nodes = (count(variable(keys, name)) for name in (per_node, hosts))
+        if processes is not None:
+            return {"gpus_per_node": processes, "nodes": nodes or 1}
+        if "gpus" in keys.given or keys.has("deepspeed", "fsdp", "nproc_per_node", "num_processes", "config_file"):
             return {}
-        return {"gpus_per_node": numbers[per_node], "nodes": numbers[hosts] or 1}
+        if cards > 1:
+            raise keys.wrong(
+                visible, f"{cards} GPUs without NPROC_PER_NODE share out the layers (device_map), which is not read; --gpus"
+                " says how many train"
+            )
+        return {"gpus": 1} if variable(keys, visible) is not None else {}
 
-    return Idea(keys=owned, facts=("gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {})
-
-
-def _count(value: Any) -> int | None:
-    text = str(value or "")
-    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else None
+    return Idea(
+        keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement"), read=read, write=lambda facts, keys: {}
+    )
 
 
 PRUNED = "adalora_init_r"
 """The rank that AdaLoRA begins with, and holds."""
 
 
-def _tuner(keys: Keys) -> str:
-    kinds = {name: name for name in ("lora", "full")}
-    for other in ADAPTERS[1:]:
-        kinds[other] = other
-    kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or "lora"
+def tuner(keys: Keys, usual: str = "lora") -> str:
+    kinds = {name: name for name in ("full", *ADAPTERS)}
+    kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or usual
     if kind not in ("lora", "adalora", "full"):
         name = next(name for name in TUNER if keys.has(name))
         # Of VeRA's targets it keeps those of one shape, which the file does not say (`get_vera_target_modules`).
@@ -143,7 +144,8 @@ def _tuner(keys: Keys) -> str:
     return str(kind)
 
 
-def _adapter() -> Idea:
+def adapters(usual: str = "lora") -> Idea:
+    """Adapters, or all weights; `usual`: which of them where a file does not say."""
     inner = targets("lora_rank", "target_modules", (TUNER[0], "full", "lora"), 8)
     bits, old, method, kind, nested = (
         "quant_bits",
@@ -156,7 +158,7 @@ def _adapter() -> Idea:
 
     def read(keys: Keys) -> Facts:
         number = keys.agreed((bits, old), lambda name: keys.whole(name, minimum=0)) or None
-        if _tuner(keys) == "full":
+        if tuner(keys, usual) == "full":
             if number is not None:
                 raise keys.wrong(bits, "goes with tuner_type lora, not with full")
             return {"lora_rank": 0, "qlora": False}
@@ -177,7 +179,7 @@ def _adapter() -> Idea:
         if "all-norm" in save:
             raise keys.wrong(saved, "norms that are trained beside the adapters are not read")
         quantised = number is not None
-        pruned = _tuner(keys) == "adalora"
+        pruned = tuner(keys, usual) == "adalora"
         rank = keys.whole(PRUNED) or 12 if pruned else keys.whole("lora_rank") or 8
         return {
             "adapter": "adalora" if pruned else None,
@@ -267,12 +269,12 @@ def _optimizer() -> Idea:
     )
 
 
-def _dropout() -> Idea:
+def lora_dropout(usual: str = "lora") -> Idea:
     inner = dropout("lora_dropout")
 
     def read(keys: Keys) -> Facts:
-        usual = 0.05 if _tuner(keys) != "full" and not keys.has("lora_dropout") else None
-        return {"lora_dropout": inner.read(keys)["lora_dropout"] or usual}
+        share = 0.05 if tuner(keys, usual) != "full" and not keys.has("lora_dropout") else None
+        return {"lora_dropout": inner.read(keys)["lora_dropout"] or share}
 
     return msgspec.structs.replace(inner, read=read)
 
@@ -335,7 +337,7 @@ OF_PREFERENCES = names_in(
 """Keys of `swift rlhf` that weigh the loss, or say the reference."""
 
 
-def _task() -> Idea:
+def rlhf() -> Idea:
     """Return what `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
     kind, loss = "rlhf_type", "loss_type"
 
@@ -343,10 +345,13 @@ def _task() -> Idea:
         """Return whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
         if keys.document.syntax != "argv":
             return keys.has(kind)
-        return re.search(r"\bswift rlhf\b|\brlhf\.py\b", " ".join(getattr(keys.document, "program", ()))) is not None
+        program = " ".join(getattr(keys.document, "program", ()))
+        return re.search(r"\b(?:swift|megatron) rlhf\b|\brlhf\.py\b", program) is not None
 
     def read(keys: Keys) -> Facts:
         present = next((key for key in (kind, loss, *OF_PREFERENCES) if keys.has(key)), None)
+        if not started(keys) and present == loss and keys.has("task_type"):
+            return {}
         if not started(keys):
             if present is not None:
                 raise keys.wrong(present, "is of another trainer than SFT, which swift rlhf and rlhf_type start")
@@ -380,14 +385,61 @@ def _task() -> Idea:
     return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task",), read=read, write=write)
 
 
+HEADS = {"causal_lm": None, "seq_cls": 0, "reranker": 1, "generative_reranker": None, "embedding": None}
+"""`task_type`: columns of a classifier in the place of the language model's head, 0: as many as there are labels."""
+
+
+def labels() -> Idea:
+    """What sequences are scored for (`task_type`): with labels, or in pairs, by a classifier of every token (`model/register.py`)."""
+    kind, number = "task_type", "num_labels"
+
+    def read(keys: Keys) -> Facts:
+        columns = keys.choice(kind, HEADS)
+        return {"head": columns if columns is None or columns else keys.whole(number) or 2}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        columns = facts.get("head")
+        if columns is None:
+            return {kind: keys.raw(kind) if keys.word(kind) in ("generative_reranker", "embedding") else None, number: None}
+        return {kind: "seq_cls", number: columns}
+
+    return Idea(keys=(kind, number), facts=("head",), read=read, write=write)
+
+
+def sequences(keys: Keys) -> int:
+    """Sequences of one sample: of a reranker each positive with the negatives that `MAX_NEGATIVE_SAMPLES` lets in, of an
+    embedding the anchor and the positive (`template/base.py`); packed, a row is as long as `max_length` whatever is in it."""
+    kind = keys.word("task_type") or ""
+    if keys.flag("packing"):
+        return 1
+    if "reranker" not in kind:
+        return 2 if kind == "embedding" else 1
+    most = [count(variable(keys, f"MAX_{name}_SAMPLES")) for name in ("POSITIVE", "NEGATIVE")]
+    return (most[0] or 1) * (1 + (most[1] or 7))
+
+
+def batch(fact: str, key: str, usual: int, *also: str) -> Idea:
+    """The idea of a batch, which counts samples."""
+    inner = row(fact, key, *also, default=usual)
+
+    def read(keys: Keys) -> Facts:
+        return {fact: inner.read(keys)[fact] * sequences(keys)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        number, left = divmod(facts.get(fact) or 1, sequences(keys))
+        return {} if left else inner.write(facts | {fact: number}, keys)
+
+    return msgspec.structs.replace(inner, read=read, write=write)
+
+
 def _accumulation() -> Idea:
     key = "gradient_accumulation_steps"
 
     def read(keys: Keys) -> Facts:
         number = keys.whole(key)
         if number is None:
-            sequences = (keys.whole("per_device_train_batch_size") or 1) * (keys.given.get("gpus") or 1)
-            number = max(1, -(-GRADIENTS // sequences))
+            sequences = (keys.whole("per_device_train_batch_size") or 1) * (world(keys) or 1)
+            number = 1 if generating(keys) == "grpo" else max(1, -(-GRADIENTS // sequences))
         return {"accumulation": number}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -413,23 +465,24 @@ SWIFT = Dialect(
     ideas=(
         read_only(launched()),
         read_only(processes()),
-        _environment(),
+        environment(),
         row("model", *MODEL, kind="word"),
+        labels(),
         _sharding(),
         row("seq_len", "max_length"),
-        row("micro_batch", "per_device_train_batch_size", "batch_size", default=1),
+        batch("micro_batch", "per_device_train_batch_size", 1, "batch_size"),
         _accumulation(),
         _optimizer(),
-        _adapter(),
+        adapters(),
         frozen_share(),
         _checkpointing(),
         _precision(),
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
         liger("use_liger_kernel"),
-        _task(),
+        rlhf(),
         answers(),
         context_parallel("sequence_parallel_size"),
-        _dropout(),
+        lora_dropout(),
         evaluation(
             batch=1, data=_evaluated, usual=True, own=("split_dataset_ratio", "val_dataset", "cached_val_dataset"),
         ),
