@@ -26,6 +26,7 @@ FILES = {
     "litgpt": "fine_tuning.litgpt",
     "ms-swift": "fine_tuning.swift",
     "megatron-swift": "fine_tuning.swift_megatron",
+    "llamafactory-v1": "fine_tuning.llamafactory_v1",
     "automodel": "pre_training.automodel",
     "unsloth": "fine_tuning.unsloth",
     "peft": "hugging_face.peft",

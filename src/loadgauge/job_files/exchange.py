@@ -232,7 +232,7 @@ def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: 
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=chosen.uncounted(keys),
+        uncounted=(*chosen.uncounted(keys), *keys.doubts.values()),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=tuple(getattr(keys.document, "skipped", ())),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),

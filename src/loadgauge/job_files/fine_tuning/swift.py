@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers, count, generating, variable, world
+from loadgauge.job_files.fine_tuning.started import HOSTS, LAUNCHERS, PER_NODE, VISIBLE, cards, count, variable, world
+from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers, generating
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import (
     OPTIMIZER,
@@ -38,8 +39,13 @@ MODEL = ("model", "model_id_or_path")
 DTYPES = {name: name for name in ("bfloat16", "float16", "float32")}
 OLD = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "auto": ""}
 """Words of `lora_dtype` before version 3."""
-ADAPTERS = ("lora", "longlora", "adalora", "vera", "boft", "ia3", "fourierft", "adapter", "llamapro", "reft", "bone")
-EMBEDDINGS = {"all-embedding": "embed_tokens"}
+ADAPTERS = ("lora", "longlora", "lora_llm", "adalora", "vera", "boft", "ia3", "fourierft", "adapter", "llamapro", "reft", "bone")
+ALIKE = {
+    "longlora": ("attends within groups, which takes less time than is counted", "saves"),
+    "lora_llm": ("trains the encoder of images whole, which is not counted", "costs", "weights gradients optimizer"),
+}  # fmt: skip
+"""Tuners that are LoRA with something else, and what that can do."""
+EMBEDDINGS = {"all-embedding": "embed_tokens", "word_embeddings": "embed_tokens", "output_layer": "lm_head"}
 GRADIENTS = 16
 """Sequences that a step has at least, where nothing says how many micro-batches are accumulated."""
 
@@ -98,35 +104,32 @@ def read_only(idea: Idea) -> Idea:
 
 
 def environment() -> Idea:
-    """GPUs, from the variables that it is started with; those of vLLM's servers (`vllm_mode: server`), of one GPU each unless the
-    flags say more, come on top. Several cards without `NPROC_PER_NODE` would share out the layers."""
-    per_node, hosts, visible = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
+    """GPUs, from the variables that it is started with; those of vLLM's servers (`vllm_mode: server`) come on top. Where a process
+    has several cards, transformers shares the layers out over them (`device_map`)."""
     mode, servers = "vllm_mode", ("vllm_server_base_url", "vllm_server_host")
-    owned = tuple(f"ENV.{name}" for name in (per_node, hosts, visible))
+    owned = tuple(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE))
 
     def read(keys: Keys) -> Facts:
-        trainer, cards = world(keys), str(variable(keys, visible) or "").count(",") + 1
-        if generating(keys) and keys.word(mode) == "server":
-            if "placement" in keys.given:
-                return {}
+        trainer, visible = world(keys), cards(keys)
+        if generating(keys) and keys.word(mode) == "server" and "placement" not in keys.given:
             if trainer is None or "gpus" in keys.given:
                 raise keys.wrong(mode, "'server' has GPUs of its own, which the file does not say: --placement split:8+1")
             apart = len(next((words for name in servers if (words := keys.words(name))), ["one"]))
+            keys.doubt(mode, f"answers come from GPUs of their own, {apart} here, as --placement says", "either")
             return {"gpus": trainer + apart, "placement": f"split:{trainer}+{apart}"}
-        processes, nodes = (count(variable(keys, name)) for name in (per_node, hosts))
-        if processes is not None:
-            return {"gpus_per_node": processes, "nodes": nodes or 1}
-        if "gpus" in keys.given or keys.has("deepspeed", "fsdp", "nproc_per_node", "num_processes", "config_file"):
+        processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
+        other = "gpus" in keys.given or keys.has(*LAUNCHERS, "deepspeed", "fsdp")
+        if processes is None and (other or visible is None):
             return {}
-        if cards > 1:
-            raise keys.wrong(
-                visible, f"{cards} GPUs without NPROC_PER_NODE share out the layers (device_map), which is not read; --gpus"
-                " says how many train"
-            )
-        return {"gpus": 1} if variable(keys, visible) is not None else {}
+        ranks, seen = processes or 1, visible or 1
+        if not other and seen >= 2 * ranks:
+            shared = seen // ranks
+            keys.doubt(f"ENV.{VISIBLE}", f"{shared} cards of a process take turns at its layers, without a pipeline", "costs")
+            return {"gpus_per_node": ranks * shared, "nodes": nodes or 1, "pp": shared}
+        return {"gpus_per_node": ranks, "nodes": nodes or 1}
 
     return Idea(
-        keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement"), read=read, write=lambda facts, keys: {}
+        keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement", "pp"), read=read, write=lambda facts, keys: {}
     )
 
 
@@ -137,8 +140,11 @@ PRUNED = "adalora_init_r"
 def tuner(keys: Keys, usual: str = "lora") -> str:
     kinds = {name: name for name in ("full", *ADAPTERS)}
     kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or usual
+    name = next((name for name in TUNER if keys.has(name)), TUNER[0])
+    if kind in ALIKE:
+        keys.doubt(name, *ALIKE[kind])
+        return "lora"
     if kind not in ("lora", "adalora", "full"):
-        name = next(name for name in TUNER if keys.has(name))
         # Of VeRA's targets it keeps those of one shape, which the file does not say (`get_vera_target_modules`).
         raise keys.wrong(name, f"{kind} is not read; lora, adalora and full are")
     return str(kind)

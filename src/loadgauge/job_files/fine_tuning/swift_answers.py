@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.fine_tuning.started import world
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 GENERATING = ("grpo", "ppo", "gkd")
@@ -35,28 +36,6 @@ class Batches(NamedTuple):
     facts: Facts
     at_once: int | None
     again: bool
-
-
-def world(keys: Keys) -> int | None:
-    """The GPUs that a command starts processes on: NPROC_PER_NODE x NNODES, or those that are known from elsewhere."""
-    given = keys.given.get("gpus")
-    if given is not None:
-        return int(given)
-    numbers = [count(variable(keys, name)) for name in ("NPROC_PER_NODE", "NNODES")]
-    if numbers[0] is None:
-        numbers = [keys.whole(name) if keys.has(name) else None for name in ("nproc_per_node", "nnodes")]
-    return None if numbers[0] is None else numbers[0] * (numbers[1] or 1)
-
-
-def variable(keys: Keys, name: str) -> Any:
-    """The value of a variable that a program is started with, in a script or in a file's section `ENV`."""
-    return keys.raw(f"ENV.{name}") or getattr(keys.document, "variables", {}).get(name)
-
-
-def count(value: Any) -> int | None:
-    """A variable's value as a whole number above 0; None for anything else."""
-    text = str(value or "")
-    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else None
 
 
 def of_ranks(keys: Keys, samples: int) -> Batches:

@@ -74,6 +74,14 @@ class Keys:
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
+        self.doubts: dict[str, Uncounted] = {}
+        """What ideas read in part, by the key."""
+
+    def doubt(self, key: str, why: str, effect: str, parts: str = "", share: float = 1.0) -> None:
+        """Records that a key was read in part: its effect on these parts of the memory, or on the time, is in the answer's range."""
+        shown = self.document.shown(key)
+        note = f"{shown} = {short(self.plain(key))}: {why}"
+        self.doubts[shown] = Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share)
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
