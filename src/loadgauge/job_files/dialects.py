@@ -38,7 +38,7 @@ FILES = {
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
     "trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron",
-    "megatron-swift": "megatron", "diffusers": "transformers",
+    "megatron-swift": "megatron",
 }  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
 CONSTANTS = {
@@ -54,7 +54,6 @@ STARTED = {
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)"),
     "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
-    "diffusers": re.compile(r"\btrain_(?:dreambooth|text_to_image|controlnet|custom_diffusion|unconditional|instruct_pix2pix)\w*\.py\b"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""

@@ -236,7 +236,9 @@ def _reference() -> Idea:
                 keys.doubt(key, what, "either", "weights gathered", 0.5)
         if keys.has(named):
             if keys.word(named) != keys.word(trained):
-                keys.doubt(named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
+                keys.doubt(
+                    named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
+                )
             return {"reference": "model"}
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
 
@@ -340,7 +342,7 @@ LOSSES = ("use_dft_loss", "use_eaft_loss", "use_asft_loss")
 
 def _losses() -> Idea:
     """Other losses than cross-entropy's mean, of float32 logits (`train/trainer_utils.py`)."""
-    weighted, entropic, anchored = LOSSES
+    _, entropic, anchored = LOSSES
 
     def read(keys: Keys) -> Facts:
         if not any(keys.flag(name) for name in LOSSES):

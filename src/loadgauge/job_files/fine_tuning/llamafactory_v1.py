@@ -20,7 +20,9 @@ METHOD, SHARDED, KERNELS, QUANTISED = "peft_config.name", "dist_config.name", "k
 
 def _sharding() -> Idea:
     """FSDP2 (`plugins/trainer_plugins/distributed/fsdp2.py`), DeepSpeed by its file, or nothing but data parallelism."""
-    reshard, moved, pinned = (f"dist_config.{name}" for name in ("reshard_after_forward", "offload_params", "pin_memory"))
+    reshard, moved, pinned = (
+        f"dist_config.{name}" for name in ("reshard_after_forward", "offload_params", "pin_memory")
+    )
 
     def read(keys: Keys) -> Facts:
         name = keys.choice(SHARDED, {"fsdp2": "fsdp2", "deepspeed": "deepspeed", "fsdpturbo": "fsdp2"})
@@ -47,7 +49,10 @@ def _sharding() -> Idea:
         return {SHARDED: "fsdp2", reshard: False if stage == 2 else None, moved: True if away else None}
 
     return Idea(
-        keys=(SHARDED, reshard, moved, pinned), facts=("framework", "zero", "offload", "pin_memory"), read=read, write=write
+        keys=(SHARDED, reshard, moved, pinned),
+        facts=("framework", "zero", "offload", "pin_memory"),
+        read=read,
+        write=write,
     )
 
 
@@ -63,9 +68,13 @@ def _precision() -> Idea:
         if sharded is not None and keys.flag(key) is not False:
             return {"precision": "bf16", "weights": "float32" if whole else "bfloat16"}
         if sharded is not None and keys.word("flash_attn") == "flash_attention_2":  # which has no float32
-            keys.doubt(key, "computes in float32 what is counted in bfloat16", "costs", "gathered activations loss transient")
+            keys.doubt(
+                key, "computes in float32 what is counted in bfloat16", "costs", "gathered activations loss transient"
+            )
             return {"precision": "bf16", "weights": "float32" if whole else "bfloat16"}
-        return {"precision": "fp32", "weights": "float32"} if whole or sharded is not None else {"precision": "bf16-pure"}
+        return (
+            {"precision": "fp32", "weights": "float32"} if whole or sharded is not None else {"precision": "bf16-pure"}
+        )
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts.get("precision") or "bf16"
@@ -77,7 +86,9 @@ def _precision() -> Idea:
 def _adapter() -> Idea:
     """LoRA (`plugins/model_plugins/peft.py`), on a base that bitsandbytes quantises where it is said (`quantization.py`)."""
     inner = targets("peft_config.r", "peft_config.target_modules", (METHOD, None, "lora"), 8, "all")
-    bits, nested, kind = (f"quant_config.{name}" for name in ("quantization_bit", "double_quantization", "quantization_type"))
+    bits, nested, kind = (
+        f"quant_config.{name}" for name in ("quantization_bit", "double_quantization", "quantization_type")
+    )
     dora, saved, out = (f"peft_config.{name}" for name in ("use_dora", "modules_to_save", "export_dir"))
 
     def read(keys: Keys) -> Facts:
@@ -118,7 +129,9 @@ def _adapter() -> Idea:
         }
 
     facts = ("adapter", "lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save")
-    return Idea(keys=(*inner.keys, QUANTISED, bits, nested, kind, dora, saved, out), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(*inner.keys, QUANTISED, bits, nested, kind, dora, saved, out), facts=facts, read=read, write=write
+    )
 
 
 def _kernels() -> Idea:
@@ -128,7 +141,9 @@ def _kernels() -> Idea:
         names = keys.words(KERNELS) or []
         others = [name for name in names if name != "liger_kernel"]
         if others:
-            keys.doubt(KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5)
+            keys.doubt(
+                KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5
+            )
         return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -143,7 +158,7 @@ V1 = Dialect(
     versions="LLaMA-Factory 0.9.5 (llamafactory.v1)",
     syntaxes=("yaml", "json"),
     objects=frozenset({"peft_config", "kernel_config", "quant_config", "dist_config", "optim_config"}),
-    blank={"yaml": "output_dir: output\nsample_backend: hf\n", "json": '{\n  "output_dir": "output",\n  "sample_backend": "hf"\n}\n'},
+    blank={"yaml": "model_class: llm\nsample_backend: hf\n", "json": '{\n  "model_class": "llm",\n  "sample_backend": "hf"\n}\n'},
     ideas=(
         launched(),
         started(),

@@ -39,7 +39,20 @@ MODEL = ("model", "model_id_or_path")
 DTYPES = {name: name for name in ("bfloat16", "float16", "float32")}
 OLD = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "auto": ""}
 """Words of `lora_dtype` before version 3."""
-ADAPTERS = ("lora", "longlora", "lora_llm", "adalora", "vera", "boft", "ia3", "fourierft", "adapter", "llamapro", "reft", "bone")
+ADAPTERS = (
+    "lora",
+    "longlora",
+    "lora_llm",
+    "adalora",
+    "vera",
+    "boft",
+    "ia3",
+    "fourierft",
+    "adapter",
+    "llamapro",
+    "reft",
+    "bone",
+)
 ALIKE = {
     "longlora": ("attends within groups, which takes less time than is counted", "saves"),
     "lora_llm": ("trains the encoder of images whole, which is not counted", "costs", "weights gradients optimizer"),
@@ -113,7 +126,9 @@ def environment() -> Idea:
         trainer, visible = world(keys), cards(keys)
         if generating(keys) and keys.word(mode) == "server" and "placement" not in keys.given:
             if trainer is None or "gpus" in keys.given:
-                raise keys.wrong(mode, "'server' has GPUs of its own, which the file does not say: --placement split:8+1")
+                raise keys.wrong(
+                    mode, "'server' has GPUs of its own, which the file does not say: --placement split:8+1"
+                )
             apart = len(next((words for name in servers if (words := keys.words(name))), ["one"]))
             keys.doubt(mode, f"answers come from GPUs of their own, {apart} here, as --placement says", "either")
             return {"gpus": trainer + apart, "placement": f"split:{trainer}+{apart}"}
@@ -124,7 +139,9 @@ def environment() -> Idea:
         ranks, seen = processes or 1, visible or 1
         if not other and seen >= 2 * ranks:
             shared = seen // ranks
-            keys.doubt(f"ENV.{VISIBLE}", f"{shared} cards of a process take turns at its layers, without a pipeline", "costs")
+            keys.doubt(
+                f"ENV.{VISIBLE}", f"{shared} cards of a process take turns at its layers, without a pipeline", "costs"
+            )
             return {"gpus_per_node": ranks * shared, "nodes": nodes or 1, "pp": shared}
         return {"gpus_per_node": ranks, "nodes": nodes or 1}
 
@@ -232,6 +249,10 @@ def adapters(usual: str = "lora") -> Idea:
     return Idea(keys=tuple(dict.fromkeys(keys)), facts=facts, read=read, write=write)
 
 
+OWN_OPTIMIZERS = {"galore": "galore", "muon": "muon", "muonclip": "muon", "default": "", "multimodal": "", "lorap": ""}
+"""`optimizer`; MuonClip has Muon's state, and scales queries and keys after the step (`optimizers/muonclip.py`)."""
+
+
 def _optimizer() -> Idea:
     """`optim`, or one that it builds itself: GaLore on all linear layers of the blocks, and Muon (`optimizers/mapping.py`)."""
     own, switch, rank, gap, each = (
@@ -244,12 +265,16 @@ def _optimizer() -> Idea:
     more = ("galore_target_modules", "galore_with_embedding", "galore_quantization")
 
     def read(keys: Keys) -> Facts:
-        kind = keys.choice(own, {"galore": "galore", "muon": "muon", "default": "", "multimodal": "", "lorap": ""})
+        kind = keys.choice(own, OWN_OPTIMIZERS)
+        if kind == "muon":
+            if keys.word(own) == "muonclip":
+                keys.doubt(
+                    own, "has one moment of what is no matrix too, where two are counted", "saves", "optimizer", 0.5
+                )
+            return {"optimizer": "muon"}
         inner = OPTIMIZER.read(keys)
         if kind is None and keys.flag(switch):
             kind = "galore"
-        if kind == "muon":
-            return {"optimizer": "muon"}
         if kind != "galore":
             return inner
         for name in more:
@@ -288,6 +313,8 @@ def lora_dropout(usual: str = "lora") -> Idea:
 def _evaluated(keys: Keys) -> bool:
     """Return whether it has data to evaluate on; until 3.5 it took 1 % of the training's. Without a word it then evaluates where
     it saves."""
+    if HEADS.get(keys.word("task_type") or "causal_lm") is not None:
+        return False  # a classifier keeps less without a backward
     share = keys.real("split_dataset_ratio")
     usual = 0.0 if keys.since(3, 6) else 0.01
     there = keys.raw("val_dataset") or keys.raw("cached_val_dataset") or (usual if share is None else share)
@@ -338,7 +365,7 @@ PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm
 """`rlhf_type`: those that generate nothing."""
 OF_PREFERENCES = names_in(
     "beta label_smoothing loss_weights rpo_alpha ld_alpha discopop_tau cpo_alpha simpo_gamma desirable_weight undesirable_weight"
-    " center_rewards_coefficient ref_model ref_adapters ref_model_type ref_model_revision"
+    " center_rewards_coefficient ref_model ref_model_type ref_model_revision"
 )
 """Keys of `swift rlhf` that weigh the loss, or say the reference."""
 
@@ -364,17 +391,22 @@ def rlhf() -> Idea:
             return {}
         word = keys.word(kind) or "dpo"
         own = keys.agreed(MODEL, keys.word)
-        if keys.has("ref_adapters"):
-            raise keys.wrong("ref_adapters", "loads a reference with adapters, which is not read")
         if keys.has("ref_model") and keys.word("ref_model") != own:
-            raise keys.wrong("ref_model", "is read where it is the model that is trained")
+            keys.doubt(
+                "ref_model", "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
+            )
+        if keys.flag("use_liger_kernel"):
+            keys.doubt(
+                "use_liger_kernel",
+                "may have a loss of its own, where whole logits are counted",
+                "saves",
+                "loss transient",
+            )
         if word in GENERATING:
             return {}  # `swift_answers`
         task = keys.choice(kind, PREFERENCES) or "dpo"
-        if keys.flag("use_liger_kernel"):
-            raise keys.wrong("use_liger_kernel", "beside rlhf_type has a loss of its own, which is not read")
         ipo = task == "dpo" and keys.words(loss) == ["ipo"]
-        return {"task": "ipo" if ipo else task}
+        return {"task": "ipo" if ipo else task, "loss": "float32" if keys.flag("use_liger_kernel") else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")
@@ -388,7 +420,7 @@ def rlhf() -> Idea:
             {kind: task, loss: None if keys.words(loss) == ["ipo"] else keys.raw(loss)} if task in PREFERENCES else {}
         )
 
-    return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task",), read=read, write=write)
+    return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task", "loss"), read=read, write=write)
 
 
 HEADS = {"causal_lm": None, "seq_cls": 0, "reranker": 1, "generative_reranker": None, "embedding": None}
@@ -396,7 +428,7 @@ HEADS = {"causal_lm": None, "seq_cls": 0, "reranker": 1, "generative_reranker": 
 
 
 def labels() -> Idea:
-    """What sequences are scored for (`task_type`): with labels, or in pairs, by a classifier of every token (`model/register.py`)."""
+    """What sequences are scored for (`task_type`): labels or a rank, by a classifier of every token (`model/register.py`)."""
     kind, number = "task_type", "num_labels"
 
     def read(keys: Keys) -> Facts:
@@ -406,7 +438,10 @@ def labels() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         columns = facts.get("head")
         if columns is None:
-            return {kind: keys.raw(kind) if keys.word(kind) in ("generative_reranker", "embedding") else None, number: None}
+            return {
+                kind: keys.raw(kind) if keys.word(kind) in ("generative_reranker", "embedding") else None,
+                number: None,
+            }
         return {kind: "seq_cls", number: columns}
 
     return Idea(keys=(kind, number), facts=("head",), read=read, write=write)
@@ -436,6 +471,17 @@ def batch(fact: str, key: str, usual: int, *also: str) -> Idea:
         return {} if left else inner.write(facts | {fact: number}, keys)
 
     return msgspec.structs.replace(inner, read=read, write=write)
+
+
+def length() -> Idea:
+    """`max_length`, or that of packs."""
+    packed = "packing_length"
+    inner = row("seq_len", "max_length")
+
+    def read(keys: Keys) -> Facts:
+        return {"seq_len": keys.whole(packed) or inner.read(keys)["seq_len"]}
+
+    return msgspec.structs.replace(inner, keys=("max_length", packed), read=read)
 
 
 def _accumulation() -> Idea:
@@ -475,7 +521,7 @@ SWIFT = Dialect(
         row("model", *MODEL, kind="word"),
         labels(),
         _sharding(),
-        row("seq_len", "max_length"),
+        length(),
         batch("micro_batch", "per_device_train_batch_size", 1, "batch_size"),
         _accumulation(),
         _optimizer(),
@@ -496,7 +542,6 @@ SWIFT = Dialect(
         TORCH_COMPILE,
     ),
     programs={
-        r"\bswift (infer|deploy|rollout|sample|eval|app|export)\b": "is another command than sft, pt and rlhf",
-        r"\bmegatron (sft|pt|rlhf)\b": "trains with Megatron, whose arguments are read as megatron's",
+        r"\bswift (infer|deploy|rollout|sample|eval|app|export|merge-lora)\b": "is another command than sft, pt and rlhf",
     },
 )  # fmt: skip

@@ -203,7 +203,13 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
         step = batches(keys, 1)
         if "generated" in step.facts:  # a micro-batch at a time
             step = Batches({"generated": _each(keys) * (keys.whole(ACCUMULATED) or 1)}, _each(keys), False)
-        return facts | engine(keys, step.at_once) | own | step.facts | {"task": "opd", "on_policy": None if part == 1 else part}
+        return (
+            facts
+            | engine(keys, step.at_once)
+            | own
+            | step.facts
+            | {"task": "opd", "on_policy": None if part == 1 else part}
+        )
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")

@@ -10,16 +10,18 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.job_files.fine_tuning.started import world
 from loadgauge.job_files.fine_tuning.swift import (
     DTYPES,
     MODEL,
     adapters,
-    lora_dropout,
-    environment,
-    rlhf,
     batch,
+    environment,
     labels,
+    length,
+    lora_dropout,
     read_only,
+    rlhf,
 )
 from loadgauge.job_files.fine_tuning.swift_answers import answers, of_all
 from loadgauge.job_files.ideas.partial import frozen_share
@@ -78,15 +80,22 @@ def _zero() -> Idea:
     return msgspec.structs.replace(inner, read=read, write=write)
 
 
-def _length() -> Idea:
-    """`max_length`, or that of packs."""
-    packed = "packing_length"
-    inner = row("seq_len", "max_length")
+def _experts() -> Idea:
+    """Expert parallelism; where nothing says on how many GPUs, the fewest that hold all experts."""
+    ep, etp = "expert_model_parallel_size", "expert_tensor_parallel_size"
 
     def read(keys: Keys) -> Facts:
-        return {"seq_len": keys.whole(packed) or inner.read(keys)["seq_len"]}
+        ranks, within = keys.whole(ep) or 1, keys.whole(etp) or 1
+        facts: Facts = {"ep": ranks, "etp": within}
+        inside = (keys.whole("tensor_model_parallel_size") or 1) * (keys.whole("context_parallel_size") or 1)
+        if world(keys) is None and ranks * within > inside:
+            facts["gpus"] = (keys.whole("pipeline_model_parallel_size") or 1) * ranks * within
+        return facts
 
-    return msgspec.structs.replace(inner, keys=("max_length", packed), read=read)
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: facts[name] if (facts.get(name) or 1) > 1 else None for name, key in (("ep", ep), ("etp", etp))}
+
+    return Idea(keys=(ep, etp), facts=("ep", "etp"), read=read, write=write)
 
 
 MEGATRON_SWIFT = Dialect(
@@ -114,13 +123,12 @@ MEGATRON_SWIFT = Dialect(
             "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
         }),
         context("context_parallel_size", "cp_comm_type"),
-        row("ep", "expert_model_parallel_size", default=1, off=1),
-        row("etp", "expert_tensor_parallel_size", default=1, off=1),
+        _experts(),
         _zero(),
         _usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}),
         batch("micro_batch", "micro_batch_size", 1),
         batch("global_batch", "global_batch_size", 16),
-        _length(),
+        length(),
         _usual(precision(), "bf16", _half, "torch_dtype"),
         row("optimizer", "optimizer", words=OPTIMIZERS, default="adamw"),
         overlap(),

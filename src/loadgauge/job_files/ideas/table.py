@@ -78,7 +78,7 @@ class Keys:
         """What ideas read in part, by the key."""
 
     def doubt(self, key: str, why: str, effect: str, parts: str = "", share: float = 1.0) -> None:
-        """Records that a key was read in part: its effect on these parts of the memory, or on the time, is in the answer's range."""
+        """Records that a key was read in part, and what it can do to parts of the memory, or to the time."""
         shown = self.document.shown(key)
         note = f"{shown} = {short(self.plain(key))}: {why}"
         self.doubts[shown] = Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share)
