@@ -170,10 +170,6 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("verl.sh", VERL + " actor_rollout_ref.actor.ppo_micro_batch_size=64", "ppo_micro_batch_size"),
         ("t.sh", "torchrun -m torchtitan.train --module llama3 --config llama3_8b --compile.enable_async_tensor_parallel",
          "--compile.enable_async"),
-        # In no list, and a name that suggests memory or time.
-        ("a.yaml", AXOLOTL + "my_lora_dtype: x\n", "my_lora_dtype: 'x' is not known here, and its name suggests"),
-        ("a.yaml", TRL + "unknownOptimizerStates: 8\n", "unknownOptimizerStates"),
-        ("a.sh", MEGATRON + " --new-quantization e2m1", "--new-quantization"),
     ],
 )  # fmt: skip
 def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_path: Path) -> None:
@@ -184,6 +180,25 @@ def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_pa
         assert (found.code, found.out) == (2, ""), found
         assert found.err.startswith("loadgauge: ")
         assert found.err.count("\n") == 1
+        assert key in found.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("a.yaml", AXOLOTL + "my_lora_dtype: x\n", "my_lora_dtype: 'x' is not known here, and its name suggests"),
+        ("a.yaml", TRL + "unknownOptimizerStates: 8\n", "unknownOptimizerStates"),
+        ("a.sh", MEGATRON + " --new-quantization e2m1", "--new-quantization"),
+    ],
+)  # fmt: skip
+def test_a_key_in_no_list_whose_name_suggests_memory_stops_where_it_is_asked_to(
+    name: str, text: str, key: str, tmp_path: Path
+) -> None:
+    place = tmp_path / name
+    place.write_text(text)
+    for line in (["estimate", str(place), "--strict"], ["convert", str(place), "--to", "flags"]):
+        found = typed(line)
+        assert (found.code, found.out) == (2, ""), found
         assert key in found.err
 
 

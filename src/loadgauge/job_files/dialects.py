@@ -34,6 +34,7 @@ FILES = {
     "nemo-rl": "rollouts.nemo_rl",
     "slime": "rollouts.slime",
     "prime-rl": "rollouts.prime_rl",
+    "roll": "rollouts.roll",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
@@ -77,7 +78,7 @@ def dialect(name: str) -> Dialect:
     Traceback (most recent call last):
     loadgauge.core.base.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, megatron-bridge, torchtitan, deepspeed,
     accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth, peft, openrlhf,
-    nemo-rl, slime, prime-rl); did you mean megatron?
+    nemo-rl, slime, prime-rl, roll); did you mean megatron?
     """
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:

@@ -233,10 +233,10 @@ def _reference() -> Idea:
             (quantised, "quantises the reference, which is counted in 16 bits"),
         ):
             if keys.raw(key) not in (None, False, 0, "0"):
-                keys.doubt(key, what, "either", "weights gathered", 0.5)
+                keys.note(key, what, "either", "weights gathered", 0.5)
         if keys.has(named):
             if keys.word(named) != keys.word(trained):
-                keys.doubt(
+                keys.note(
                     named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
                 )
             return {"reference": "model"}
@@ -348,10 +348,10 @@ def _losses() -> Idea:
         if not any(keys.flag(name) for name in LOSSES):
             return {}
         if keys.flag(entropic):
-            keys.doubt(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
+            keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
         if keys.flag(anchored):
             why = "compares with a frozen copy of the model, whose logits are kept too"
-            keys.doubt(anchored, why, "costs", "weights gathered loss transient", 2.0)
+            keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)
         return {"loss": "float32"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

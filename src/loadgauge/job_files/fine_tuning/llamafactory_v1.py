@@ -31,7 +31,7 @@ def _sharding() -> Idea:
         if name == "deepspeed":
             return {"framework": "deepspeed"}
         if keys.word(SHARDED) != "fsdp2":
-            keys.doubt(SHARDED, "shards in a way of its own, and is counted as FSDP2", "either", "gathered transient")
+            keys.note(SHARDED, "shards in a way of its own, and is counted as FSDP2", "either", "gathered transient")
         away = keys.flag(moved)
         return {
             "framework": "huggingface",
@@ -68,7 +68,7 @@ def _precision() -> Idea:
         if sharded is not None and keys.flag(key) is not False:
             return {"precision": "bf16", "weights": "float32" if whole else "bfloat16"}
         if sharded is not None and keys.word("flash_attn") == "flash_attention_2":  # which has no float32
-            keys.doubt(
+            keys.note(
                 key, "computes in float32 what is counted in bfloat16", "costs", "gathered activations loss transient"
             )
             return {"precision": "bf16", "weights": "float32" if whole else "bfloat16"}
@@ -141,7 +141,7 @@ def _kernels() -> Idea:
         names = keys.words(KERNELS) or []
         others = [name for name in names if name != "liger_kernel"]
         if others:
-            keys.doubt(
+            keys.note(
                 KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5
             )
         return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}

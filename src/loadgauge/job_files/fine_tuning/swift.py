@@ -130,7 +130,7 @@ def environment() -> Idea:
                     mode, "'server' has GPUs of its own, which the file does not say: --placement split:8+1"
                 )
             apart = len(next((words for name in servers if (words := keys.words(name))), ["one"]))
-            keys.doubt(mode, f"answers come from GPUs of their own, {apart} here, as --placement says", "either")
+            keys.note(mode, f"answers come from GPUs of their own, {apart} here, as --placement says", "either")
             return {"gpus": trainer + apart, "placement": f"split:{trainer}+{apart}"}
         processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
         other = "gpus" in keys.given or keys.has(*LAUNCHERS, "deepspeed", "fsdp")
@@ -139,7 +139,7 @@ def environment() -> Idea:
         ranks, seen = processes or 1, visible or 1
         if not other and seen >= 2 * ranks:
             shared = seen // ranks
-            keys.doubt(
+            keys.note(
                 f"ENV.{VISIBLE}", f"{shared} cards of a process take turns at its layers, without a pipeline", "costs"
             )
             return {"gpus_per_node": ranks * shared, "nodes": nodes or 1, "pp": shared}
@@ -159,7 +159,7 @@ def tuner(keys: Keys, usual: str = "lora") -> str:
     kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or usual
     name = next((name for name in TUNER if keys.has(name)), TUNER[0])
     if kind in ALIKE:
-        keys.doubt(name, *ALIKE[kind])
+        keys.note(name, *ALIKE[kind])
         return "lora"
     if kind not in ("lora", "adalora", "full"):
         # Of VeRA's targets it keeps those of one shape, which the file does not say (`get_vera_target_modules`).
@@ -268,7 +268,7 @@ def _optimizer() -> Idea:
         kind = keys.choice(own, OWN_OPTIMIZERS)
         if kind == "muon":
             if keys.word(own) == "muonclip":
-                keys.doubt(
+                keys.note(
                     own, "has one moment of what is no matrix too, where two are counted", "saves", "optimizer", 0.5
                 )
             return {"optimizer": "muon"}
@@ -392,11 +392,11 @@ def rlhf() -> Idea:
         word = keys.word(kind) or "dpo"
         own = keys.agreed(MODEL, keys.word)
         if keys.has("ref_model") and keys.word("ref_model") != own:
-            keys.doubt(
+            keys.note(
                 "ref_model", "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
             )
         if keys.flag("use_liger_kernel"):
-            keys.doubt(
+            keys.note(
                 "use_liger_kernel",
                 "may have a loss of its own, where whole logits are counted",
                 "saves",

@@ -29,7 +29,7 @@ NAMES = (
     "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
     "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness",
     "reference", "loss_terms", "on_policy",
-    "teacher", "reward_model", "critic", "critic_batch", "frozen_offload", "frozen_weights", "rollout_offload",
+    "teacher", "reward_model", "critic", "critic_batch", "frozen_offload", "frozen_weights", "rollout_offload", "mtp",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)

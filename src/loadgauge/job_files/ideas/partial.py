@@ -138,13 +138,13 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
         if str(keys.raw(method) or "").lower() != "freeze":
             return {"train": None}
         if not keys.flag("pure_bf16"):
-            keys.doubt(
+            keys.note(
                 method, "keeps what is frozen in 16 bits, which is counted in 32", "saves", "weights gathered", 0.5
             )
         count = keys.whole(layers, minimum=-(10**6))
         count = 2 if count is None else count
         if keys.flag(spread):
-            keys.doubt(
+            keys.note(
                 spread,
                 "trains layers from all over the model, which are counted as its first",
                 "saves",
