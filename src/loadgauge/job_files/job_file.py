@@ -23,6 +23,7 @@ from loadgauge.core.definitions.training.training import training
 from loadgauge.core.families.catalogue import model_sources, models
 from loadgauge.core.families.derived import derive
 from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
@@ -89,6 +90,8 @@ def from_job_file(job: Job) -> FromFile:
         whole, extra = combine(files, inside | {"model": job.model})
         model = found_model(whole.replace(model=job.model, road=job.road, inputs=job.inputs, hub=False)).spec
         remark = ""
+    if extra.head is not None:
+        model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
     version = job.version
     for file in files:

@@ -20,7 +20,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
 
 NAMES = (
-    "model", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
+    "model", "head", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
     "stage_layers", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "target_len", "precision", "weights",
     "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora",
     "base", "lora_dropout",
@@ -45,11 +45,13 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     config: the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
     generated: sequences that one data parallel rank generates for a step
+    head: columns of a classifier of every token, in the place of the language model's head
     """
 
     config: dict[str, Any] | None = None
     accumulation: int | None = None
     generated: int | None = None
+    head: int | None = None
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -168,6 +170,7 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
     )
     return job, Extra(
         config=_value(facts, "config"),
+        head=_value(facts, "head"),
         accumulation=accumulation if batch is None else None,
         generated=_value(facts, "generated") if "prompts" not in facts else None,
     )
