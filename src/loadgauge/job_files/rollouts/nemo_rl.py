@@ -58,6 +58,7 @@ def _layout() -> Idea:
     shared, other = f"{M}sequence_parallel", f"{D}sequence_parallel"
     switches = (f"{M}enabled", f"{D}enabled")
     moved, again = f"{D}cpu_offload", (f"{M}activation_checkpointing", f"{D}activation_checkpointing")
+    stays = f"{D}moe_parallelizer.reshard_after_forward"
     what, modules = f"{M}recompute_granularity", f"{M}recompute_modules"
     distributed, host, part = (
         f"{M}optimizer.{name}"
@@ -81,7 +82,8 @@ def _layout() -> Idea:
         if not megatron:
             facts |= {
                 "framework": "torchtitan",
-                "zero": 3,
+                # Experts' layers stay gathered (AutoModel's `MoEParallelizerConfig`).
+                "zero": 2 if facts["ep"] > 1 and not keys.flag(stays) else 3,
                 "pp": 1,
                 "offload": "all" if keys.flag(moved) else "none",
                 "sequence_parallel": bool(keys.flag(other)) and facts["tp"] > 1,
@@ -107,7 +109,8 @@ def _layout() -> Idea:
         values: dict[str, Any] = {switches[0]: megatron, switches[1]: not megatron}
         values |= {key: facts.get(axis) or 1 for axis, key in (of_megatron if megatron else of_dtensor).items()}
         if not megatron:
-            values[f"{D}expert_parallel_size"] = facts["ep"] if (facts.get("ep") or 1) > 1 else None
+            wide = (facts.get("ep") or 1) > 1
+            values |= {f"{D}expert_parallel_size": facts["ep"] if wide else None, stays: stage == 3 if wide else None}
         values[shared if megatron else other] = bool(facts.get("sequence_parallel"))
         if word in ("none", "full") or (megatron and kind in ("selective", "modules")):
             values[again[0 if megatron else 1]] = kind != "none"
@@ -128,6 +131,7 @@ def _layout() -> Idea:
         other,
         *switches,
         moved,
+        stays,
         *again,
         what,
         modules,
