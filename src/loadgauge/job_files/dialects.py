@@ -100,5 +100,7 @@ def recognise(document: Document) -> Dialect | None:
             scores[name] = MARK * len(present & (own | also)) + len(present & dialect(name).known)
     best = max(scores, key=lambda name: scores[name], default=None)
     if best is None:
-        return None
+        # A file that says little of its own, over one of NeMo-RL's.
+        over = document.syntax == "yaml" and re.search(r"\.ya?ml\b", str(document.get("defaults")))
+        return dialect("nemo-rl") if over else None
     return dialect("trl" if best == "transformers" and SCRIPT.search(program) else best)

@@ -27,7 +27,7 @@ from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
-from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus
+from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 
 READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
@@ -287,6 +287,8 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
+    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and job.vpp is None:
+        changes |= virtual_stages(extra.layers_per_stage, model.num_hidden_layers, job.pp or 1, job.schedule)
     own = FRAMEWORKS.get(job.framework or "")
     # Where an unsaid loss may be one of several, the usual one says which.
     usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))

@@ -102,30 +102,6 @@ def frozen_share() -> Idea:
     return Idea(keys=(share, names, pattern, frozen, frozen_pattern), facts=("train",), read=read, write=write)
 
 
-EMBEDDINGS = "but:(.*\\.)?(embed_tokens|wte|wpe|word_embeddings|embed_in|embed_positions)\\."
-
-
-def frozen_embeddings(section: str) -> Idea:
-    """The idea of NeMo AutoModel's `freeze_config`: embeddings are frozen where it is there and does not say otherwise
-    (`components/utils/model_utils.py`, `apply_parameter_freezing`); of a text model nothing else is."""
-    key = f"{section}.freeze_embeddings"
-
-    def read(keys: Keys) -> Facts:
-        names = keys.document.names()
-        there = any(name.startswith(f"{section}.") for name in names)
-        # Beside adapters the model's own weights are frozen in any case.
-        there = there and not any(name.startswith("peft.") for name in names)
-        return {"train": EMBEDDINGS if there and keys.flag(key) is not False else None}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        given = facts.get("train")
-        if given == EMBEDDINGS:
-            return {key: True}
-        return {key: False if keys.has(key) else None} if given is None else {}
-
-    return Idea(keys=(key,), facts=("train",), read=read, write=write)
-
-
 FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")
 
 
