@@ -172,13 +172,9 @@ def _placed(
     names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
     if lora.stored is not None and any(name.startswith("experts.") for name in names):
         raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
-    own = FRAMEWORKS.get(framework)
-    apart = (
-        own is not None and not own.peft
-    )  # tools with modules of their own have no fused ones, or switches of parts of them
     chosen, ignored = frozenset[str](), []
     for name in names:
-        found = words.get(name) or _by_name(name, model, kinds, possible, apart=apart)
+        found = words.get(name) or _by_name(name, model, kinds, possible, apart=framework in APART)
         chosen |= found
         ignored += [] if found else [name]
     if not chosen:
@@ -191,6 +187,8 @@ def _placed(
     return msgspec.structs.replace(lora, targets=chosen)
 
 
+APART = ("torchtune", "litgpt")
+"""Frameworks whose own models adapt each matrix apart, also where the model's configuration has several in one."""
 FUSED_OF = {
     **dict.fromkeys(("query", "key", "value"), "qkv"), **dict.fromkeys(("gate", "up"), "gate_up"),
 }  # fmt: skip
