@@ -49,12 +49,7 @@ def _attention() -> Idea:
         if name and kind is not None:
             raise keys.wrong(word, "contradicts the older switch of attention")
         if "/" in name and name not in WORDS:
-            keys.note(
-                word,
-                "is a kernel of the hub that is not known here; FlashAttention-2 is counted",
-                parts=RUNS,
-                share=0.2,
-            )
+            keys.note(word, "is a kernel of the hub that is not known here; FlashAttention-2 is counted", parts=RUNS, share=0.2)
             return {"attention": "fa2"}
         if name == "fp8":
             keys.note(word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
@@ -140,9 +135,7 @@ def _precision() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts.get("precision") or "bf16"
-        key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(
-            name
-        )
+        key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(name)
         if key is None:
             return {}
         values: dict[str, Any] = {other: None for other in switches if keys.has(other) or other in keys.left}
@@ -288,12 +281,7 @@ def _adapter() -> Idea:
                 raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
             return {"lora_rank": 0, "qlora": False}
         if kind == "mora":
-            keys.note(
-                "adapter",
-                "has one square matrix of as many parameters as the two of LoRA, which are counted",
-                parts=RUNS,
-                share=0.2,
-            )
+            keys.note("adapter", "has one square matrix of as many parameters as the two of LoRA, which are counted", parts=RUNS, share=0.2)
         facts, named = inner.read(keys), keys.raw(modules)
         if isinstance(named, str) and named != "all-linear":
             facts["lora_targets"] = named  # one regular expression on the whole name
@@ -447,12 +435,7 @@ def _partly() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if keys.has("adapter") and keys.has(*inner.keys):
-            keys.note(
-                inner.keys[0],
-                "freezes adapters that it does not name; they are counted",
-                "saves",
-                "gradients optimizer",
-            )
+            keys.note(inner.keys[0], "freezes adapters that it does not name; they are counted", "saves", "gradients optimizer")
             return {}
         return inner.read(keys)
 

@@ -65,12 +65,7 @@ def preference() -> Idea:
     def read(keys: Keys) -> Facts:
         word = keys.word("rl")
         if word == "ebft":
-            keys.note(
-                "rl",
-                "rewards by what a frozen copy makes of the answers; a reference's pass is counted",
-                parts=RUNS,
-                share=0.3,
-            )
+            keys.note("rl", "rewards by what a frozen copy makes of the answers; a reference's pass is counted", parts=RUNS, share=0.3)
         if _strided(keys):
             return _of_blocks(keys)
         if word in (*GROUPS, "ebft"):
@@ -125,9 +120,7 @@ def preference() -> Idea:
         own = (keys.whole(WIDTH) or 1) * (keys.whole(COPIES) or 1)
         everything = keys.given.get("gpus") or own + 1
         if everything <= own:
-            raise keys.wrong(
-                MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more"
-            )
+            raise keys.wrong(MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more")
         used, longest = keys.real(SHARE), keys.whole(f"{V}max_model_len")
         words = {"tp": keys.whole(WIDTH) or 1, "utilization": 0.9 if used is None else used, "context": longest}
         late = keys.flag(f"{T}async_prefetch") or keys.flag(f"{T}use_data_producer")

@@ -236,7 +236,9 @@ def _reference() -> Idea:
                 keys.note(key, what, "either", "weights gathered", 0.5)
         if keys.has(named):
             if keys.word(named) != keys.word(trained):
-                keys.note(named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
+                keys.note(
+                    named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
+                )
             return {"reference": "model"}
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
 

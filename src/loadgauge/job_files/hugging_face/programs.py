@@ -58,43 +58,14 @@ USUAL = {"lora_r": 8, "lora_dropout": 0.0}
 OBJECTS = ("model", "quantization_config", "args", "peft_config", "config")
 """Arguments that are other calls."""
 DATA = frozenset(
-    [
-        "train_dataset",
-        "eval_dataset",
-        "processing_class",
-        "tokenizer",
-        "data_collator",
-        "formatting_func",
-        "callbacks",
-        "compute_metrics",
-        "reward_funcs",
-        "preprocess_logits_for_metrics",
-        "environment_factory",
-        "tools",
-        "reward_processing_classes",
-        "rollout_func",
-        "rollout_worker",
-        "optimizers",
-        "teacher_model",
-        "quantization_config",
-        "args",
-        "peft_config",
-    ]
+    "train_dataset eval_dataset processing_class tokenizer data_collator formatting_func callbacks compute_metrics reward_funcs"
+    " preprocess_logits_for_metrics environment_factory tools reward_processing_classes rollout_func rollout_worker optimizers"
+    " teacher_model quantization_config args peft_config".split()
 )
 """Arguments of a trainer that are objects of the program: its data, and functions that work on them."""
 PRIMARY = frozenset(
-    [
-        "model_name_or_path",
-        "max_length",
-        "max_seq_length",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "num_generations",
-        "max_completion_length",
-        "max_prompt_length",
-        "lora_r",
-        "use_peft",
-    ]
+    "model_name_or_path max_length max_seq_length per_device_train_batch_size gradient_accumulation_steps num_generations"
+    " max_completion_length max_prompt_length lora_r use_peft".split()
 )
 """Keys without which there is no answer, so that a flag is asked for where a value is not known."""
 COMMAND = re.compile(
