@@ -31,6 +31,11 @@ from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, tra
 
 READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
+OF_ADAPTERS = (
+    "base", "lora_targets", "lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers",
+    "virtual_tokens",
+)  # fmt: skip
+"""Flags that say nothing without adapters, as a file's own keys do where it has none."""
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
@@ -84,6 +89,8 @@ def from_job_file(job: Job) -> FromFile:
     files = read_files(([job.model] if first else []) + names_beside(job), job, inside)
     if first:
         whole, extra = combine(files, inside)
+        if job.base_model is not None:
+            extra = msgspec.structs.replace(extra, config=None)
         asked = whole.replace(road=job.road, inputs=job.inputs)
         model, remark = model_of(msgspec.structs.replace(files[0], job=asked, extra=extra))
     else:
@@ -300,6 +307,8 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
         "loss": usual or (model is not None and model.head.kind != "lm"),
         "lora_rank": not job.lora_rank,
     }
+    if not (job.lora_rank or job.qlora or job.adapter):
+        meaningless |= dict.fromkeys(OF_ADAPTERS, True)
     return job.replace(**changes, **{name: None for name, drop in meaningless.items() if drop})
 
 
@@ -314,11 +323,9 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
         return from_dict(file.extra.config, file.file, Path(file.file).stem), ""
     name = file.job.model
     if not name:
-        raise ConfigError(
-            "says how a model is trained, and not which in a way that is read; `loadgauge convert FILE --to flags`"
-            " prints the flags to give with a MODEL",
-            file=file.file,
-        )
+        if file.job.gpus is None:
+            raise ConfigError("names neither a model nor the number of GPUs: add --model NAME --gpus N", file=file.file)
+        raise ConfigError("names no model that is read: add --model NAME", file=file.file)
     next_to_it = Path(file.file).parent / name
     if not os.path.exists(name) and next_to_it.exists():
         name = str(next_to_it)

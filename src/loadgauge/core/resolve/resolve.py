@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -478,7 +479,8 @@ def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     """The parallel degrees; data parallelism is what is left of the GPUs."""
     degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in DEGREES}
     within = degrees["tp"] * degrees["pp"] * degrees["cp"]
-    gpus = fill("gpus", within, "one replica" if within > 1 else "")
+    fewest = degrees["pp"] * math.lcm(degrees["tp"] * degrees["cp"], degrees["ep"] * degrees["etp"])
+    gpus = fill("gpus", fewest, "one replica" if fewest > 1 else "")
     if gpus % within:
         raise LayoutError(
             f"{gpus} GPUs are not divisible by tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}:"
