@@ -415,8 +415,9 @@ def test_a_job_without_a_model_says_so(tmp_path: Path) -> None:
     place.write_text(DEEPSPEED)
     found = typed(f"estimate {place}")
     assert found.code == 2
-    assert "not which" in found.err
-    assert "--to flags" in found.err
+    assert found.err.endswith("names no model that is read: add --model NAME\n")
+    told = typed(f"estimate {place} --model llama-3.2-1b --gpu h100 --brief")
+    assert (told.code, told.out.split()[0]) == (0, "FITS")
 
 
 def test_a_job_file_is_a_model(tmp_path: Path) -> None:

@@ -100,6 +100,9 @@ def from_job_file(job: Job) -> FromFile:
     if extra.head is not None:
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
+    if not any(file.facts.keys() & {"gpus", "nodes", "dp", "shards"} for file in files):
+        filled, shared = _shared_out(filled, given)
+        remark += shared
     version = job.version
     for file in files:
         version = with_tool(version or of_keys(file), file.dialect)
@@ -129,6 +132,24 @@ def from_job_file(job: Job) -> FromFile:
 def of_keys(file: JobFile) -> str | None:
     """The release that a file's keys are of, where the newest has some of them no more."""
     return file.version if file.version != dialect_of(file.dialect).newest else None
+
+
+def _shared_out(job: Job, given: Mapping[str, Any]) -> tuple[Job, str]:
+    """The job of a file that says no number of GPUs, with the batch nearest to the file's that those which are given can share,
+    and a remark on that. given: flags, which are not changed
+
+    >>> job = Job(model="", gpus=12, micro_batch=1, global_batch=512)
+    >>> _shared_out(job, {})[0].global_batch, _shared_out(job.replace(gpus=8), {})[1]
+    (516, '')
+    """
+    if job.gpus is None or job.global_batch is None or "global_batch" in given:
+        return job, ""
+    each = (job.micro_batch or 1) * max(1, trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job))
+    nearest = each * max(1, round(job.global_batch / each))
+    if job.global_batch % each == 0:
+        return job, ""
+    words = f"; its batch of {job.global_batch} is taken for {nearest}, the nearest that {job.gpus} GPUs can share"
+    return job.replace(global_batch=nearest), words
 
 
 def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[Uncounted, ...]]:
