@@ -303,6 +303,9 @@ def _read_alone(
     if stopped and not keeping:
         raise _first(stopped)
     facts = chosen.read(keys, known)
+    noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
+    if strict and noted and not keeping:
+        raise ConfigError(f"{noted[0].note}; without it there is an estimate", file=keys.file)
     return JobFile(
         dialect=chosen.name,
         syntax=keys.document.syntax,
@@ -310,7 +313,7 @@ def _read_alone(
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=(*chosen.uncounted(keys), *keys.noted.values()),
+        uncounted=(*chosen.uncounted(keys), *noted),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
