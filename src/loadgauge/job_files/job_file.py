@@ -18,7 +18,7 @@ from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_f
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.families.catalogue import model_sources, models
-from loadgauge.core.families.derived import derive
+from loadgauge.core.families.named.derived import derive
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.core.resolve.uncounted import Uncounted
