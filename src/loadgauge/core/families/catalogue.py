@@ -205,11 +205,12 @@ def _alike(text: str) -> Derived | None:
 
 
 def _sole(text: str) -> Derived | None:
-    """The one model whose name goes on from a text that states a size or a version, `qwen3.5-397b`."""
-    from loadgauge.core.families.named.derived import Derived, goes_on
+    """The one model whose name goes on from a text with a size, that of its experts for `qwen3.5-397b`."""
+    from loadgauge.core.families.named.derived import Derived, goes_on, split_stored
 
     going = goes_on(text, repositories())
-    return Derived(going[0]) if len(going) == 1 else None
+    sized = len(going) == 1 and re.search(r"-a?\d[\d.]*[bm]$", going[0])
+    return Derived(going[0], {}, split_stored(text)[1]) if sized else None
 
 
 def repositories() -> dict[str, str]:
@@ -235,11 +236,8 @@ def _as(text: str, alike: Derived) -> Found:
     if line is not None and text.lower() in (alike.base, line.hub[0].lower()):
         said = f"its sizes are {line.how}"
         return Found(spec, "" if line.known == "config" and not line.note else said, alike.stored)
-    how = (
-        f"has the sizes of {alike.base} but for {', '.join(alike.changes)}"
-        if alike.changes
-        else "has its sizes, by its name"
-    )
+    how = f"has the sizes of {alike.base} but for {', '.join(alike.changes)}" if alike.changes else "has its sizes"
+    how += "" if names.listed_name(text) == alike.base else ", by its name"
     return Found(spec, f"{text} {how}{f'; {line.how}' if line else ''}", alike.stored)
 
 
@@ -256,7 +254,7 @@ def keys(text: str) -> dict[str, Any]:
     if is_shape(text):
         return read_shape(text)[1].config()
     file = os.path.join(text, "config.json") if os.path.isdir(text) else text
-    if not names_file(text):
+    if not names_file(text) or _elsewhere(text):
         cached_file = cached(text)
         if cached_file is None:
             alike = _alike(text)
@@ -281,9 +279,13 @@ def _unknown(text: str) -> ConfigError:
     if 1 < len(going) <= MANY:
         return ConfigError(f"{shown(text)} is several models: {_or(going)}; say which with --model")
     ask = "; --hub asks huggingface.co" if REPOSITORY.fullmatch(text) else ""
-    near = (
-        f"; of its size are {_or(sized)}: --model takes one" if (sized := of_size(text, known)) else _hint(text, known)
-    )
+    near = _hint(text, known, 0.8)
+    if "?" not in near:
+        near = (
+            f"; of its size are {_or(sized)}: --model takes one"
+            if (sized := of_size(text, known))
+            else _hint(text, known)
+        )
     return ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{near}{ask}")
 
 
@@ -315,8 +317,8 @@ def _catalogue_name(name: str) -> str | None:
     return None
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = closest(name.lower().rpartition("/")[2], known, 3, cutoff=0.5)
+def _hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    close = closest(name.lower().rpartition("/")[2], known, 3, cutoff=cutoff)
     if not close:
         return "; `loadgauge models` lists them"
     return f"; did you mean {_or(close)}?"
