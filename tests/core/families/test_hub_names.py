@@ -45,7 +45,7 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("unsloth/DeepSeek-R1-Distill-Llama-8B-unsloth-bnb-4bit", "llama-3.1-8b", "nf4"),
         ("HuggingFaceH4/zephyr-7b-beta", "mistral-7b-v0.1", ""),
         ("cognitivecomputations/dolphin-2.9-llama3-8b", "llama-3-8b", ""),
-        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b", ""),
+        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b-2507", ""),
         ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b", ""),
         ("google/gemma-2-9b-it", "gemma-2-9b", ""),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3", ""),

@@ -233,9 +233,8 @@ def _as(text: str, alike: Derived) -> Found:
         content = names.changed(config(alike.base), alike.changes)
         own = from_dict(content, f"data/models/{alike.base}.json", alike.base)
         spec = msgspec.structs.replace(own, defaults=(), source=spec.source, name=split_stored(text)[0])
-    if line is not None and text.lower() in (alike.base, line.hub[0].lower()):
-        said = f"its sizes are {line.how}"
-        return Found(spec, "" if line.known == "config" and not line.note else said, alike.stored)
+    if line is not None and line.certain and text.lower() in (alike.base, line.hub[0].lower()):
+        return Found(spec, "", alike.stored)
     how = f"has the sizes of {alike.base} but for {', '.join(alike.changes)}" if alike.changes else "has its sizes"
     how += "" if names.listed_name(text) == alike.base else ", by its name"
     return Found(spec, f"{text} {how}{f'; {line.how}' if line else ''}", alike.stored)

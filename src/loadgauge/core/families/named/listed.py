@@ -44,6 +44,11 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _HOW[self.known].format(self.seen) + (f"; {self.note}" if self.note else "")
 
     @property
+    def certain(self) -> bool:
+        """Whether its sizes are those of its config.json, and nothing of it is left out."""
+        return self.known == "config" and not self.note
+
+    @property
     def source(self) -> str:
         """Its first repository, the month it came out, and how its sizes are known."""
         return f"huggingface.co/{self.hub[0]} ({self.date}; sizes {self.how})"
