@@ -10,7 +10,7 @@ import pytest
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.estimate.states.parameters import parameters
-from loadgauge.core.families.catalogue import config, find, keys, model, model_sources, models
+from loadgauge.core.families.catalogue import config, find, keys, model, model_sources, models, repositories
 from loadgauge.core.families.named import listed as names
 
 LISTED = sorted(names.repositories())
@@ -164,3 +164,9 @@ def test_a_model_of_the_catalogue_loads_no_list() -> None:
         "from loadgauge.core.families.catalogue import find; find('llama-3.1-8b'); assert not files, files"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_repositories_are_those_of_the_sources() -> None:
+    sources = {name: source.repository for name, source in model_sources().items()}
+    known = repositories()
+    assert {name: known[name] for name in sources} == sources

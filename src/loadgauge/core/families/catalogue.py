@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 _PART_OF = re.compile(
-    r"(/(hf|model|models|final|merged|release|converted|main|snapshots|[0-9a-f]{40}|(iter|step|checkpoint)[-_]?\d+))+$"
+    r"(/(hf|llm|model|models|final|merged|release|converted|main|snapshots|[0-9a-f]{40}|(iter|step|checkpoint)[-_]?\d+))+$",
+    re.IGNORECASE,
 )
 """Folders of a model that are not called by its name."""
 MANY = 8
@@ -213,14 +214,20 @@ def _sole(text: str) -> Derived | None:
     return Derived(going[0], {}, split_stored(text)[1]) if sized else None
 
 
+@functools.cache
+def _shipped() -> dict[str, str]:
+    """The repository of each shipped model, empty where a paper has it, without parsing the file."""
+    text = read_data("models/SOURCES.toml")
+    return dict(re.findall(r'^\["([^"]+)"\]\n(?:repository = "([^"]+)")?', text, re.MULTILINE))
+
+
 def repositories() -> dict[str, str]:
     """The repositories of each shipped and each listed model, with spaces between them.
 
     >>> repositories()["gpt2"], repositories()["falcon3-1b"]
     ('openai-community/gpt2', 'tiiuae/Falcon3-1B-Base')
     """
-    shipped = {name: source.repository for name, source in model_sources().items()}
-    return shipped | {name: " ".join(hub) for name, hub in names.repositories().items()}
+    return _shipped() | {name: " ".join(hub) for name, hub in names.repositories().items()}
 
 
 def _as(text: str, alike: Derived) -> Found:
@@ -310,8 +317,8 @@ def _catalogue_name(name: str) -> str | None:
     lowered = name.lower()
     if lowered in _names():
         return lowered
-    for listed, source in model_sources().items():
-        if source.repository and source.repository.lower() == lowered:
+    for listed, repository in _shipped().items():
+        if repository and repository.lower() == lowered:
             return listed
     return None
 

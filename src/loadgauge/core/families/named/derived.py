@@ -97,10 +97,12 @@ def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
             return Derived(rule.base, rule.changes, stored)
     for beside in (_NOTHING, _TUNED, _VERSIONED):
         own = _bare(words, beside)
+        first = own.partition("-")[0]  # most names are told from it by their first word
         for known, repository in repositories.items():
             if not re.search(r"\d", own) and _versions(words) != _versions(known):
                 continue  # only its version says which model it is
-            if own in (_bare(known, beside), *(_bare(_spelt(_plain(one)), beside) for one in repository.split())):
+            spelt = (known, *(_spelt(_plain(one)) for one in repository.split() if first in one.lower()))
+            if any(own == _bare(one, beside) for one in spelt if first in one):
                 return Derived(known, {}, stored)
     within = _longest(own, repositories)
     return None if within is None else Derived(within, {}, stored)
@@ -173,7 +175,11 @@ def _longest(words: str, names: Iterable[str]) -> str | None:
     """The longest name with a size in it that stands within the words, from hyphen to hyphen; None where another word says
     that the sizes are others."""
     fitting = [
-        name for name in names if re.search(r"\d[mb]\b", name) and f"-{_bare(name, _VERSIONED)}-" in f"-{words}-"
+        name
+        for name in names
+        if name.partition("-")[0] in words
+        and re.search(r"\d[mb]\b", name)
+        and f"-{_bare(name, _VERSIONED)}-" in f"-{words}-"
     ]
     best = max(fitting, key=len, default=None)
     if best is None or words.endswith("b-pro"):  # LLaMA Pro has more layers
