@@ -20,8 +20,8 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
-from loadgauge.core.families.catalogue import model_sources, models
-from loadgauge.core.families.derived import derive
+from loadgauge.core.families.catalogue import models, repositories
+from loadgauge.core.families.named.derived import derive
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
@@ -365,5 +365,5 @@ def find_alike(name: str) -> str | None:
     >>> find_alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), find_alike("someone/something")
     ('llama-3.1-8b', None)
     """
-    alike = derive(name, {known: source.repository for known, source in model_sources().items()})
+    alike = derive(name, repositories())
     return None if alike is None or alike.changes else alike.base
