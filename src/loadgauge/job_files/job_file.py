@@ -22,6 +22,7 @@ from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.families.catalogue import model_sources, models
 from loadgauge.core.families.derived import derive
+from loadgauge.core.resolve.adapters import present_targets
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
@@ -285,6 +286,8 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
     own = FRAMEWORKS.get(job.framework or "")
+    if job.lora_targets is not None and model is not None and own is not None and own.peft:
+        changes["lora_targets"] = present_targets(job.lora_targets, model, own.name)
     # Where an unsaid loss may be one of several, the usual one says which.
     usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))
     meaningless = {

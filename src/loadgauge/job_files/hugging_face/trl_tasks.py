@@ -249,7 +249,8 @@ def task() -> Idea:
         facts: Facts = {
             "task": trainer,
             "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
-            "generated": at_once,
+            # Fewer micro-batches at once than a step has are several generations of it.
+            "generated": max(at_once, each * (keys.whole(accumulation) or 1)),
             "epochs": keys.whole("num_iterations") or 1,
             "answers": str(keys.whole("max_completion_length") or (512 if keys.since(1, 10) else 256)),
             "prompt_len": keys.whole("max_prompt_length") or (None if keys.since(0, 26) else 512),
