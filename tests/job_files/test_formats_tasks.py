@@ -121,8 +121,6 @@ def test_files_that_generate_their_answers(text: str, to: str, flags: str, tmp_p
         (PPO.replace("finetuning_type: lora", "finetuning_type: full").replace("reward_model_type: full\n", ""), "go with"),
         (PPO + "reward_model_quantization_bit: 4\n", "reward_model_quantization_bit: quantises"),
         (PPO + "reward_model_adapters: x\n", "loads a reward model with adapters"),
-        (FACTORY + "ref_model: gpt2\n", "ref_model: is read where it is the model that is trained"),
-        (FACTORY + "ref_model_adapters: x\n", "loads a reference with adapters"),
         (GROUPS.replace("beta: 0.01", "replay_buffer_size: 64"), "trains again on answers"),
         (GROUPS.replace("beta: 0.01", "vllm_lora_sync: true"), "hands over adapters alone"),
         (GROUPS.replace("beta: 0.01", "reroll_start_fraction: 0.5"), "puts prompts in again"),
@@ -418,8 +416,7 @@ def test_preferences_of_ms_swift_are_estimated(words: str, task: str, tmp_path: 
     [
         (SWIFT + " --rlhf_type grpo --use_vllm true --vllm_mode server", "'server' has GPUs of its own"),
         (SWIFT + " --rlhf_type gkd", "needs the model that is distilled"), (SWIFT + " --rlhf_type ppo", "needs a reward model"),
-        (SWIFT + " --use_liger_kernel true", "use_liger_kernel"), (SWIFT + " --ref_adapters x", "ref_adapters"),
-        (SWIFT + " --ref_model gpt2", "ref_model"), (SWIFT.replace("rlhf", "sft") + " --beta 0.1", "beta: is of another trainer"),
+        (SWIFT.replace("rlhf", "sft") + " --beta 0.1", "beta: is of another trainer"),
         (SWIFT + " --reward_model gpt2", "reward_model"),
         (SWIFT.replace("rlhf", "sft") + " --rlhf_type dpo", "rlhf_type: is of another trainer"),
     ],

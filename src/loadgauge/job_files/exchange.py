@@ -24,6 +24,7 @@ from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Mi
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.known_files import KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
+from loadgauge.job_files.reading.renamed import Renamed
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
@@ -158,13 +159,18 @@ def document(
 
     variables: values of those that a shell script sets nowhere
     """
+    parsed = _parsed(text, syntax, chosen, file, variables)
+    return parsed if chosen is None or chosen.renames is None else Renamed(parsed, chosen.renames)
+
+
+def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables: Mapping[str, str] | None) -> Document:
     if "\0" in text:
         raise ConfigError("holds a zero byte, so it is not text", file=file)
     sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            return Argv(text, style, objects, variables)  # type: ignore[arg-type]
+            return Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import script
             from loadgauge.job_files.hugging_face.programs import Program
@@ -256,7 +262,9 @@ def read(
         release, key = older
         keys.version = release
         number = ".".join(map(str, release))
-        keys.remarks[f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"] = None
+        keys.remarks[
+            f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
+        ] = None
     known = facts_given(given or {})
     reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
@@ -302,7 +310,7 @@ def _read_alone(
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=chosen.uncounted(keys),
+        uncounted=(*chosen.uncounted(keys), *keys.noted.values()),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),

@@ -24,10 +24,11 @@ from loadgauge.core.families.catalogue import model_sources, models
 from loadgauge.core.families.derived import derive
 from loadgauge.core.resolve.adapters import present_targets
 from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
-from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus
+from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 
 READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
@@ -90,6 +91,8 @@ def from_job_file(job: Job) -> FromFile:
         whole, extra = combine(files, inside | {"model": job.model})
         model = found_model(whole.replace(model=job.model, road=job.road, inputs=job.inputs, hub=False)).spec
         remark = ""
+    if extra.head is not None:
+        model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
     version = job.version
     for file in files:
@@ -285,6 +288,8 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
+    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and job.vpp is None:
+        changes |= virtual_stages(extra.layers_per_stage, model.num_hidden_layers, job.pp or 1, job.schedule)
     own = FRAMEWORKS.get(job.framework or "")
     if job.lora_targets is not None and model is not None and own is not None and own.peft:
         changes["lora_targets"] = present_targets(job.lora_targets, model, own.name)

@@ -57,10 +57,10 @@ def checkpointing(default: Any = None, *, new: str = "activation_checkpointing")
 def sharding(switched: bool = True) -> Idea:
     """The idea of sharding: FSDP, or a DeepSpeed configuration inside the file (a separate one is read as well).
 
-    switched: whether `fsdp` must be on for `fsdp_config` to count; in axolotl it counts by being there
+    switched: whether `fsdp` must be on for `fsdp_config` to count; in axolotl it counts by being there, and has no strategy
     """
     inner, sizes = deepspeed.zero(INLINE), deepspeed.engine(INLINE)
-    names = ("reshard_after_forward", "version", "sharding_strategy", "cpu_offload", "offload_params")
+    names = ("reshard_after_forward", "version", "cpu_offload", "offload_params", *["sharding_strategy"] * switched)
     keyed = {name: (f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}") for name in names}
     owned = (
         "fsdp",
@@ -72,7 +72,7 @@ def sharding(switched: bool = True) -> Idea:
     )
 
     def first(keys: Keys, name: str) -> str | None:
-        return next((key for key in keyed[name] if keys.has(key)), None)
+        return next((key for key in keyed.get(name, ()) if keys.has(key)), None)
 
     def of_fsdp(keys: Keys) -> Facts:
         words = [] if isinstance(keys.raw("fsdp"), bool) else keys.words("fsdp") or []

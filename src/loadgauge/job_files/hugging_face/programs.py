@@ -68,7 +68,9 @@ PRIMARY = frozenset(
     " max_completion_length max_prompt_length lora_r use_peft".split()
 )
 """Keys without which there is no answer, so that a flag is asked for where a value is not known."""
-COMMAND = re.compile(r"^\s*(?:\$ *)?((?:[A-Z_]+=\S+ +)*(?:accelerate launch|torchrun|deepspeed|python3?|uv run|trl) .*)$", re.MULTILINE)
+COMMAND = re.compile(
+    r"^\s*(?:\$ *)?((?:[A-Z_]+=\S+ +)*(?:accelerate launch|torchrun|deepspeed|python3?|uv run|trl) .*)$", re.MULTILINE
+)
 ASKS = ("is_bf16_supported", "is_bfloat16_supported")
 
 
@@ -175,7 +177,11 @@ class Program:
                 alone = name in own and not key_lists("trl").kinds(name) and name not in _trl()
                 self.values.setdefault(f"own.{name}" if alone else name, value)
         elif command is not None:
-            launcher = {name: value for name, value in _values(command).items() if name in ("num_processes", "config_file", "num_machines")}
+            launcher = {
+                name: value
+                for name, value in _values(command).items()
+                if name in ("num_processes", "config_file", "num_machines")
+            }
             self.values |= launcher
             self.values |= {f"own.{name}": value for name, value in _values(command).items() if name not in self.values}
         if "reward_model_path" in self.values and self.trainer in NEAR:
@@ -191,7 +197,10 @@ class Program:
         value = worked_out(node, self.calls.constants, self.options)
         if isinstance(value, dict) and name == "model_init_kwargs":
             for key, inner in value.items():
-                self.values.setdefault({"torch_dtype": "dtype", "dtype": "dtype", "attn_implementation": key}.get(key, f"{name}.{key}"), inner)
+                self.values.setdefault(
+                    {"torch_dtype": "dtype", "dtype": "dtype", "attn_implementation": key}.get(key, f"{name}.{key}"),
+                    inner,
+                )
             return
         if value is UNKNOWN:
             source = ast.unparse(node)[:100]
@@ -259,7 +268,8 @@ def _own(node: ast.expr, names: Names) -> bool:
         if isinstance(each, ast.Name) and (value := names.of(each.id, each.lineno)) is not None:
             whole += ast.walk(value)
     return any(
-        isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id.endswith("args") for part in whole
+        isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id.endswith("args")
+        for part in whole
     )
 
 
@@ -293,12 +303,20 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
         if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN:
             values[name] = value
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+        ):
             continue
-        flags = [str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")]
+        flags = [
+            str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")
+        ]
         words = {word.arg: word.value for word in node.keywords}
         action = ast.unparse(words["action"]).strip("'\"") if "action" in words else ""
-        value = worked_out(words["default"], names, {}) if "default" in words else {"store_true": False, "store_false": True}.get(action)
+        value = (
+            worked_out(words["default"], names, {})
+            if "default" in words
+            else {"store_true": False, "store_false": True}.get(action)
+        )
         if flags and value is not UNKNOWN:
             values[flags[0].lstrip("-").replace("-", "_")] = value
     return values
@@ -320,7 +338,11 @@ def _command(tree: ast.Module, code: str, remarks: list[str]) -> Argv | None:
     commands = [each for each in commands if "vllm-serve" not in each]
     if not commands:
         return None
-    remarks.append(f"its arguments are those of the first of {len(commands)} commands in its text" if len(commands) > 1 else "its arguments are those of the command in its text")
+    remarks.append(
+        f"its arguments are those of the first of {len(commands)} commands in its text"
+        if len(commands) > 1
+        else "its arguments are those of the command in its text"
+    )
     return Argv(commands[0], "value")
 
 
@@ -331,6 +353,8 @@ def _values(command: Argv) -> dict[str, Any]:
         if isinstance(value, list):
             value = [str(each).strip(",\"'") for each in value]
             program = next((place for place, each in enumerate(value) if each.endswith(".py")), len(value))
-            value = value[:program] if program > 1 else value[0] if program else True  # the program comes after its launcher's options
+            value = (
+                value[:program] if program > 1 else value[0] if program else True
+            )  # the program comes after its launcher's options
         values[name] = value
     return values

@@ -86,6 +86,8 @@ OTHERS = {
         "starts a trainer that is not read",
 }  # fmt: skip
 """Command lines of those that are not."""
+
+
 def trainer_of(keys: Keys) -> str | None:
     """The trainer of a file: by the command line, `--task`, or the keys; None where it is SFT's.
 

@@ -244,7 +244,11 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
         return UNKNOWN if value is UNKNOWN else not value
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
         left, right = inner(node.left), inner(node.comparators[0])
-        known = left is not UNKNOWN and right is not UNKNOWN and (isinstance(right, list) or not isinstance(node.ops[0], ast.In | ast.NotIn))
+        known = (
+            left is not UNKNOWN
+            and right is not UNKNOWN
+            and (isinstance(right, list) or not isinstance(node.ops[0], ast.In | ast.NotIn))
+        )
         return COMPARED[type(node.ops[0])](left, right) if known else UNKNOWN
     if isinstance(node, ast.IfExp):
         test = inner(node.test)
