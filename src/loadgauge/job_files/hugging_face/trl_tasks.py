@@ -120,13 +120,13 @@ def trainer_of(keys: Keys) -> str | None:
     return among[0]
 
 
-def words_of_path(file: str) -> frozenset[str]:
-    """The words in the names of a file and of the two folders around it.
+def words_of_path(file: str, names: int = 3) -> frozenset[str]:
+    """The words in the names of a file and of the folders around it, as many as asked for.
 
     >>> sorted(words_of_path("recipes/zephyr/dpo/config_full.yaml"))
     ['config', 'dpo', 'full', 'yaml', 'zephyr']
     """
-    parts = PurePath(file).parts[-3:]
+    parts = PurePath(file).parts[-names:]
     return frozenset(word for part in parts for word in re.split(r"[^a-z0-9]+", part.lower()) if word)
 
 
