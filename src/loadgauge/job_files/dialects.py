@@ -36,14 +36,18 @@ FILES = {
     "prime-rl": "rollouts.prime_rl",
     "roll": "rollouts.roll",
     "open-instruct": "hugging_face.open_instruct",
+    "lmflow": "hugging_face.lmflow",
+    "qwen-vl-finetune": "hugging_face.qwen_vl",
+    "deepspeed-chat": "hugging_face.deepspeed_chat",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
     "trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron",
     "megatron-swift": "megatron", "open-instruct": "transformers",
+    "lmflow": "transformers", "qwen-vl-finetune": "transformers", "deepspeed-chat": "transformers",
 }  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1", "qwen-vl-finetune": "QWEN_VL"}
 """Dialects whose constant is not named as they are."""
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
@@ -55,6 +59,7 @@ STARTED = {
     "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
     "open-instruct": re.compile(r"\bopen_instruct/(?:finetune|dpo_tune\w*)\.py"),
+    "qwen-vl-finetune": re.compile(r"\bsrc/train(?:ing)?/train_(?:sft|dpo|grpo|cls)\.py"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""

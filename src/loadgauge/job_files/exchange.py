@@ -395,7 +395,7 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
 
 def _of_tool(name: str, told: KnownFile, known: frozenset[str]) -> JobFile:
     """A configuration that is not there, as the tool that comes with it has it."""
-    chosen = dialect_of("deepspeed")
+    chosen = dialect_of(told.dialect)
     keys = Keys(document(told.content, "json", chosen, name), name, chosen.auto)
     remark = f"{name} is not there, and is taken to be {told.tool}'s ({told.source})"
     return msgspec.structs.replace(_read_alone(chosen, keys, known), unread=(), remarks=(remark,))
