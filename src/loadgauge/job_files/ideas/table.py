@@ -74,10 +74,21 @@ class Keys:
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
+        self.noted: dict[str, Uncounted] = {}
+        """What an idea has read a key as, and what of it is not counted."""
+        self.remarks: dict[str, None] = {}
+        """What was taken for granted in reading the file, in words."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
+
+    def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
+        """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
+        shown = self.document.shown(key)
+        value = self.plain(key)
+        note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
+        self.noted[shown] = Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share)
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
@@ -270,6 +281,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
+    last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
     style, objects: of options on its command line (`Argv`)
     """
 
@@ -288,8 +300,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     style: str = "value"
     objects: frozenset[str] = frozenset()
     layers: str = ""
+    last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
+    renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
+    """Which variant of the tool a document is for, and its own names of keys (`reading/renamed.py`)."""
 
     @property
     def coverage(self) -> Coverage:
