@@ -74,6 +74,8 @@ class Keys:
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
+        self.also: list[Uncounted] = []
+        """What ideas read and did not count."""
         self.noted: dict[str, Uncounted] = {}
         """What an idea has read a key as, and what of it is not counted."""
         self.remarks: dict[str, None] = {}
@@ -434,7 +436,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 item = Uncounted(f"{note}: {stop.why}", shown, effect=stop.effect, parts=stop.parts, share=stop.share)
             if item is not None and (stop is None or stop.effect):
                 items.setdefault(shown, msgspec.structs.replace(item, file=keys.file))
-        return tuple(items.values())
+        return (*items.values(), *keys.also)
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:

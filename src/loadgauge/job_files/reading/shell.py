@@ -86,6 +86,8 @@ class Shell:
     ) -> None:
         self.source, self.file = source, file
         self.values: dict[str, Value] = {name: _plain(value) for name, value in (outside or {}).items()}
+        for name, number in _scheduled(source).items():
+            self.values.setdefault(name, _plain(number))
         self.arguments: list[Text] = []
         while str(len(self.arguments) + 1) in self.values:
             self.arguments.append(self.values[str(len(self.arguments) + 1)])  # type: ignore[arg-type]
@@ -732,6 +734,19 @@ class Shell:
             return None
         finally:
             self.said, self.directory, self.text = before
+
+
+SCHEDULED = (
+    ("SLURM_JOB_NUM_NODES", r"(?:--nodes|-N)"), ("SLURM_NNODES", r"(?:--nodes|-N)"), ("SLURM_NTASKS_PER_NODE", "--ntasks-per-node"),
+    ("SLURM_GPUS_PER_NODE", r"(?:--gpus-per-node|-G|--gres=gpu|--gpus)"),
+)  # fmt: skip
+"""Variables that Slurm sets by the `#SBATCH` lines of a script, and their options."""
+
+
+def _scheduled(source: str) -> dict[str, str]:
+    lines = " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]{1,300})", source[:20_000], re.MULTILINE))
+    found = {name: re.search(rf"(?<!\S){option}[ =:](?:\w+:)?(\d{{1,6}})(?!\S|-)", lines) for name, option in SCHEDULED}
+    return {name: match[1] for name, match in found.items() if match is not None}
 
 
 def _plain(text: str) -> Text:
