@@ -53,6 +53,21 @@ class Document(Protocol):
         """The file with all changes."""
 
 
+class Over:
+    """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
+
+    def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
+        self.own, self.beneath = own, beneath
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def get(self, key: str) -> Any:
+        """The value of a key here, else beneath."""
+        value = self.own.get(key)
+        return self.beneath.get(key, MISSING) if value is MISSING else value
+
+
 class Unknown(ConfigError):
     """A value that is known only where the job is started, such as `$TP`."""
 
@@ -303,6 +318,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     objects: frozenset[str] = frozenset()
     layers: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
+    beneath: Callable[[Document], Mapping[str, Any]] | None = None
+    """What a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
