@@ -370,6 +370,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 values = idea.read(keys)
             except Unknown as error:
                 asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
+                if asked == ["global_batch"] and not given & {"global_batch"}:
+                    note = f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted"
+                    keys.also.append(Uncounted(note, str(error.key), effect="either"))
+                    continue
                 if given & {*idea.facts, *asked}:
                     continue
                 names = dict.fromkeys(fact for fact in asked if fact not in ("nodes", "dp", "weights", "lora_dropout"))
@@ -453,7 +457,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 item = Uncounted(f"{note}: {stop.why}", shown, effect=stop.effect, parts=stop.parts, share=stop.share)
             if item is not None and (stop is None or stop.effect):
                 items.setdefault(shown, msgspec.structs.replace(item, file=keys.file))
-        return (*items.values(), *keys.also)
+        return (*items.values(), *(msgspec.structs.replace(item, file=keys.file) for item in keys.also))
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:

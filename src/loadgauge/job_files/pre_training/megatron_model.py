@@ -23,7 +23,7 @@ OTHER = names_in(
     tokenizer_model no_position_embedding squared_relu quick_geglu openai_gelu q_lora_rank kv_lora_rank qk_head_dim
     qk_pos_emb_head_dim v_head_dim moe_shared_expert_intermediate_size moe_layer_freq hybrid_layer_pattern
     hybrid_override_pattern mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads moe_shared_expert_gate
-    moe_latent_size tokenizer_type vocab_file
+    moe_latent_size tokenizer_type vocab_file use_rotary_position_embeddings
     """
 )
 BEYOND = names_in(
@@ -124,7 +124,9 @@ def _config(keys: Keys) -> dict[str, Any] | None:
         return config | {"model_type": "llama"} | ({"attention_bias": True, "mlp_bias": True} if biased else {})
     if not plain:
         return config | {"model_type": "arcee", "attention_bias": biased, "mlp_bias": biased}
-    learned = (keys.word("position_embedding_type") or "learned_absolute") == "learned_absolute"
+    learned = (keys.word("position_embedding_type") or "learned_absolute") == "learned_absolute" and not (
+        keys.flag("use_rotary_position_embeddings") or keys.flag("no_position_embedding")
+    )
     if gated:
         return None if learned or biased else config | {"model_type": "stablelm", "use_qkv_bias": qkv}
     if not learned:

@@ -351,6 +351,11 @@ class Shell:
             for index in range(2, len(texts)):
                 if re.fullmatch(r"-[el]*c", texts[index - 1]) and texts[index - 2].rpartition("/")[2] in ("bash", "sh"):
                     self._script(Text(self._pieces(words[index])))
+            script = next((text for text in texts[:3] if text.endswith(".sh")), "")
+            if script and texts[0] in (script, "bash", "sh", "exec", "source", "sbatch"):
+                before, self.arguments = self.arguments, [self._text(word) for word in words[texts.index(script) + 1 :]]
+                self._sourced(script, False)
+                self.arguments = before
             if name == "exec":
                 raise _Stop("exit")
         return None
@@ -374,7 +379,7 @@ class Shell:
     def _pieces(self, word: Word) -> tuple[Piece, ...]:
         return self.whole.get((word.start, word.end, word.text), self._text(word).pieces)
 
-    def _sourced(self, name: str) -> None:
+    def _sourced(self, name: str, noted: bool = True) -> None:
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
             return
         here = Path(self.file).resolve().parent
@@ -386,10 +391,10 @@ class Shell:
                 try:
                     self._script(Text([Piece(text, -1, -1)]))
                 except _Stop as stop:
-                    if str(stop) != "return":
+                    if str(stop) != "return" and (noted or str(stop) != "exit"):
                         raise
                 return
-        if not name.startswith(("/", "~")):
+        if noted and not name.startswith(("/", "~")):
             self.notes.append(f"{name} is not there, so what it sets is not known")
 
     def _read(self, texts: list[str], redirects: list[Token]) -> None:
