@@ -177,15 +177,18 @@ def main(checkout: str, commit: str, date: str) -> str:
     for name in sorted(functions.recipes):
         if not re.search(r"_(?:pretrain|sft|peft|finetune)_.*config$", name) or name.startswith("_"):
             continue
-        state = functions.read(name)
-        if not state.get("model.hf_model_id"):
+        state, stem = functions.read(name), re.split(r"_(?:pretrain|sft|peft|finetune)_", name)[0]
+        if not state.get("model.hf_model_id"):  # a provider by its sizes: the model of the recipe that fine-tunes it
+            others = (functions.read(other) for other in sorted(functions.recipes) if other.startswith(f"{stem}_sft_"))
+            state["model.hf_model_id"] = next((of for other in others if (of := other.get("model.hf_model_id"))), None)
+        if not state["model.hf_model_id"]:
             continue
         if state.get("peft.dim") and not isinstance(state["peft.dim"], int):
             state["peft.dim"] = 32
         words: dict[str, str] = {}
         for key, short in KEPT.items():
             value = state.get(key)
-            if value not in (None, False, "", []) and not (value == 1 and short in ("tp", "pp", "cp", "ep", "etp", "vpp")):
+            if value not in (None, False, "", []) and not (value == 1 and short in ("tp", "pp", "cp", "ep", "vpp")):
                 words[short] = ",".join(value) if isinstance(value, list | tuple) else str(value)
             elif value is False and short == "shared":
                 words[short] = "False"

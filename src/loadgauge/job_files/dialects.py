@@ -34,6 +34,8 @@ FILES = {
     "nemo-rl": "rollouts.nemo_rl",
     "slime": "rollouts.slime",
     "prime-rl": "rollouts.prime_rl",
+    "nanotron": "pre_training.nanotron",
+    "gpt-neox": "pre_training.gpt_neox",
     "roll": "rollouts.roll",
     "open-instruct": "hugging_face.open_instruct",
 }
@@ -43,7 +45,7 @@ BUILT_ON = {
     "megatron-swift": "megatron", "open-instruct": "transformers",
 }  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "gpt-neox": "GPT_NEOX", "llamafactory-v1": "V1"}
 """Dialects whose constant is not named as they are."""
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",

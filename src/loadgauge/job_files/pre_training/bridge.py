@@ -155,7 +155,7 @@ def _lora() -> Idea:
         names = [name for word in chosen for name in TARGETS[word]]
         return {
             "lora_rank": keys.whole(rank) or 32,
-            "lora_targets": "all" if set(chosen) == set(TARGETS) else ",".join(names),
+            "lora_targets": "all" if set(chosen) == set(TARGETS) and not mixers else ",".join(names),
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
