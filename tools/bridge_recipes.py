@@ -108,7 +108,11 @@ class Functions(dict[str, ast.FunctionDef]):
         if isinstance(node, ast.Call):  # isinstance(peft_scheme, str)
             return ast.unparse(node) == "isinstance(peft_scheme, str)"
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left = node.left.func.value if isinstance(node.left, ast.Call) and isinstance(node.left.func, ast.Attribute) else node.left
+            left = (
+                node.left.func.value
+                if isinstance(node.left, ast.Call) and isinstance(node.left.func, ast.Attribute)
+                else node.left
+            )
             first, second = self._value(left, state, local), self._value(node.comparators[0], state, local)
             if isinstance(node.ops[0], ast.In):
                 return second is not None and first in second
@@ -143,7 +147,9 @@ class Functions(dict[str, ast.FunctionDef]):
         if isinstance(value, ast.Call):
             text, called = ast.unparse(value), ast.unparse(value.func)
             if "from_hf_pretrained(" in text:
-                call = next(n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith("pretrained"))
+                call = next(
+                    n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith("pretrained")
+                )
                 result: Any = {"hf_model_id": self._value(call.args[0], state, local)}
             elif called.endswith("to_megatron_provider"):
                 result = local.get(called.partition(".")[0])

@@ -75,7 +75,12 @@ def recipe(document: Document) -> dict[str, Any]:
     """
     if document.syntax != "argv":
         return {}
-    given = {key: value for key in (*CHOSEN, *SHORT) if isinstance(value := document.get(key), str)}
+    values = {key: document.get(key) for key in (*CHOSEN, *SHORT)}
+    given = {
+        key: str(value[0] if isinstance(value, list) else value)
+        for key, value in values.items()
+        if value is not MISSING
+    }
     name = given.get("recipe") or given.get("recipe_name") or ""
     if not name and "model" in given:
         mode = given.get("mode", "pretrain")

@@ -34,7 +34,7 @@ def _vocabulary(keys: Keys) -> int:
     note = f"tokenizer_type: a tokenizer whose size is known only where it lies; {2**16} tokens are counted"
     for parts in (("weights", "gradients", "optimizer"), ("loss",)):
         keys.also.append(Uncounted(note, "tokenizer_type", effect="either", parts=parts, share=0.5))
-    return int(2**16)
+    return 2**16
 
 
 def _read(keys: Keys) -> Facts:
@@ -105,7 +105,10 @@ def _recompute() -> Idea:
 
 
 def _precision() -> Idea:
-    name, switches = "precision", {"fp16.enabled": "fp16", "fp16.fp16": "fp16", "bf16.enabled": "bf16", "bf16.bf16": "bf16"}
+    name, switches = (
+        "precision",
+        {"fp16.enabled": "fp16", "fp16.fp16": "fp16", "bf16.enabled": "bf16", "bf16.bf16": "bf16"},
+    )
     summed, reduced = "data_types.grad_accum_dtype", "fp32_allreduce"
 
     def read(keys: Keys) -> Facts:

@@ -41,6 +41,8 @@ VOCABULARIES = {
 """Tokens of tokenizers that a name says: their published vocabularies."""
 TAKEN = 2**17
 """Tokens that are counted where the tokenizer is known only where it lies."""
+OWN_WIDTH = ("llama", "qwen3", "qwen3_moe", "mixtral", "glm4_moe", "arcee")
+"""Families whose configuration has a width of heads of its own."""
 NAMED = ("HF_MODEL_CKPT", "HF_MODEL", "TOKENIZER_MODEL")
 """Variables of scripts that name a model on the hub."""
 
@@ -82,6 +84,12 @@ def _read(keys: Keys) -> Facts:
     if not keys.has("hidden_size") or any(keys.has(key) and keys.raw(key) is not False for key in BEYOND):
         return named
     config = _config(keys)
+    if (
+        config is not None
+        and config["model_type"] in OWN_WIDTH
+        and config["hidden_size"] % config["num_attention_heads"] == 0
+    ):
+        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return named if config is None else {"config": config}
 
 
@@ -110,7 +118,11 @@ def _config(keys: Keys) -> dict[str, Any] | None:
     experts |= {"moe_intermediate_size": width or sizes["intermediate_size"]}
     shared = keys.whole("moe_shared_expert_intermediate_size", 0) or 0
     if pattern is not None:
-        return None if gated else _hybrid(keys, config, pattern, {**experts, "moe_shared_expert_intermediate_size": shared})
+        return (
+            None
+            if gated
+            else _hybrid(keys, config, pattern, {**experts, "moe_shared_expert_intermediate_size": shared})
+        )
     if keys.flag("multi_latent_attention"):
         return _latent(keys, config, experts, shared)
     if routed:
@@ -166,7 +178,11 @@ def _routed(keys: Keys, config: dict[str, Any], experts: dict[str, Any], shared:
         names = {"num_experts": experts["n_routed_experts"], "num_experts_per_tok": experts["num_experts_per_tok"]}
         if normed:
             return config | names | {"model_type": "qwen3_moe", "moe_intermediate_size": width}
-        return config | {"model_type": "mixtral", "num_local_experts": names.pop("num_experts"), "intermediate_size": width} | names
+        return (
+            config
+            | {"model_type": "mixtral", "num_local_experts": names.pop("num_experts"), "intermediate_size": width}
+            | names
+        )
     if shared % width:
         return None
     own = {"n_shared_experts": shared // width, "first_k_dense_replace": first, "num_nextn_predict_layers": 0}
@@ -249,6 +265,4 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
     return values
 
 
-MODEL = Idea(
-    keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND))), facts=("model", "config"), read=_read, write=_write
-)
+MODEL = Idea(keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND))), facts=("model", "config"), read=_read, write=_write)

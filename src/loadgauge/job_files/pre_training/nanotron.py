@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 
-M, P, T, O = "model.model_config.", "parallelism.", "tokens.", "optimizer."
+M, P, T, OPTIMIZER = "model.model_config.", "parallelism.", "tokens.", "optimizer."
 SIZES = names_in(
     """
     hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size tie_word_embeddings
@@ -47,8 +47,15 @@ def _read(keys: Keys) -> Facts:
     if count is not None:
         config |= {"num_local_experts": count, "num_experts_per_tok": keys.whole(f"{M}{OLDER[1]}") or 1}
     elif keys.has(*(f"{M}{name}" for name in EXPERTS)):
-        count, top, width = (keys.whole(f"{M}{name}") or usual for name, usual in zip(EXPERTS, (8, 2, 1408), strict=True))
-        config |= {"model_type": "mixtral", "num_local_experts": count, "num_experts_per_tok": top, "intermediate_size": width}
+        count, top, width = (
+            keys.whole(f"{M}{name}") or usual for name, usual in zip(EXPERTS, (8, 2, 1408), strict=True)
+        )
+        config |= {
+            "model_type": "mixtral",
+            "num_local_experts": count,
+            "num_experts_per_tok": top,
+            "intermediate_size": width,
+        }
     return {"config": config}
 
 
@@ -73,11 +80,17 @@ def _layout() -> Idea:
             keys.also.append(Uncounted(note, engine, effect="costs", parts=("activations",)))
         facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
         shared = str(keys.raw(mode) or "").upper() == "REDUCE_SCATTER"
+        if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
+            note = f"{mode}: experts whose tokens each rank of a layer has, where a share of them is counted"
+            keys.also.append(Uncounted(note, mode, effect="costs", parts=("activations", "transient")))
+            shared = True
         return facts | {"sequence_parallel": shared and size["tp"] > 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         size = {axis: facts.get(axis) or 1 for axis in ("tp", "pp", "cp", "ep")}
-        values: dict[str, Any] = {f"{P}{degrees[axis]}": number for axis, number in size.items() if axis in ("tp", "pp")}
+        values: dict[str, Any] = {
+            f"{P}{degrees[axis]}": number for axis, number in size.items() if axis in ("tp", "pp")
+        }
         values |= {f"{P}{degrees[a]}": size[a] for a in ("cp", "ep") if size[a] > 1 or keys.has(f"{P}{degrees[a]}")}
         if "gpus" in facts:
             values[f"{P}dp"] = max(1, facts["gpus"] // (size["tp"] * size["pp"] * size["cp"] * size["ep"]))
@@ -90,7 +103,7 @@ def _layout() -> Idea:
 
 
 def _precision() -> Idea:
-    kind, summed = "model.dtype", f"{O}accumulate_grad_in_fp32"
+    kind, summed = "model.dtype", f"{OPTIMIZER}accumulate_grad_in_fp32"
 
     def read(keys: Keys) -> Facts:
         name = keys.choice(kind, {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}) or "fp32"
@@ -120,7 +133,7 @@ NANOTRON = Dialect(
         row("micro_batch", f"{T}micro_batch_size"),
         row("accumulation", f"{T}batch_accumulation_per_replica"),
         row("seq_len", f"{T}sequence_length"),
-        row("zero", f"{O}zero_stage", minimum=0, default=0),
+        row("zero", f"{OPTIMIZER}zero_stage", minimum=0, default=0),
         row("recompute", f"{P}recompute_layer", words={"true": "full", "false": "none"}, default="none"),
         row("optimizer", NAME, words={"adamW": "adamw", "sgd": "sgd"}, default="adamw"),
         _precision(),
