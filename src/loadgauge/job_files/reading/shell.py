@@ -300,13 +300,28 @@ class Shell:
         words[0] = words[0]._replace(first=True)
         return self._started(words, redirects)
 
+    def _document(self, redirects: list[Token]) -> Text | None:
+        """The here-document of a command, with its variables unless its end is quoted."""
+        token = next((token for token in redirects if token.kind == "doc"), None)
+        if token is None:
+            return None
+        pieces = self.text.part(token.start, token.end)
+        if token.text:
+            return Text(pieces)
+        body = Text(pieces)
+        return Text(self._expanded(body, 0, len(body.text), True))
+
     def _documents(self, words: list[Word], redirects: list[Token]) -> None:
         target = next((token for token in redirects if token.text in (">", ">>")), None)
-        document = next((token for token in redirects if token.kind == "doc"), None)
-        if target is not None and document is not None and words and words[0].text in ("cat", "tee"):
-            body = self.text.text[document.start : document.end]
-            text = "".join(piece.text for piece in self._expanded(Text([Piece(body, -1, -1)]), 0, len(body)))
-            self.documents[self._joined(target)] = text
+        document = self._document(redirects)
+        if document is None or not words:
+            return
+        if words[0].text == "cat" and target is None and self.said is not None:
+            self.said.append(document)
+        elif words[0].text in ("cat", "tee") and target is not None:
+            self.documents[self._joined(target)] = document.text
+        elif words[0].text == "read" and "-d" in (word.text for word in words):
+            self._set(words[-1].text, document)
 
     def _started(self, words: list[Word], redirects: list[Token]) -> bool | None:
         name, texts = words[0].text, [word.text for word in words]
@@ -344,6 +359,10 @@ class Shell:
             return True
         elif name == "false":
             return False
+        elif name == "cat" and self.said:
+            return True
+        elif name == "exec" and len(words) == 1:
+            return True
         elif self.said is not None:
             raise _Stop("unknown")
         else:
