@@ -91,7 +91,7 @@ class Shell:
         self.arguments: list[Text] = []
         while str(len(self.arguments) + 1) in self.values:
             self.arguments.append(self.values[str(len(self.arguments) + 1)])  # type: ignore[arg-type]
-        self.functions: dict[str, Listing] = {}
+        self.functions: dict[str, tuple[Text, Listing]] = {}
         self.commands: list[list[Word]] = []
         self.documents: dict[str, str] = {}
         self.notes: list[str] = []
@@ -150,7 +150,7 @@ class Shell:
         if kind == "group":
             return self._listing(node[1])
         if kind == "function":
-            self.functions[node[1]] = node[2]
+            self.functions[node[1]] = self.text, node[2]
         elif kind == "if":
             self._branch(node[1])
         elif kind == "case":
@@ -173,7 +173,7 @@ class Shell:
                     return False
                 called = self.functions.get(names[0]) if names else None
                 ends |= bool(names) and names[0] in GIVES_UP
-                ends |= called is not None and depth < 3 and self._gives_up(called, depth + 1)
+                ends |= called is not None and depth < 3 and self._gives_up(called[1], depth + 1)
             elif node[0] == "group":
                 ends |= self._gives_up(node[1], depth + 1)
         return ends
@@ -381,15 +381,16 @@ class Shell:
 
     def _called(self, name: str, words: list[Word]) -> None:
         before, self.arguments = self.arguments, [self._text(word) for word in words[1:]]
+        text, (self.text, body) = self.text, self.functions[name]
         self.depth += 1
         try:
-            self._listing(self.functions[name])
+            self._listing(body)
         except _Stop as stop:
             if str(stop) != "return":
                 raise
         finally:
             self.depth -= 1
-            self.arguments = before
+            self.arguments, self.text = before, text
 
     def _text(self, word: Word) -> Text:
         literal = word.end - word.start == len(word.text) and word.start >= 0
