@@ -36,6 +36,8 @@ FILES = {
     "prime-rl": "rollouts.prime_rl",
     "nanotron": "pre_training.nanotron",
     "gpt-neox": "pre_training.gpt_neox",
+    "llm-foundry": "pre_training.llm_foundry",
+    "maxtext": "pre_training.maxtext",
     "roll": "rollouts.roll",
     "open-instruct": "hugging_face.open_instruct",
 }
