@@ -179,3 +179,45 @@ def test_a_tokenizer_of_unknown_size_is_in_the_range() -> None:
 def test_older_names_of_megatron() -> None:
     script = f"python pretrain_gpt.py {SIZES.replace('micro-batch-size', 'batch-size')} --checkpoint-activations --model-parallel-size 2"
     assert facts(read(script, file="a.sh", given={"gpus": 2}), "tp", "recompute", "micro_batch") == [2, "full", 1]
+
+
+FOUNDRY = """
+variables: {max_seq_len: 2048}
+max_seq_len: ${variables.max_seq_len}
+model: {name: mpt_causal_lm, d_model: 4096, n_heads: 32, n_layers: 32, vocab_size: 50432, no_bias: true, attn_config: {alibi: true}}
+optimizer: {name: decoupled_adamw, lr: 1.2e-4}
+global_train_batch_size: 1024
+device_train_microbatch_size: 8
+max_duration: 10ba
+precision: amp_bf16
+fsdp_config: {sharding_strategy: SHARD_GRAD_OP, activation_checkpointing: true}
+"""
+
+
+def test_llm_foundry() -> None:
+    """The sizes of MPT-7B, whose parameters MosaicML publishes as 6,649,286,656."""
+    found = read(FOUNDRY, file="a.yaml", given={"gpus": 8})
+    assert found.dialect == "llm-foundry"
+    names = ("zero", "micro_batch", "global_batch", "seq_len", "recompute", "precision", "optimizer")
+    assert facts(found, *names) == [2, 8, 1024, 2048, "full", "bf16", "adamw"]
+    assert found.extra.config is not None
+    assert parameters(from_dict(found.extra.config)).total == 6_649_286_656
+
+
+def test_a_batch_that_composer_finds_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="device_train_microbatch_size: .*give --micro-batch"):
+        read(FOUNDRY.replace("microbatch_size: 8", "microbatch_size: auto"), file="a.yaml")
+
+
+def test_maxtext() -> None:
+    """Sequences of a device times the devices that share them: 2 x 4 of a replica of 4."""
+    text = (
+        "model_name: llama3.1-8b\nper_device_batch_size: 2\nmax_target_length: 8192\nici_fsdp_parallelism: 2\n"
+        "ici_tensor_parallelism: 4\nremat_policy: full\n"
+    )
+    found = read(text, file="a.yml")
+    assert found.dialect == "maxtext"
+    names = ("model", "gpus", "tp", "zero", "micro_batch", "seq_len", "recompute", "precision")
+    assert facts(found, *names) == ["llama-3.1-8b", 8, 4, 3, 8, 8192, "full", "bf16"]
+    words = text.replace(": ", "=").replace("\n", " ")
+    assert read(f"python3 -m maxtext.train base.yml {words}", file="a.sh").job == found.job

@@ -61,7 +61,9 @@ def _read(keys: Keys) -> Facts:
     if plain and biased and not gated and not keys.flag("model.attn_config.rope"):
         own = {"n_embd": hidden, "n_head": heads, "n_layer": layers, "vocab_size": vocabulary, "n_positions": length}
         return {"config": own | {"model_type": "gpt2", "tie_word_embeddings": tied}}
-    return {"config": config | ({"model_type": "stablelm"} if gated else {"model_type": "starcoder2", "use_bias": biased})}
+    return {
+        "config": config | ({"model_type": "stablelm"} if gated else {"model_type": "starcoder2", "use_bias": biased})
+    }
 
 
 def _batch() -> Idea:
@@ -105,7 +107,9 @@ def _precision() -> Idea:
     def read(keys: Keys) -> Facts:
         if keys.raw("precision") == "amp_fp8":
             note = "precision = amp_fp8: products of matrices in 8 bits, where 16 are counted"
-            keys.also.append(Uncounted(note, "precision", effect="either", parts=("activations", "transient"), share=0.5))
+            keys.also.append(
+                Uncounted(note, "precision", effect="either", parts=("activations", "transient"), share=0.5)
+            )
         return {"precision": keys.choice("precision", PRECISIONS) or "bf16"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

@@ -115,7 +115,9 @@ def _batch() -> Idea:
         )
         whole = number * ranks
         if whole < 1 or not float(whole).is_integer():
-            raise ConfigError(f"{number:g} sequences of a device are no whole number on {ranks}", key=micro, file=keys.file)
+            raise ConfigError(
+                f"{number:g} sequences of a device are no whole number on {ranks}", key=micro, file=keys.file
+            )
         return {"micro_batch": int(whole), "accumulation": keys.whole(count) or 1}
 
     return Idea(keys=(micro, count), facts=("micro_batch", "accumulation"), read=read, write=lambda facts, keys: {})

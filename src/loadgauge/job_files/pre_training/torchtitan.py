@@ -60,7 +60,9 @@ def named_file(document: Document) -> Mapping[str, Any]:
 def _file() -> Idea:
     def read(keys: Keys) -> Facts:
         if keys.has(FILE) and not named_file(keys.document):
-            raise keys.wrong(FILE, f"names {str(keys.raw(FILE))[:60]}, which is not there; give its TOML, or lay it beside")
+            raise keys.wrong(
+                FILE, f"names {str(keys.raw(FILE))[:60]}, which is not there; give its TOML, or lay it beside"
+            )
         return {}
 
     return Idea(keys=(FILE,), facts=(), read=read, write=lambda facts, keys: {})
