@@ -29,7 +29,8 @@ TOOLS = {
     "verl": ("verl",), "torchtune": ("torchtune",), "litgpt": ("litgpt",), "ms-swift": ("transformers", "ms-swift"),
     "megatron-swift": ("megatron-swift",), "llamafactory-v1": ("llamafactory-v1",),
     "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",), "openrlhf": ("openrlhf",),
-    "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",),
+    "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
+    "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
 SWITCHED_ON = ("fp8_config.", "zero_optimization.zenflow.", "peft.loftq_config.", "qat.", "mixed_precision.")

@@ -34,6 +34,10 @@ FILES = {
     "nemo-rl": "rollouts.nemo_rl",
     "slime": "rollouts.slime",
     "prime-rl": "rollouts.prime_rl",
+    "nanotron": "pre_training.nanotron",
+    "gpt-neox": "pre_training.gpt_neox",
+    "llm-foundry": "pre_training.llm_foundry",
+    "maxtext": "pre_training.maxtext",
     "roll": "rollouts.roll",
     "open-instruct": "hugging_face.open_instruct",
     "lmflow": "hugging_face.lmflow",
@@ -55,6 +59,7 @@ ALIASES = {
 }  # fmt: skip
 MARK = 10
 STARTED = {
+    "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
     "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),

@@ -58,6 +58,21 @@ class Document(Protocol):
         """The file with all changes."""
 
 
+class Over:
+    """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
+
+    def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
+        self.own, self.beneath = own, beneath
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def get(self, key: str) -> Any:
+        """The value of a key here, else beneath."""
+        value = self.own.get(key)
+        return self.beneath.get(key, MISSING) if value is MISSING else value
+
+
 class Unknown(ConfigError):
     """A value that is known only where the job is started, such as `$TP`."""
 
@@ -93,7 +108,11 @@ class Keys:
         shown = self.document.shown(key)
         value = self.plain(key)
         note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
-        self.noted[shown] = Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share)
+        self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
+
+    def add(self, item: Uncounted) -> None:
+        """Adds what of a key is not counted."""
+        self.noted[item.note] = item
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
@@ -306,6 +325,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     objects: frozenset[str] = frozenset()
     layers: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
+    beneath: Callable[[Document], Mapping[str, Any]] | None = None
+    """What a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
@@ -357,7 +378,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 values = idea.read(keys)
             except Unknown as error:
                 asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
-                if not given & {*idea.facts, *asked}:
+                if asked == ["global_batch"] and not given & {"global_batch"}:
+                    note = f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted"
+                    keys.add(Uncounted(note, str(error.key), effect="either"))
+                elif not given & {*idea.facts, *asked}:
                     unknown.append((error, next(fact for fact in asked if fact not in UNASKED)))
                 continue
             present = [key for key in idea.keys if keys.has(key)]

@@ -415,7 +415,9 @@ AUTOMODEL = Dialect(
         _optimizer(),
         liger("model.use_liger_kernel"),
         row("loss", "loss_fn._target_", words=LOSSES_OF, default="float32"),
-        row("attention", "model.attn_implementation", words={**ATTENTION, "te": "flash", "flex": "fa2", "ffpa": "flash"}),
+        row(
+            "attention", "model.attn_implementation", words={**ATTENTION, "te": "flash", "flex": "fa2", "ffpa": "flash"}
+        ),
         compiled("compile.enabled"),
     ),
 )
