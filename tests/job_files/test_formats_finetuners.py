@@ -238,7 +238,6 @@ def test_what_is_loaded_again_at_the_end_is_not_what_is_trained(again: str, tmp_
     ("name", "text", "words"),
     [
         ("a.yaml", TUNE + "optimizer_in_bwd: True\n", "without gradient accumulation"),
-        ("a.yaml", TUNE.replace("  apply_lora_to_mlp", "  use_dora: True\n  apply_lora_to_mlp"), "(DoRA)"),
         ("a.sh", SWIFT.replace("zero2", "zero2 --lisa_activated_layers 2"), "(LISA)"),
         ("a.yaml", TUNE.replace("lora_llama3_1_8b", "lora_llama9_8b"), "'llama9_8b' is no language model that is read"),
         ("a.yaml", LIT.replace("devices: 1", "devices: 4"), "goes with one GPU"),
@@ -388,8 +387,10 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         # axolotl
         ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\n", None,
          {"recompute": "full", "activation_offload": "all"}),
+        ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\nadapter: qlora\nload_in_4bit: true\n", "0.11",
+         {"activation_offload": "checkpoints"}),
         ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\nadapter: qlora\n", None,
-         {"activation_offload": "checkpoints", "kbit_upcast": "none"}),
+         {"activation_offload": "all", "kbit_upcast": "none"}),
         ("a.yaml", AXOLOTL + LIGER + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "liger", "loss": "auto"}),
         ("a.yaml", AXOLOTL + LIGER, None, {"kernels": "liger", "loss": "float32"}),
         ("a.yaml", AXOLOTL + LIGER.replace("]", f", {CUT}]") + "cut_cross_entropy: true\n", None,

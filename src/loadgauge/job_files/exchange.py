@@ -286,6 +286,11 @@ def _read_alone(
     if stopped and not keeping:
         raise _first(stopped)
     facts = chosen.read(keys, known)
+    doubts = [keys.wrong(item.key, item.note.partition(": ")[2]) for item in keys.doubts.values() if item.effect]
+    if strict and doubts:
+        stopped += doubts
+        if not keeping:
+            raise _first(doubts)
     return JobFile(
         dialect=chosen.name,
         syntax=keys.document.syntax,

@@ -86,7 +86,7 @@ def _checkpointing() -> Idea:
             moves = "disk"
         # Its older name; beside adapters, the older way, which moves the inputs of layers alone.
         if word == "offload":
-            moves = "legacy" if keys.has("adapter") or not keys.since(0, 10) else True
+            moves = "legacy" if not keys.since(0, 12) and (keys.has("adapter") or not keys.since(0, 10)) else True
         later = "all" if keys.since(0, 18) else "checkpoints"  # another way to copy the same
         places = {"true": "all", "false": "none", "legacy": later, "disk": later, "hidden_states": "checkpoints"}
         if moves is not None and str(moves).lower() not in places:
@@ -448,6 +448,7 @@ AXOLOTL = Dialect(
     title="axolotl",
     versions="axolotl 0.8 - 0.19",
     syntaxes=("yaml",),
+    closed=True,
     auto=True,
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(

@@ -108,7 +108,7 @@ def _model() -> Idea:
         "model.apply_lora_to_mlp",
         "model.lora_dropout",
     )
-    quantised, dora = "model.quantize_base", "model.use_dora"
+    quantised = "model.quantize_base"
 
     def read(keys: Keys) -> Facts:
         kind, name = _builder(keys)[1], _named(keys, COMPONENT)
@@ -134,7 +134,6 @@ def _model() -> Idea:
             "base": "nf4" if four else None,
             "lora_targets": "all" if len(names) == 7 else ",".join(names),
             "lora_dropout": keys.real(dropout) or 0.0,
-            "use_dora": keys.flag(dora) or None,
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -150,7 +149,7 @@ def _model() -> Idea:
         lora, four = bool(facts.get("lora_rank")), bool(facts.get("qlora"))
         if four and (facts.get("base") or "nf4") != "nf4":
             return {}
-        adapters: dict[str, Any] = dict.fromkeys((rank, modules, mlp, dropout, quantised, dora))
+        adapters: dict[str, Any] = dict.fromkeys((rank, modules, mlp, dropout, quantised))
         if lora:
             words = facts.get("lora_targets") or "all"
             attention = list(ATTENTION.values())
@@ -162,7 +161,6 @@ def _model() -> Idea:
                 rank: facts["lora_rank"],
                 modules: [key for key, ours in ATTENTION.items() if ours in wanted],
                 mlp: bool(rest),
-                dora: True if facts.get("use_dora") else False if keys.has(dora) else None,
                 quantised: True if four else None,
                 dropout: facts.get("lora_dropout") or (0.0 if keys.has(dropout) else None),
             }
@@ -170,8 +168,8 @@ def _model() -> Idea:
         return {COMPONENT: f"torchtune.models.{family}.{prefix}{builder}"} | adapters
 
     return Idea(
-        keys=(COMPONENT, rank, modules, mlp, dropout, quantised, dora, *PARTS),
-        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout", "use_dora"),
+        keys=(COMPONENT, rank, modules, mlp, dropout, quantised, *PARTS),
+        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
         read=read,
         write=write,
     )
