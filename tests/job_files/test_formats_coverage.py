@@ -27,6 +27,7 @@ TOOLS = {
     "deepspeed": ("deepspeed",), "llamafactory": ("transformers", "llamafactory"), "axolotl": ("axolotl",),
     "megatron": ("megatron", "megatron-core"), "megatron-bridge": ("megatron-bridge",), "torchtitan": ("torchtitan",),
     "verl": ("verl",), "torchtune": ("torchtune",), "litgpt": ("litgpt",), "ms-swift": ("transformers", "ms-swift"),
+    "megatron-swift": ("megatron-swift",), "llamafactory-v1": ("llamafactory-v1",),
     "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",), "openrlhf": ("openrlhf",),
     "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",),
 }  # fmt: skip
@@ -139,11 +140,10 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
 @pytest.mark.parametrize(
     ("name", "text", "key"),
     [
-        ("a.yaml", LLAMAFACTORY + "predict_with_generate: true\n", "predict_with_generate"),
+        ("a.yaml", LLAMAFACTORY + "use_mca: true\n", "use_mca"),
         ("a.yaml", LLAMAFACTORY.replace("sft", "ppo"), "stage: 'ppo'"),
         ("a.yaml", LLAMAFACTORY + "use_galore: true\ngalore_target: q_proj\n", "galore_target"),
         ("a.yaml", LLAMAFACTORY + "use_badam: true\nbadam_mode: ratio\n", "badam_mode"),
-        ("a.yaml", LLAMAFACTORY + "use_llama_pro: true\n", "use_llama_pro"),
         ("a.yaml", LLAMAFACTORY + "quantization_bit: 8\nquantization_method: hqq\n", "quantization_bit"),
         ("a.yaml", AXOLOTL + "rl: ppo\n", "rl: 'ppo'"),
         ("a.yaml", AXOLOTL + "peft_layer_replication: [[0, 16]]\n", "peft_layer_replication"),
@@ -253,8 +253,8 @@ def test_a_switch_that_is_off_does_not(text: str) -> None:
 
 
 def test_several_keys_that_stop_are_named_together() -> None:
-    with pytest.raises(ConfigError, match=r"upcast_lmhead_output: .* \(so do 1 more: use_llama_pro\)"):
-        read(LLAMAFACTORY + "upcast_lmhead_output: true\nuse_llama_pro: true\n", file="a.yaml")
+    with pytest.raises(ConfigError, match=r"use_mca: .* \(so do 1 more: use_hyper_parallel\)"):
+        read(LLAMAFACTORY + "use_mca: true\nuse_hyper_parallel: true\n", file="a.yaml")
 
 
 RECIPE = """# Model arguments

@@ -24,6 +24,7 @@ from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Mi
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.known_files import KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
+from loadgauge.job_files.reading.renamed import Renamed
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
@@ -158,18 +159,24 @@ def document(
 
     variables: values of those that a shell script sets nowhere
     """
+    parsed = _parsed(text, syntax, chosen, file, variables)
+    return parsed if chosen is None or chosen.renames is None else Renamed(parsed, chosen.renames)
+
+
+def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables: Mapping[str, str] | None) -> Document:
     if "\0" in text:
         raise ConfigError("holds a zero byte, so it is not text", file=file)
     sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            return Argv(text, style, objects, variables)  # type: ignore[arg-type]
+            return Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
         if syntax == "python":
-            from loadgauge.job_files.fine_tuning.unsloth import FIRST, ONCE, SECTIONS
-            from loadgauge.job_files.reading.calls import Calls
+            from loadgauge.job_files.fine_tuning.unsloth import script
+            from loadgauge.job_files.hugging_face.programs import Program
 
-            return Calls(text, SECTIONS, FIRST, ONCE)
+            own = script(text)
+            return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
         if chosen is not None and chosen.layers:
             from loadgauge.job_files.reading.layered import layered
@@ -239,8 +246,8 @@ def read(
     chosen = recognise_text(text, syntax, file, variables) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(
-            "is a program or a notebook, which is not run, and none of Unsloth's calls are in it; give the flags or the file"
-            " that it is started with",
+            "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
+            " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
             file=file,
         )
     if chosen is None:
@@ -250,6 +257,14 @@ def read(
     release = _version(version, chosen)
     whole = Without(document(text, syntax, chosen, file, variables), ignore)
     keys = Keys(whole if whole.dropped else whole.whole, file, chosen.auto, release, given)
+    older = chosen.last(keys) if release is None else None
+    if older is not None:
+        release, key = older
+        keys.version = release
+        number = ".".join(map(str, release))
+        keys.remarks[
+            f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
+        ] = None
     known = facts_given(given or {})
     reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
@@ -259,7 +274,9 @@ def read(
         remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
     if not alone:
         for other in _read_named(keys, file, frozenset(known), beside):
-            facts = merge(facts, other.facts, other.file)
+            # What the command line of `accelerate launch` says goes before its configuration.
+            said = {"gpus", "nodes", "gpus_per_node"} if other.dialect == "accelerate" and "gpus" in facts else set()
+            facts = merge(facts, {name: fact for name, fact in other.facts.items() if name not in said}, other.file)
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks
@@ -286,7 +303,7 @@ def _read_alone(
     if stopped and not keeping:
         raise _first(stopped)
     facts = chosen.read(keys, known)
-    doubts = [keys.wrong(item.key, item.note.partition(": ")[2]) for item in keys.doubts.values() if item.effect]
+    doubts = [keys.wrong(item.key, item.note.partition(": ")[2]) for item in keys.noted.values() if item.effect]
     if strict and doubts:
         stopped += doubts
         if not keeping:
@@ -298,9 +315,9 @@ def _read_alone(
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=(*chosen.uncounted(keys), *keys.doubts.values()),
+        uncounted=(*chosen.uncounted(keys), *keys.noted.values()),
         auto=tuple(keys.document.shown(key) for key in keys.left),
-        remarks=tuple(getattr(keys.document, "skipped", ())),
+        remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
     )
 
@@ -343,7 +360,7 @@ def with_tool(version: str | None, dialect: str) -> str | None:
 def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[str]) -> list[JobFile]:
     """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
     named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
-    if keys.document.syntax == "argv":
+    if keys.document.syntax in ("argv", "python"):
         named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml", ".json")))
     files: list[JobFile] = []
     for key, dialect, endings in named:

@@ -23,10 +23,11 @@ from loadgauge.core.definitions.training.training import training
 from loadgauge.core.families.catalogue import model_sources, models
 from loadgauge.core.families.derived import derive
 from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
-from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus
+from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 
 READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
@@ -89,10 +90,12 @@ def from_job_file(job: Job) -> FromFile:
         whole, extra = combine(files, inside | {"model": job.model})
         model = found_model(whole.replace(model=job.model, road=job.road, inputs=job.inputs, hub=False)).spec
         remark = ""
+    if extra.head is not None:
+        model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
     version = job.version
     for file in files:
-        version = with_tool(version, file.dialect)
+        version = with_tool(version or of_keys(file), file.dialect)
     needless = {
         *given,
         "model",
@@ -110,20 +113,27 @@ def from_job_file(job: Job) -> FromFile:
             )
             flags[role] = alike
     if filled.task is not None:
-        flags, left = _less_around(flags)
-        remark = f"{remark}{left}"
+        flags, left, around = _less_around(flags)
+        remark, uncounted = f"{remark}{left}", uncounted + around
     trainers = dialect_of(files[0].dialect).trainers if first else "trl"
     return FromFile(job.replace(**flags), model, f"{notes}{remark}", uncounted, trainers)
 
 
-def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def of_keys(file: JobFile) -> str | None:
+    """The release that a file's keys are of, where the newest has some of them no more."""
+    return file.version if file.version != dialect_of(file.dialect).newest else None
+
+
+def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[Uncounted, ...]]:
     """The flags of a task's file without what no phase of it counts, and a remark on that: layers gathered one by one to save them,
-    and an evaluation whose batch is no larger than that of the update, which keeps more."""
+    and an evaluation, which keeps less than the update unless its batch is larger; that is in the range."""
     dropped = {"save": "saving"} if flags.get("save") is not None else {}
-    if (flags.get("eval_batch") or 0) <= (flags.get("micro_batch") or 1):
-        dropped |= {name: "evaluation" for name in ("eval_batch", "eval_batches") if flags.get(name) is not None}
+    asked, own = flags.get("eval_batch") or 0, flags.get("micro_batch") or 1
+    dropped |= {name: "evaluation" for name in ("eval_batch", "eval_batches") if flags.get(name) is not None}
+    line = f"eval_batch = {asked}: the logits of an evaluation, of more sequences than the update's {own}"
+    larger = Uncounted(line, "eval_batch", effect="costs", parts=("loss", "transient"), share=asked / own)
     said = ", ".join(dict.fromkeys(dropped.values()))
-    return flags | dict.fromkeys(dropped), f"; not counted: {said}" if said else ""
+    return flags | dict.fromkeys(dropped), f"; not counted: {said}" if said else "", (larger,) if asked > own else ()
 
 
 def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
@@ -270,11 +280,15 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
         changes["prompts"], left = divmod(extra.generated * ranks, samples)
         if left:
             raise ConfigError(
-                f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}", key="samples"
+                f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}"
+                + ("; give --gpus" if job.gpus is None else ""),
+                key="samples",
             )
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
+    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and job.vpp is None:
+        changes |= virtual_stages(extra.layers_per_stage, model.num_hidden_layers, job.pp or 1, job.schedule)
     own = FRAMEWORKS.get(job.framework or "")
     # Where an unsaid loss may be one of several, the usual one says which.
     usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))

@@ -63,12 +63,12 @@ PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
 """What is assumed of a step where nothing is said."""
 
 
-def scalar(model: ModelSpec) -> ModelSpec:
-    """Return the model with a head of one column over every token, as a reward model or a critic has.
+def scalar(model: ModelSpec, columns: int = 1) -> ModelSpec:
+    """Return the model with a head of one column over every token, as a reward model or a critic has; `columns`: of more.
 
     Source: transformers, `modeling_layers.py`, `GenericForSequenceClassification` (`score`, without a bias).
     """
-    head = Head(kind="classifier", num_labels=1, per_token=True)
+    head = Head(kind="classifier", num_labels=columns, per_token=True)
     return msgspec.structs.replace(model, head=head, tie_word_embeddings=False, mtp_layers=0)
 
 

@@ -133,7 +133,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         "cp_comm": layout.cp_comm if layout.cp > 1 else "ring",
         "expert_imbalance": None if layout.expert_imbalance == 1 else float(layout.expert_imbalance),
         "order": ",".join(layout.order),
-        "overlap": kind.overlap.text(),
+        "overlap": kind.overlap.alone(),
         **_adapters(job, kind),
         **_links(job, result.cluster),
     }
@@ -142,7 +142,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         # What the framework decides once it is named.
         "precision": framework.precision.name,
         "loss": spell_loss(framework),
-        "overlap": kind.framework.overlap.text(),
+        "overlap": kind.framework.overlap.alone(),
     }
     if kind.lora is not None and kind.lora.stored is not None and file == {}:
         defaults["recompute"] = "full"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import parse_count
+from loadgauge.core.base.units import parse_count, seconds
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
@@ -20,7 +21,9 @@ from loadgauge.core.estimate.memory.padding import Forecast, forecast
 from loadgauge.core.estimate.memory.question import Alternative, Unsaid
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import Budget, Failures
+from loadgauge.core.estimate.time.step import Time
 from loadgauge.core.estimate.unsaid import open_to, parts_of, unread_things, with_unsaid
+from loadgauge.core.estimate.workings import Workings
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,21 +47,67 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Other ways in which the run may train, for what neither the job nor its releases say."""
     uncounted: tuple[Uncounted, ...] = ()
     """Settings of a job file that are not counted."""
+    instead: Callable[[], Iterator[tuple[list[tuple[str, str, str]], Setup]]] | None = None
+    """The same run with what such layouts have where nothing is said of it: flags with that value and the one assumed here."""
+
+    larger: Callable[[], Iterator[Setup]] | None = None
+    """The same run with larger micro-batches, the largest first, where nothing is said of them."""
+    overlap_open: bool = False
+    """Whether nothing is said of what communication hides, and runs of this size differ in that."""
 
     def estimate(self) -> Estimate:
-        """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch."""
+        """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch.
+
+        Where it does not fit, and what nobody said of its layout makes it fit, that is assumed and decides the verdict.
+        """
+        own = self._filled()
+        if self.instead is None or own.memory.verdict != "does not fit":
+            return own
+        for values, setup in self.instead():
+            there = setup._filled()
+            if there.memory.verdict != "does not fit":
+                change = (own.memory.total - there.memory.total) / len(values)
+                things = [Unsaid(*value, (Alternative(usual, change),)) for *value, usual in values]
+                unsaid = (*there.memory.unsaid, *things)
+                return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
+        return own
+
+    def _filled(self) -> Estimate:
+        """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""
+        own = self.as_assumed()
+        if self.larger is not None and own.memory.verdict == "fits":
+            each = (setup.as_assumed() for setup in self.larger())
+            own = next((there for there in each if there.memory.verdict == "fits"), own)
+        return own
+
+    def as_assumed(self) -> Estimate:
+        """Return the estimate of the layout as it stands."""
         result = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
         result = result.replace(assumed=self.assumed)
         if self.untimed:
             result = result.replace(untimed=self.untimed)
         result = open_to(with_unsaid(self.with_uncounted(result), self.others), _towers(result))
+        if self.overlap_open and result.time is not None:
+            result = self._with_ends(result, result.time)
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
             more = max(0.0, worst.memory.total - result.memory.total)
             result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
-        result.__dict__["setup"] = self
-        return result
+        return _of(result, self)
+
+    def _with_ends(self, result: Estimate, time: Time) -> Estimate:
+        """Return the estimate with the range of its time from all communication hidden to none, as nothing is said of that."""
+        ends = {}
+        for word in ("all", "none"):
+            kind = msgspec.structs.replace(self.training, overlap=Overlap.parse(word))
+            workings = Workings(self.model, self.layout, kind, self.gpu, self.cluster, scale=self.scale)
+            ends[word] = workings.timed[0].step
+        low, high = (time.low / time.step * min(ends.values()), time.high / time.step * max(ends.values()))
+        wider = msgspec.structs.replace(time, low=min(low, time.low), high=max(high, time.high))
+        own = self.assumed.get("--overlap", f"{self.training.overlap.text()} ({self.training.framework.name}'s)")
+        more = "; ".join(f"--overlap {word}: {seconds(step)}" for word, step in ends.items())
+        return result.replace(time=wider, assumed=result.assumed | {"--overlap": f"{own}; {more}"})
 
     def with_uncounted(self, result: Estimate) -> Estimate:
         """Return an estimate of this run with its range widened by settings of a job file that are not counted."""
@@ -132,6 +181,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if self.lengths is None:
             return None
         return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+
+
+def _of(result: Estimate, setup: Setup) -> Estimate:
+    """Return an estimate that knows the run it is of."""
+    result.__dict__["setup"] = setup
+    return result
 
 
 def worst_routing(given: Setup, result: Estimate) -> Estimate | None:

@@ -49,10 +49,10 @@ def _attention() -> Idea:
         if name and kind is not None:
             raise keys.wrong(word, "contradicts the older switch of attention")
         if "/" in name and name not in WORDS:
-            keys.doubt(word, "is a kernel of the hub that is not known here; FlashAttention-2 is counted", parts=RUNS, share=0.2)
+            keys.note(word, "is a kernel of the hub that is not known here; FlashAttention-2 is counted", parts=RUNS, share=0.2)
             return {"attention": "fa2"}
         if name == "fp8":
-            keys.doubt(word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
+            keys.note(word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
         if name:
             kind = WORDS[name] if name in WORDS else keys.choice(word, WORDS)
         return {"attention": "fa2" if kind is None and keys.flag(hybrid) else kind}
@@ -77,10 +77,10 @@ def _checkpointing() -> Idea:
     def read(keys: Keys) -> Facts:
         word, moves = str(keys.raw(key)), keys.raw(moved)
         if keys.raw(part) not in (None, False):
-            keys.doubt(part, "keeps what some operations make, which saves making it again", "costs", "activations")
+            keys.note(part, "keeps what some operations make, which saves making it again", "costs", "activations")
         asked = word.startswith("offload") or keys.flag(key) or keys.flag(own) or keys.flag(old)
         if word == "offload_disk" or moves in ("disk", "offload_disk"):
-            keys.doubt(
+            keys.note(
                 key if word == "offload_disk" else moved, "may go to a disk, which is slower than host memory", "costs"
             )
             moves = "disk"
@@ -164,10 +164,10 @@ def _doubted(keys: Keys) -> None:
         if plugin == REMOTE:
             raise keys.wrong("plugins", f"{name!r} trains on a service, and not on these GPUs")
         if plugin not in PLUGINS:
-            keys.doubt("plugins", f"{name} is a plugin that is not known here", parts=STEP)
+            keys.note("plugins", f"{name} is a plugin that is not known here", parts=STEP)
         elif PLUGINS[plugin][1]:
             _, what, effect, parts, share = PLUGINS[plugin]
-            keys.doubt("plugins", f"{plugin} {what}", effect, parts, share)
+            keys.note("plugins", f"{plugin} {what}", effect, parts, share)
 
 
 def _fsdp(keys: Keys) -> int:
@@ -192,7 +192,7 @@ def _fuses_adapters(keys: Keys) -> bool:
         on = {bool(keys.flag(key)) for key in FUNCTIONS}
         if len(on) > 1:
             odd = next(key for key in FUNCTIONS if keys.flag(key))
-            keys.doubt(odd, "runs some of the adapters in one function, which keeps fewer tensors", "saves", RUNS, 0.3)
+            keys.note(odd, "runs some of the adapters in one function, which keeps fewer tensors", "saves", RUNS, 0.3)
         return all(on)
     return (
         keys.since(0, 9)
@@ -222,7 +222,7 @@ def _loss() -> Idea:
         for plugin, names in ((CUT, (cut,)), (LIGER, (NORM, *GATED, fused))):
             for name in names:
                 if keys.flag(name) and not _plugged(keys, plugin):
-                    keys.doubt(name, f"does nothing in axolotl unless plugins lists {_module(plugin)}", "")
+                    keys.note(name, f"does nothing in axolotl unless plugins lists {_module(plugin)}", "")
         running = ["liger"] * kernels(keys) + ["lora"] * _fuses_adapters(keys)
         facts: Facts = {"kernels": "-".join(running) or "native"}
         if keys.flag(key):
@@ -281,7 +281,7 @@ def _adapter() -> Idea:
                 raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
             return {"lora_rank": 0, "qlora": False}
         if kind == "mora":
-            keys.doubt("adapter", "has one square matrix of as many parameters as the two of LoRA, which are counted", parts=RUNS, share=0.2)
+            keys.note("adapter", "has one square matrix of as many parameters as the two of LoRA, which are counted", parts=RUNS, share=0.2)
         facts, named = inner.read(keys), keys.raw(modules)
         if isinstance(named, str) and named != "all-linear":
             facts["lora_targets"] = named  # one regular expression on the whole name
@@ -435,7 +435,7 @@ def _partly() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if keys.has("adapter") and keys.has(*inner.keys):
-            keys.doubt(inner.keys[0], "freezes adapters that it does not name; they are counted", "saves", "gradients optimizer")
+            keys.note(inner.keys[0], "freezes adapters that it does not name; they are counted", "saves", "gradients optimizer")
             return {}
         return inner.read(keys)
 

@@ -65,7 +65,7 @@ def preference() -> Idea:
     def read(keys: Keys) -> Facts:
         word = keys.word("rl")
         if word == "ebft":
-            keys.doubt("rl", "rewards by what a frozen copy makes of the answers; a reference's pass is counted", parts=RUNS, share=0.3)
+            keys.note("rl", "rewards by what a frozen copy makes of the answers; a reference's pass is counted", parts=RUNS, share=0.3)
         if _strided(keys):
             return _of_blocks(keys)
         if word in (*GROUPS, "ebft"):
@@ -74,7 +74,7 @@ def preference() -> Idea:
             raise keys.wrong("rl", f"{word!r} is not read; {', '.join((*PREFERENCES, *GROUPS, 'ebft'))} are")
         scored = next((key for key in (SCORES, STEPS) if word is None and keys.flag(key)), None)
         if scored == STEPS:
-            keys.doubt(STEPS, "scores the steps of one answer, where pairs are counted", "saves", RUNS, 0.5)
+            keys.note(STEPS, "scores the steps of one answer, where pairs are counted", "saves", RUNS, 0.5)
         facts: Facts = {"task": "rm" if scored else word}
         if word == "simpo" and keys.real(likelihood) == 0:
             facts["loss_terms"] = "no-nll"
@@ -135,7 +135,7 @@ def preference() -> Idea:
         """Of blocks that start all over a text: each token of all of them is one more pass over the whole."""
         whole, many = keys.whole("sequence_len") or 512, completions(keys)
         at_once = (keys.whole("micro_batch_size") or 1) * many * (keys.whole("gradient_accumulation_steps") or 1)
-        keys.doubt(f"{E}mode", "generates blocks side by side in passes over the whole text, where answers one after the other"
+        keys.note(f"{E}mode", "generates blocks side by side in passes over the whole text, where answers one after the other"
                    " are counted", parts=RUNS, share=0.3)  # fmt: skip
         return {
             "task": "grpo", "samples": many, "generated": at_once, "epochs": 1, "prompt_len": whole,

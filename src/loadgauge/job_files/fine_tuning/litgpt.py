@@ -52,7 +52,7 @@ def _model() -> Idea:
             raise keys.wrong(f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})")
         gated = kind in GATED
         if not gated:
-            keys.doubt(f"{SIZES}mlp_class_name", "is of GPT-NeoX, for which GPT-2 is counted", parts="activations transient", share=0.2)
+            keys.note(f"{SIZES}mlp_class_name", "is of GPT-NeoX, for which GPT-2 is counted", parts="activations transient", share=0.2)
         sizes = {ours: keys.whole(f"{SIZES}{theirs}") for ours, theirs in SHAPES.items() if gated or ours != "kv-heads"}
         rows = keys.whole(f"{SIZES}padded_vocab_size") or keys.whole(f"{SIZES}vocab_size") or 50254
         sizes |= {"vocab": rows, "positions": keys.whole(f"{SIZES}block_size") or 4096}

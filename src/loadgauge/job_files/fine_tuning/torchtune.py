@@ -116,9 +116,9 @@ def _model() -> Idea:
             return {}
         for key, part in PARTS.items():
             if key.startswith("model.decoder") and str(keys.raw(key)).lower() in ("frozen", "false"):
-                keys.doubt(key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer")
+                keys.note(key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer")
             elif part == "encoder" and keys.has(key) and str(keys.raw(key)).lower() not in ("frozen", "false"):
-                keys.doubt(key, "trains the encoder of images, which is not counted", "costs", "weights gradients optimizer", 0.3)
+                keys.note(key, "trains the encoder of images, which is not counted", "costs", "weights gradients optimizer", 0.3)
         if not kind:
             return {"model": name, "lora_rank": 0, "qlora": False}
         chosen = keys.words(modules) or []
@@ -241,7 +241,7 @@ def _end_units() -> Idea:
     def read(keys: Keys) -> Facts:
         names = [name.rpartition(".")[2] for name in keys.words(key) or []]
         if names and sorted(names) != sorted(both):
-            keys.doubt(key, f"is read where it names {' and '.join(both)}", parts="gathered", share=0.5)
+            keys.note(key, f"is read where it names {' and '.join(both)}", parts="gathered", share=0.5)
             return {"end_units": None}
         return {"end_units": "apart" if names else None}
 

@@ -292,7 +292,7 @@ def processes(*, argv: bool = True) -> Idea:
     count, machines, per_node, nodes = "num_processes", "num_machines", "num_gpus", "num_nodes"
 
     def read(keys: Keys) -> Facts:
-        if argv and keys.document.syntax != "argv":
+        if argv and keys.document.syntax not in ("argv", "python"):
             return {}
         if argv and keys.has(per_node):
             return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
@@ -522,7 +522,7 @@ TRANSFORMERS = Dialect(
     name="transformers",
     title="transformers TrainingArguments",
     versions="transformers 4.40 - 5.23",
-    syntaxes=("yaml", "json", "argv"),
+    syntaxes=("yaml", "json", "argv", "python"),
     auto=True,
     objects=OWN,
     blank=BLANK,
@@ -550,7 +550,7 @@ TRL = Dialect(
     trainers="trl",
     title="TRL",
     versions="TRL 0.12 - 1.16",
-    syntaxes=("yaml", "json", "argv"),
+    syntaxes=("yaml", "json", "argv", "python"),
     auto=True,
     objects=OWN,
     # What is a key of its trainer alone, at its default.
@@ -577,5 +577,6 @@ TRL = Dialect(
         evaluation(),
         SAVING,
     ),
+    last=trl_tasks.last,
     programs=trl_tasks.OTHERS,
 )

@@ -20,16 +20,15 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
 
 NAMES = (
-    "model", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
-    "stage_layers", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "target_len", "precision", "weights",
-    "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora",
-    "base", "lora_dropout",
-    "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",
-    "activation_offload", "pin_memory", "end_units", "gradient_sync", "engine",
-    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
-    "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness",
-    "reference", "loss_terms", "on_policy",
-    "teacher", "reward_model", "critic", "critic_batch", "frozen_offload", "frozen_weights", "rollout_offload",
+    "model", "head", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
+    "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "target_len",
+    "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank",
+    "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype", "kbit_upcast", "use_dora",
+    "modules_to_save", "lora_layers", "train", "offload", "offload_to", "activation_offload", "pin_memory", "end_units",
+    "gradient_sync", "engine", "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts",
+    "samples", "generated", "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout",
+    "placement", "staleness", "reference", "loss_terms", "on_policy", "teacher", "reward_model", "critic", "critic_batch",
+    "frozen_offload", "frozen_weights", "rollout_offload", "mtp",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)
@@ -45,11 +44,15 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     config: the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
     generated: sequences that one data parallel rank generates for a step
+    head: columns of a classifier of every token, in the place of the language model's head
+    layers_per_stage: of a pipeline's virtual stages, and how their number is made a multiple of the ranks: `2,down`; 0: two a rank
     """
 
     config: dict[str, Any] | None = None
     accumulation: int | None = None
     generated: int | None = None
+    head: int | None = None
+    layers_per_stage: str | None = None
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -168,8 +171,10 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
     )
     return job, Extra(
         config=_value(facts, "config"),
+        head=_value(facts, "head"),
         accumulation=accumulation if batch is None else None,
         generated=_value(facts, "generated") if "prompts" not in facts else None,
+        layers_per_stage=_value(facts, "layers_per_stage"),
     )
 
 
@@ -277,3 +282,30 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
             )
         values["accumulation"] = accumulation
     return values
+
+
+def virtual_stages(said: str, layers: int, pp: int, schedule: str | None) -> dict[str, Any]:
+    """The virtual stages of a rank and, where ranks differ, the layers of each, as flags. Raises `ConfigError`.
+
+    The first stages have one layer more where they cannot have the same (`calculate_virtual_stages` and
+    `generate_hf_model_fqn_per_model_part` of NeMo AutoModel).
+
+    >>> virtual_stages("2,down", 61, 4, "interleaved")
+    {'vpp': 7, 'stage_layers': '16,15,15,15'}
+    """
+    each, _, rounded = said.partition(",")
+    count = -(-layers // int(each)) if int(each) else 2 * pp
+    left = count % pp
+    if left and not rounded:
+        raise ConfigError(f"{count} stages of {each} layers are no multiple of {pp} ranks", key="layers_per_stage")
+    count += 0 if not left else pp - left if rounded == "up" else -left
+    deep = count // pp
+    if count < pp or count > layers or (deep > 1) != (schedule not in (None, "1f1b", "gpipe")):
+        raise ConfigError(
+            f"{layers} layers in {count} stages on {pp} ranks are not for the schedule {schedule}",
+            key="layers_per_stage",
+        )
+    sizes = [layers // count + (place < layers % count) for place in range(count)]
+    ranks = [sum(sizes[rank::pp]) for rank in range(pp)]
+    uneven = {"stage_layers": ",".join(map(str, ranks))} if layers % count else {}
+    return {"vpp": deep if deep > 1 and schedule == "interleaved" else None, **uneven}

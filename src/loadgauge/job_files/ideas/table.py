@@ -74,19 +74,21 @@ class Keys:
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
-        self.doubts: dict[str, Uncounted] = {}
-        """What ideas read of a key that they do not model, by its note."""
+        self.noted: dict[str, Uncounted] = {}
+        """What an idea has read a key as, and what of it is not counted."""
+        self.remarks: dict[str, None] = {}
+        """What was taken for granted in reading the file, in words."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
 
-    def doubt(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
-        """Notes what a key that is read does beside, which is not modelled: its effect, and the parts of the memory that it changes."""
+    def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
+        """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
         value, shown = self.plain(key), self.document.shown(key)
-        note = f"{shown}: {why}" if value is True else f"{shown} = {short(value)}: {why}"
+        note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
         parted = tuple(parts.split())
-        self.doubts[note] = Uncounted(note, shown, effect=effect, parts=parted, share=share, file=self.file)
+        self.noted[note] = Uncounted(note, shown, effect=effect, parts=parted, share=share, file=self.file)
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
@@ -279,6 +281,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
+    last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
     style, objects: of options on its command line (`Argv`)
     """
 
@@ -297,10 +300,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     style: str = "value"
     objects: frozenset[str] = frozenset()
     layers: str = ""
+    last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     closed: bool = False
     """Whether every key of the tool is in a list, and it drops others."""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
+    renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
+    """Which variant of the tool a document is for, and its own names of keys (`reading/renamed.py`)."""
 
     @property
     def coverage(self) -> Coverage:

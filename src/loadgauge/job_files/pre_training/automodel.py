@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from typing import Any
 
+import msgspec
+
+from loadgauge.core.families.hf import model_types
 from loadgauge.job_files.hugging_face.huggingface import compiled, liger
 from loadgauge.job_files.ideas.optimizers import instantiated
-from loadgauge.job_files.ideas.partial import frozen_embeddings
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES
 
 DTYPES = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "torch.bfloat16": "bf16-pure", "auto": "bf16-pure"}
@@ -15,13 +20,34 @@ DTYPES |= {"float32": "bf16-autocast", "fp32": "bf16-autocast", "torch.float32":
 """`model.torch_dtype`: what the weights are trained in; `auto` is the checkpoint's. FSDP2 casts float32 ones to bfloat16."""
 OPTIMIZERS = {
     "torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd", "dion.Muon": "muon", **BITSANDBYTES,
+    "adamw": "adamw", "adam": "adamw", "muon": "muon", "dion.NorMuon": "muon", "normuon": "muon", "fused_adam": "adamw",
+    "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam": "adamw", "flashoptim.FlashAdamW": "adamw",
+    "transformer_engine.pytorch.optimizers.FusedAdam": "adamw", "flash_adamw": "adamw", "torch.optim.Adafactor": "adafactor",
 }  # fmt: skip
+"""Classes, and names of `components/optim/optimizer.py`."""
 LOSSES = "nemo_automodel.components.loss."
 LOSSES_OF = {
-    f"{LOSSES}masked_ce.MaskedCrossEntropy": "float32", f"{LOSSES}chunked_ce.ChunkedCrossEntropy": "chunked",
-    f"{LOSSES}linear_ce.FusedLinearCrossEntropy": "chunked", f"{LOSSES}te_parallel_ce.TEParallelCrossEntropy": "fused",
+    f"{LOSSES}masked_ce.MaskedCrossEntropy": "float32", f"{LOSSES}linear_ce.FusedLinearCrossEntropy": "chunked",
+    f"{LOSSES}chunked_ce.ChunkedCrossEntropy": "compiled", f"{LOSSES}te_parallel_ce.TEParallelCrossEntropy": "fused",
+    "FusedLinearCrossEntropy": "chunked", "TEParallelCrossEntropy": "fused", "MaskedCrossEntropy": "float32",
+    "torch.nn.CrossEntropyLoss": "plain", "torch.nn.functional.cross_entropy": "plain", "ChunkedCrossEntropy": "compiled",
+    "nemo_automodel.components.models.nemotron_parse.nemotron_parse_loss.NemotronParseLoss": "float32",
 }  # fmt: skip
-SCHEDULES = {"1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe", "zbvzerobubble": "zb-v"}
+SCHEDULES = {
+    "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe", "zbvzerobubble": "zb-v", "dualpipev": "dualpipev",
+    "interleaved_1f1b": "interleaved",
+}  # fmt: skip
+"""`get_schedule_class` of torch.distributed.pipelining takes a name in any case."""
+SIZES = names_in(
+    """
+    architectures vocab_size hidden_size intermediate_size moe_intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads head_dim num_experts num_local_experts n_routed_experts n_shared_experts num_experts_per_tok
+    shared_expert_intermediate_size decoder_sparse_step mlp_only_layers first_k_dense_replace tie_word_embeddings
+    max_position_embeddings q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim sliding_window layer_types
+    n_layer n_embd n_head n_positions n_inner attention_bias mlp_bias
+    """
+)
+"""Keys of a configuration that decide how large a model is."""
 D = "distributed."
 
 
@@ -32,22 +58,75 @@ def _size(keys: Keys, name: str) -> int | None:
     return keys.whole(name)
 
 
+def _model() -> Idea:
+    """The model by its name, or by the sizes of a configuration whose class is named (`from_config`)."""
+    names = ("model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path")
+    whole, sizes = "model.config", tuple(f"model.config.{name}" for name in SIZES)
+
+    def read(keys: Keys) -> Facts:
+        section, name = keys.document.get(whole), keys.agreed(names, keys.word)
+        if isinstance(section, str):
+            return {"model": _named(section)}
+        other = next((key for key in sizes if keys.raw(key) not in (None, [])), None)
+        if other is None or not isinstance(section, dict):
+            return {"model": None if name is None else _named(name)}
+        if name is not None:
+            raise keys.wrong(other, "makes a model of other sizes than its name says; without it there is an estimate")
+        kind = section.get("model_type") or _model_type(str(section.get("_target_")))
+        return {"config": {str(key): value for key, value in section.items()} | {"model_type": kind}}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        present = [name for name in names if keys.document.get(name) is not MISSING]
+        return dict.fromkeys(present[1:]) | {(present or names)[0]: facts.get("model")}
+
+    return Idea(keys=(whole, *names, *sizes), facts=("model", "config"), read=read, write=write)
+
+
+def _named(path: str) -> str:
+    """The model that a path names by its last part, where nothing is there."""
+    return path.rstrip("/").rpartition("/")[2] if path.startswith("/") and not os.path.exists(path) else path
+
+
+def _model_type(target: str) -> str:
+    """The `model_type` of a configuration class, by its module, else by its name.
+
+    >>> _model_type("transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig"), _model_type("transformers.LlamaConfig")
+    ('qwen3_moe', 'llama')
+    """
+    module = re.search(r"\bmodels\.(\w+)\.", target)
+    if module is not None:
+        return module[1]
+    name = target.rpartition(".")[2].removesuffix("Config")
+    alike = {kind.replace("_", ""): kind for kind in model_types()}
+    return alike.get(name.lower(), name.lower())
+
+
 def _degrees() -> Idea:
     tp, cp = f"{D}tp_size", f"{D}cp_size"
     pp, ep = f"{D}pp_size", f"{D}ep_size"
     whole, copies = f"{D}dp_size", f"{D}dp_replicate_size"
     shared, strategy, offload = f"{D}sequence_parallel", f"{D}strategy", f"{D}offload_policy"
-    reshard, later = f"{D}reshard_after_forward", f"{D}defer_fsdp_grad_sync"
-    owned = (tp, cp, pp, ep, whole, copies, shared, strategy, reshard, later)
+    reshard, later, experts = f"{D}reshard_after_forward", f"{D}defer_fsdp_grad_sync", f"{D}moe.reshard_after_forward"
+    policy, stage = f"{offload}._target_", f"{D}zero_dp_strategy"
+    owned = (tp, cp, pp, ep, whole, copies, shared, strategy, reshard, later, experts, policy, stage)
+
+    def usual(keys: Keys) -> int:
+        """The ZeRO stage where nothing says whether layers stay gathered: with expert or pipeline parallelism they do
+        (`components/moe/parallelizer.py`, `components/distributed/parallelizer.py`)."""
+        if (_size(keys, ep) or 1) > 1:
+            return 3 if keys.flag(experts) else 2
+        return 2 if (_size(keys, pp) or 1) > 1 else 3
 
     def read(keys: Keys) -> Facts:
-        kind = keys.choice(strategy, {"fsdp2": 3, "ddp": 0})
-        if keys.has(offload):
-            raise keys.wrong(offload, "a policy of offloading is not read")
-        if kind is None or kind == 3:
-            kind = 2 if keys.flag(reshard) is False else 3
+        kind = keys.choice(strategy, {"fsdp2": 3, "ddp": 0, "megatron_fsdp": 1, "megatronfsdp": 1})
+        if kind == 1:
+            number = keys.whole(stage, minimum=0)
+            kind = 3 if number is None else number
+        elif kind is None or kind == 3:
+            kind = usual(keys) if keys.flag(reshard) is None else 3 if keys.flag(reshard) else 2
         ranks = _size(keys, tp) or 1
         facts: Facts = {
+            "offload": "all" if "CPUOffloadPolicy" in (keys.word(policy) or "") else "none",
             "tp": ranks,
             "cp": _size(keys, cp) or 1,
             "pp": _size(keys, pp) or 1,
@@ -64,6 +143,10 @@ def _degrees() -> Idea:
             facts["replicas"] = replicas
         if ranks_of_data is not None:
             facts["dp"] = ranks_of_data
+        elif facts["ep"] > 1 and not keys.given.get("gpus"):
+            # As few GPUs as the experts need; how many there are is said to the launcher.
+            inner = facts["tp"] * facts["cp"]
+            facts["dp"] = math.lcm(inner, facts["ep"]) // inner
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -72,7 +155,10 @@ def _degrees() -> Idea:
             return {}
         values: dict[str, Any] = {strategy: "fsdp2" if stage else "ddp"}
         values[later] = False if facts.get("gradient_sync") == "each" else True if keys.has(later) else None
-        values[reshard] = False if stage == 2 else True if keys.has(reshard) and stage else None
+        wide = (facts.get("ep") or 1) > 1 or (facts.get("pp") or 1) > 1
+        values[reshard] = stage == 3 if stage and (wide or stage == 2 or keys.has(reshard)) else None
+        target = "torch.distributed.fsdp.CPUOffloadPolicy" if facts.get("offload") == "all" else None
+        values |= {policy: target} if target or keys.has(policy) else {}
         for key, axis in ((tp, "tp"), (cp, "cp"), (pp, "pp"), (ep, "ep")):
             size = facts.get(axis) or 1
             values[key] = size if size > 1 or keys.document.get(key) not in (None, 1) else None
@@ -89,7 +175,7 @@ def _degrees() -> Idea:
 
     return Idea(
         keys=owned,
-        facts=("tp", "cp", "pp", "ep", "zero", "replicas", "dp", "sequence_parallel", "gradient_sync"),
+        facts=names_in("tp cp pp ep zero replicas dp sequence_parallel gradient_sync offload"),
         read=read,
         write=write,
     )
@@ -98,26 +184,33 @@ def _degrees() -> Idea:
 def _pipeline() -> Idea:
     schedule, micro = f"{D}pipeline.pp_schedule", f"{D}pipeline.pp_microbatch_size"
     whole, local = "step_scheduler.global_batch_size", "step_scheduler.local_batch_size"
+    layers, rounded = f"{D}pipeline.layers_per_stage", f"{D}pipeline.round_virtual_stages_to_pp_multiple"
 
     def read(keys: Keys) -> Facts:
         facts: Facts = {"global_batch": keys.whole(whole) or 32, "micro_batch": keys.whole(local) or 1}
         if (_size(keys, f"{D}pp_size") or 1) > 1:
             facts["micro_batch"] = keys.whole(micro) or 1
             facts["schedule"] = keys.choice(schedule, SCHEDULES) or "1f1b"
+            many = keys.whole(layers) or (0 if facts["schedule"] == "interleaved" else None)
+            how = keys.choice(rounded, {"up": "up", "down": "down"})
+            # Without a number an interleaved schedule has two stages a rank (`calculate_virtual_stages`).
+            facts["layers_per_stage"] = None if many is None else f"{many},{how or ''}"
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         sequences, stages = facts.get("micro_batch") or 1, facts.get("pp") or 1
         values: dict[str, Any] = {whole: facts["global_batch"]} if facts.get("global_batch") else {}
         if stages == 1:
-            return values | {local: sequences, micro: None, schedule: None}
-        spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(facts.get("schedule") or "1f1b")
+            return values | {local: sequences, micro: None, schedule: None, layers: None, rounded: None}
+        spelled = {ours: theirs for theirs, ours in reversed(SCHEDULES.items())}.get(facts.get("schedule") or "1f1b")
         accumulation = facts.get("accumulation") or 1
         return values | {local: sequences * accumulation, micro: sequences, schedule: spelled}
 
-    return Idea(
-        keys=(schedule, micro, whole, local), facts=("global_batch", "micro_batch", "schedule"), read=read, write=write
+    owned, facts = (
+        (schedule, micro, whole, local, layers, rounded),
+        names_in("global_batch micro_batch schedule layers_per_stage"),
     )
+    return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
 def _adapter() -> Idea:
@@ -187,57 +280,142 @@ def _adapter() -> Idea:
 
 
 def _checkpointing() -> Idea:
-    key = f"{D}activation_checkpointing"
+    """Whole layers; `selective` keeps products of PyTorch's list, as torchtitan's does (`activation_checkpointing.py`)."""
+    key, drafted = f"{D}activation_checkpointing", "model.base_activation_checkpointing"
 
     def read(keys: Keys) -> Facts:
         if keys.raw(key) == "selective":
-            raise keys.wrong(key, "operations that are kept are not read; true, full and false are")
-        return {"recompute": "full" if keys.raw(key) == "full" or (keys.has(key) and keys.flag(key)) else "none"}
+            return {"recompute": "per-op"}
+        on = keys.raw(key) == "full" or (keys.has(key) and keys.flag(key)) or keys.flag(drafted)
+        return {"recompute": "full" if on else "none"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
-        return {key: word == "full"} if word in ("none", "full") else {}
+        values: dict[str, Any] = {key: "selective" if word == "per-op" else word == "full"}
+        values |= {drafted: False} if keys.flag(drafted) and word != "full" else {}
+        return values if word in ("none", "full", "per-op") else {}
 
-    return Idea(keys=(key,), facts=("recompute",), read=read, write=write)
+    return Idea(keys=(key, drafted), facts=("recompute",), read=read, write=write)
 
 
 def _length() -> Idea:
-    """Tokens of a packed sequence (0: not packed), or those that the data set pads or cuts its samples to."""
-    packed, names = "packed_sequence.packed_sequence_size", ("dataset.seq_length", "dataset.seq_len")
-    images = "packed_sequence.pack_size"  # the same in recipes of vision
+    """Tokens of a packed sequence (0: not packed), or those that the data set or its collator pads or cuts samples to."""
+    packs = ("packed_sequence.packed_sequence_size", "packed_sequence.pack_size")  # the latter in recipes of vision
+    sets = tuple(f"dataset.{name}" for name in ("seq_length", "seq_len", "max_seq_len", "max_length"))
+    cut = ("packed_sequence.max_length", "dataloader.collate_fn.max_length")
+
+    def used(keys: Keys) -> str | None:
+        packed = next((name for name in packs if keys.whole(name, minimum=0)), None)
+        return packed or next((name for name in (*sets, *cut) if keys.has(name)), None)
 
     def read(keys: Keys) -> Facts:
-        whole = keys.whole(packed, minimum=0) or keys.whole(images, minimum=0)
-        return {"seq_len": whole or keys.agreed(names, keys.whole)}
+        name = used(keys)
+        return {"seq_len": None if name is None else keys.whole(name)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        used = next((name for name in (packed, images) if keys.whole(name, minimum=0)), None)
-        present = [] if used else [name for name in names if keys.has(name)]
-        return dict.fromkeys(present or [used or packed], facts["seq_len"])
+        return {used(keys) or packs[0]: facts["seq_len"]}
 
-    return Idea(keys=(packed, images, *names), facts=("seq_len",), read=read, write=write)
+    return Idea(keys=(*packs, *sets, *cut), facts=("seq_len",), read=read, write=write)
+
+
+def _precision() -> Idea:
+    """What weights are trained in, and what FSDP2 casts them to as it gathers them (`mp_policy`; else bfloat16)."""
+    names, cast = ("model.torch_dtype", "model.dtype"), f"{D}mp_policy.param_dtype"
+    narrow = dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), True) | dict.fromkeys(
+        ("float32", "fp32", "torch.float32"), False
+    )
+
+    def read(keys: Keys) -> Facts:
+        name = keys.agreed(names, lambda key: keys.choice(key, DTYPES)) or "bf16-pure"
+        if name == "bf16-pure":
+            return {"precision": "bf16-mixed-16" if _main_weights(keys) else name}
+        return {"precision": "fp32" if keys.choice(cast, narrow) is False else name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        asked = facts.get("precision")
+        if asked not in ("bf16-pure", "bf16-autocast", "fp32") and not (
+            asked == "bf16-mixed-16" and _main_weights(keys)
+        ):
+            return {}
+        present = [name for name in names if keys.document.get(name) is not MISSING]
+        values: dict[str, Any] = {
+            (present or names)[0]: "bf16" if asked in ("bf16-pure", "bf16-mixed-16") else "float32"
+        }
+        if asked == "fp32" or keys.choice(cast, narrow) is False:
+            values[cast] = "float32" if asked == "fp32" else "bfloat16"
+        return values | dict.fromkeys(present[1:])
+
+    return Idea(keys=(*names, cast), facts=("precision",), read=read, write=write)
+
+
+def _main_weights(keys: Keys) -> bool | None:
+    """Whether Transformer Engine's Adam keeps float32 copies of 16-bit weights; None for another optimizer. Its class by the short
+    name has them unless it is told otherwise (`FusedAdamConfig`)."""
+    name = keys.word("optimizer._target_") or ""
+    if not name.endswith(("FusedAdam", "fused_adam")):
+        return None
+    said = keys.flag("optimizer.master_weights")
+    return name == "fused_adam" if said is None else said
+
+
+def _optimizer() -> Idea:
+    """The optimizer by its class; PyTorch's runs as a loop where tensor parallelism is on (`_foreach_for_mesh`)."""
+    plain, moments = (
+        instantiated("optimizer._target_", OPTIMIZERS),
+        ("optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"),
+    )
+
+    def read(keys: Keys) -> Facts:
+        facts, main = plain.read(keys), _main_weights(keys)
+        if main is not None:
+            narrow = all("bf" in str(keys.raw(key)).replace("loat", "") for key in moments)
+            half = (keys.word("model.torch_dtype") or "bf16") not in ("float32", "fp32", "torch.float32")
+            return {"optimizer": "adamw-anyprecision" if half and not main and not narrow else "adamw-fused"}
+        if (
+            facts["optimizer"] == "adamw-foreach"
+            and (_size(keys, f"{D}tp_size") or 1) > 1
+            and not keys.has("optimizer.foreach")
+        ):
+            return {"optimizer": "adamw-loop"}
+        return facts
+
+    return msgspec.structs.replace(plain, keys=(*plain.keys, "optimizer.master_weights"), read=read)
+
+
+def _task() -> Idea:
+    """Distillation where a teacher is beside the model; recipes of other models than those that write text are not read."""
+    teacher = "teacher_model.pretrained_model_name_or_path"
+
+    def read(keys: Keys) -> Facts:
+        name = keys.word(teacher)
+        return {"task": "gkd" if name else None, "teacher": name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {teacher: facts.get("teacher")} if keys.has(teacher) else {}
+
+    return Idea(keys=(teacher,), facts=("task", "teacher"), read=read, write=write)
 
 
 AUTOMODEL = Dialect(
     name="automodel",
     title="NeMo AutoModel recipe",
-    versions="NeMo AutoModel 0.2 - 0.7",
+    versions="NeMo AutoModel 0.3 - 0.7",
     syntaxes=("yaml",),
     framework="torchtitan",
     blank={"yaml": "recipe: TrainFinetuneRecipeForNextTokenPrediction\n"},
     ideas=(
-        row("model", "model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", kind="word"),
+        _model(),
+        _task(),
         _degrees(),
         _pipeline(),
         _length(),
         _adapter(),
-        frozen_embeddings("freeze_config"),
         _checkpointing(),
-        row("precision", "model.torch_dtype", "model.dtype", words=DTYPES, default="bf16-pure"),
-        instantiated("optimizer._target_", OPTIMIZERS),
+        _precision(),
+        _optimizer(),
         liger("model.use_liger_kernel"),
         row("loss", "loss_fn._target_", words=LOSSES_OF, default="float32"),
-        row("attention", "model.attn_implementation", words=ATTENTION),
+        row("attention", "model.attn_implementation", words={**ATTENTION, "te": "flash", "flex": "fa2", "ffpa": "flash"}),
         compiled("compile.enabled"),
     ),
 )

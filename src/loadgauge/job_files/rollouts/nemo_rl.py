@@ -22,6 +22,9 @@ BEGUN = {"grpo": "grpo_math_1B", "gspo": "grpo_math_1B", "dapo": "grpo_math_1B",
 """The recipe that an export of a task is built on."""
 PROMPT_SHARE = 8
 """One of so many tokens of the longest sequence is the prompt's, where the file says only how long both are together."""
+FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
+BACKENDS = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
+"""Engines that generate; those beside vLLM and SGLang are counted as vLLM, and the answer says so."""
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 
@@ -32,7 +35,7 @@ def _algorithm(keys: Keys) -> str:
 
 
 def _generates(keys: Keys) -> bool:
-    return _algorithm(keys) in ("grpo", "distillation")
+    return _algorithm(keys) in ("grpo", "distillation", "ppo")
 
 
 def _megatron(keys: Keys) -> bool:
@@ -55,6 +58,7 @@ def _layout() -> Idea:
     shared, other = f"{M}sequence_parallel", f"{D}sequence_parallel"
     switches = (f"{M}enabled", f"{D}enabled")
     moved, again = f"{D}cpu_offload", (f"{M}activation_checkpointing", f"{D}activation_checkpointing")
+    stays = f"{D}moe_parallelizer.reshard_after_forward"
     what, modules = f"{M}recompute_granularity", f"{M}recompute_modules"
     distributed, host, part = (
         f"{M}optimizer.{name}"
@@ -78,7 +82,8 @@ def _layout() -> Idea:
         if not megatron:
             facts |= {
                 "framework": "torchtitan",
-                "zero": 3,
+                # Experts' layers stay gathered (AutoModel's `MoEParallelizerConfig`).
+                "zero": 2 if facts["ep"] > 1 and not keys.flag(stays) else 3,
                 "pp": 1,
                 "offload": "all" if keys.flag(moved) else "none",
                 "sequence_parallel": bool(keys.flag(other)) and facts["tp"] > 1,
@@ -104,7 +109,8 @@ def _layout() -> Idea:
         values: dict[str, Any] = {switches[0]: megatron, switches[1]: not megatron}
         values |= {key: facts.get(axis) or 1 for axis, key in (of_megatron if megatron else of_dtensor).items()}
         if not megatron:
-            values[f"{D}expert_parallel_size"] = facts["ep"] if (facts.get("ep") or 1) > 1 else None
+            wide = (facts.get("ep") or 1) > 1
+            values |= {f"{D}expert_parallel_size": facts["ep"] if wide else None, stays: stage == 3 if wide else None}
         values[shared if megatron else other] = bool(facts.get("sequence_parallel"))
         if word in ("none", "full") or (megatron and kind in ("selective", "modules")):
             values[again[0 if megatron else 1]] = kind != "none"
@@ -125,6 +131,7 @@ def _layout() -> Idea:
         other,
         *switches,
         moved,
+        stays,
         *again,
         what,
         modules,
@@ -184,16 +191,27 @@ def _gpus() -> Idea:
     each, nodes, together = "cluster.gpus_per_node", "cluster.num_nodes", f"{G}colocated.enabled"
     own_each, own_nodes = (f"{G}colocated.resources.{name}" for name in ("gpus_per_node", "num_nodes"))
     late, age = "grpo.async_grpo.enabled", "grpo.async_grpo.max_trajectory_age_steps"
+    of_ppo = ("ppo.async_ppo.enabled", "ppo.async_ppo.max_trajectory_age_steps")
+    scores = tuple(f"env.reward_model.resources.{name}" for name in ("gpus_per_node", "num_nodes"))
 
     def read(keys: Keys) -> Facts:
         per_node, count = keys.whole(each) or 1, keys.whole(nodes) or 1
+        if keys.flag("env.reward_model.enabled"):
+            # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
+            if count == 1:
+                per_node -= keys.whole(scores[0]) or 0
+            else:
+                count -= keys.whole(scores[1]) or 1
+            if per_node < 1 or count < 1:
+                raise keys.wrong(scores[0 if count == 1 else 1], "leaves no GPUs for the model that is trained")
         facts: Facts = {"gpus_per_node": per_node, "nodes": count}
         if not _generates(keys):
             return facts
-        waits = not keys.flag(late)
+        names = of_ppo if _algorithm(keys) == "ppo" else (late, age)
+        waits = not keys.flag(names[0])
         if keys.flag(together) is not False:
-            if not waits:
-                raise keys.wrong(late, f"needs GPUs for generation of its own ({together}: false)")
+            if not waits and _backend(keys) != "megatron":
+                raise keys.wrong(names[0], f"needs GPUs for generation of its own ({together}: false)")
             return facts | {"placement": "colocated"}
         total = per_node * count
         rollout = (
@@ -206,7 +224,7 @@ def _gpus() -> Idea:
             )
         return facts | {
             "placement": f"split:{total - rollout}+{rollout}",
-            "staleness": None if waits else keys.whole(age) or 1,
+            "staleness": None if waits else keys.whole(names[1]) or 1,
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -226,7 +244,7 @@ def _gpus() -> Idea:
             return values | {own_each: split[1], own_nodes: None}
         return values | ({own_each: sizes[0], own_nodes: split[1] // sizes[0]} if split[1] % sizes[0] == 0 else {})
 
-    owned = (each, nodes, together, own_each, own_nodes, late, age)
+    owned = (each, nodes, together, own_each, own_nodes, late, age, *of_ppo, *scores)
     facts = names_in("gpus gpus_per_node nodes placement staleness")
     return Idea(keys=owned, facts=facts, read=read, write=write)
 
@@ -239,12 +257,11 @@ def _task() -> Idea:
         "loss_fn.sequence_level_importance_ratios",
         "dpo.preference_loss",
     )
-    teacher, skipped = "teacher.model_name", "grpo.skip_reference_policy_logprobs_calculation"
+    teacher, critic = "teacher.model_name", "value.model_name"
+    skipped = tuple(f"{name}.skip_reference_policy_logprobs_calculation" for name in ("grpo", "ppo"))
 
     def read(keys: Keys) -> Facts:
         algorithm = _algorithm(keys)
-        if algorithm == "ppo":
-            raise keys.wrong("ppo", "is not read (read: grpo, dpo, sft, rm, distillation)")
         if algorithm in ("sft", "rm"):
             return {"task": None if algorithm == "sft" else "rm"}
         if algorithm == "dpo":
@@ -252,9 +269,14 @@ def _task() -> Idea:
             return {"task": "ipo" if loss == "ipo" else "dpo", "reference": "model", "frozen_offload": True}
         if algorithm == "distillation":
             return {"task": "opd", "teacher": keys.word(teacher), "frozen_offload": True}
-        names = {"grpo": 1, "reinforce_plus_plus": 1, "gdpo": 1, "rloo": 1}
-        keys.choice(kind, names)
-        refers = (0.01 if keys.real(weight) is None else keys.real(weight)) and not keys.flag(skipped)
+        weighs = 0.01 if keys.real(weight) is None else keys.real(weight)
+        if algorithm == "ppo":
+            refers = bool(weighs) and keys.flag(skipped[1]) is False
+            value = keys.word(critic)
+            own = {"task": "ppo", "critic": None if value == keys.word(f"{P}model_name") else value}
+            return own | {"reference": "model" if refers else "none", "frozen_offload": True if refers else None}
+        keys.choice(kind, dict.fromkeys(("grpo", "reinforce_plus_plus", "gdpo", "rloo"), 1))
+        refers = bool(weighs) and not keys.flag(skipped[0])
         return {
             "task": "gspo" if keys.flag(whole) else "grpo",
             "reference": "model" if refers else "none",
@@ -269,23 +291,25 @@ def _task() -> Idea:
                 if task == "ipo"
                 else {preference: None if keys.word(preference) == "ipo" else keys.raw(preference)}
             )
-        if algorithm == "distillation":
-            return {teacher: facts.get("teacher")}
+        if algorithm in ("distillation", "ppo"):
+            own = facts.get("critic") or facts.get("model")
+            return {teacher: facts.get("teacher")} if algorithm == "distillation" else {critic: own}
         if algorithm != "grpo" or task not in ("grpo", "gspo", "dapo"):
             return {}
         refers, said = facts.get("reference") not in (None, "none", "precomputed"), keys.real(weight)
         switch = {whole: task == "gspo"} if task == "gspo" or keys.has(whole) else {}
         return switch | {weight: (said or 0.01) if refers else 0}
 
-    owned = (weight, of_dpo, kind, whole, preference, teacher, skipped)
-    return Idea(keys=owned, facts=names_in("task reference teacher frozen_offload"), read=read, write=write)
+    owned = (weight, of_dpo, kind, whole, preference, teacher, critic, *skipped)
+    return Idea(keys=owned, facts=names_in("task reference teacher critic frozen_offload"), read=read, write=write)
 
 
 def _batch() -> Idea:
     """Sequences (of DPO pairs) of an update; packed or dynamic, a micro-batch has so many tokens."""
     whole, micro, scored = f"{P}train_global_batch_size", f"{P}train_micro_batch_size", f"{P}logprob_batch_size"
-    prompts = {name: f"{name}.num_prompts_per_step" for name in ("grpo", "distillation")}
-    samples = {name: f"{name}.num_generations_per_prompt" for name in ("grpo", "distillation")}
+    prompts = {name: f"{name}.num_prompts_per_step" for name in ("grpo", "distillation", "ppo")}
+    samples = {name: f"{name}.num_generations_per_prompt" for name in ("grpo", "distillation", "ppo")}
+    passes, of_critic = "ppo.ppo_epochs", "value.train_micro_batch_size"
     longest = f"{P}max_total_sequence_length"
     joined = {
         name: tuple(f"{P}{name}.{key}" for key in ("enabled", "train_mb_tokens", "logprob_mb_tokens"))
@@ -308,6 +332,8 @@ def _batch() -> Idea:
             return facts
         name = _algorithm(keys)
         facts |= {"prompts": keys.whole(prompts[name]) or 32, "samples": keys.whole(samples[name]) or 1}
+        if name == "ppo":
+            facts |= {"epochs": keys.whole(passes) or 4, "critic_batch": keys.whole(of_critic)}
         if on is not None and keys.raw(on[2]) is not None:
             return facts | {"logprob_tokens": max(keys.whole(on[2]) or 1, length)}
         return facts | {"logprob_batch": keys.whole(scored)}
@@ -341,6 +367,7 @@ def _batch() -> Idea:
             values[whole] = facts["prompts"] * (facts.get("samples") or 1)
         return (
             values
+            | ({passes: facts.get("epochs"), of_critic: facts.get("critic_batch")} if name == "ppo" else {})
             | {prompts[name]: facts.get("prompts"), samples[name]: facts.get("samples")}
             | ({scored: rows} if rows else {})
         )
@@ -349,11 +376,13 @@ def _batch() -> Idea:
         whole,
         micro,
         scored,
+        passes,
+        of_critic,
         *prompts.values(),
         *samples.values(),
         *(key for names in joined.values() for key in names),
     )
-    facts = names_in("global_batch micro_batch prompts samples logprob_batch logprob_tokens")
+    facts = names_in("global_batch micro_batch prompts samples logprob_batch logprob_tokens epochs critic_batch")
     return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
@@ -383,6 +412,40 @@ def _lengths() -> Idea:
     return Idea(keys=(whole, answer, prompt), facts=names_in("seq_len prompt_len answers"), read=read, write=write)
 
 
+def _backend(keys: Keys) -> str:
+    """The engine that generates."""
+    return str(keys.choice(f"{G}backend", {name: name for name in BACKENDS}) or "vllm")
+
+
+def _of_sglang(keys: Keys, asleep: bool) -> dict[str, Any]:
+    """Options of SGLang's servers, by its own names."""
+    own = f"{G}sglang_cfg."
+    used, graphs = keys.real(f"{own}mem_fraction_static"), not keys.flag(f"{own}disable_cuda_graph")
+    options: dict[str, Any] = {
+        "tp": keys.whole(f"{own}sglang_server_config.num_gpus_per_engine") or 1,
+        "static_fraction": 0.85 if used is None else used,
+        "graphs": str(graphs).lower(),
+        "sleep": 2 if asleep else 0,
+    }
+    named = {
+        "context": "context_length",
+        "max_num_seqs": "max_running_requests",
+        "max_batched_tokens": "chunked_prefill_size",
+    }
+    return options | {name: size for name, key in named.items() if (size := keys.whole(f"{own}{key}"))}
+
+
+def _of_others(keys: Keys, megatron: bool) -> dict[str, Any]:
+    """Ranks of an engine of Megatron's own, which are the trainer's unless it is told otherwise, or of TensorRT-LLM's."""
+    if not megatron:
+        used = keys.real(f"{G}trtllm_cfg.gpu_memory_utilization")
+        return {"tp": keys.whole(f"{G}trtllm_cfg.tensor_parallel_size") or 1} | ({"utilization": used} if used else {})
+    own = f"{G}mcore_generation_config."
+    sizes = {axis: f"{name}_parallel_size" for axis, name in SIZES.items() if axis in ("tp", "pp", "ep")}
+    ranks = {axis: keys.whole(f"{own}{name}") or keys.whole(f"{M}{name}") or 1 for axis, name in sizes.items()}
+    return ranks if ranks["ep"] % ranks["tp"] == 0 else ranks | {"ep": 1}
+
+
 def _rollout() -> Idea:
     """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
     (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
@@ -401,10 +464,12 @@ def _rollout() -> Idea:
     def read(keys: Keys) -> Facts:
         if not _generates(keys):
             return {}
-        keys.choice(backend, {"vllm": "vllm"})
+        engine, asleep = _backend(keys), keys.flag(together) is not False
+        if engine == "sglang":
+            text = ",".join(f"{name}={value}" for name, value in _of_sglang(keys, asleep).items())
+            return {"rollout": Engine.parse(f"sglang:{text}").text(), "rollout_offload": "all" if asleep else None}
         options: dict[str, Any] = {name: keys.whole(key) or 1 for name, key in sizes.items()}
         used, context = keys.real(share), keys.whole(longest)
-        asleep = keys.flag(together) is not False
         weights = keys.choice(dtype, formats)
         if keys.has(dtype) and weights is None:
             raise keys.wrong(dtype, "weights of float32 are not read")
@@ -417,6 +482,8 @@ def _rollout() -> Idea:
             "kv": keys.choice(cache, caches) or "bf16",
         } | ({"context": context} if context else {})
         options |= {name: value for name, key in most.items() if (value := keys.whole(key)) is not None}
+        if engine in ("megatron", "trtllm"):
+            options |= _of_others(keys, engine == "megatron")
         if options["ep"] > 1 and options["ep"] % options["tp"]:
             raise keys.wrong(sizes["ep"], f"{options['ep']} is no multiple of tensor_parallel_size = {options['tp']}")
         text = "vllm:" + ",".join(f"{name}={value}" for name, value in options.items())
@@ -431,7 +498,7 @@ def _rollout() -> Idea:
             usual = getattr(engine, name) == getattr(plain, name)
             values[key] = None if usual and not keys.has(key) else getattr(engine, name)
         return values | {
-            backend: "vllm",
+            **({backend: "vllm"} if keys.has(backend) else {}),
             share: engine.utilization,
             eager: not engine.graphs,
             longest: engine.context,
@@ -440,7 +507,7 @@ def _rollout() -> Idea:
             cache: "fp8" if engine.kv == "fp8" else "auto",
         }
 
-    owned = (*sizes.values(), *most.values(), share, eager, longest, prefixes, backend, dtype, cache)
+    owned = (*sizes.values(), *most.values(), share, eager, longest, prefixes, dtype, cache)
     return Idea(keys=owned, facts=("rollout", "rollout_offload"), read=read, write=write)
 
 
@@ -491,7 +558,7 @@ def _optimizer() -> Idea:
         f"{P}optimizer.kwargs.foreach",
         f"{M}optimizer.optimizer",
     )
-    named = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd"}
+    named = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd", FUSED: "adamw"}
     theirs = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
 
     def read(keys: Keys) -> Facts:
@@ -500,7 +567,13 @@ def _optimizer() -> Idea:
         chosen = keys.choice(name, named) or "adamw"
         if chosen != "adamw":
             return {"optimizer": chosen}
-        kind = "-fused" if keys.flag(fused) else "-loop" if keys.flag(many) is False else "-foreach"
+        kind = (
+            "-fused"
+            if keys.flag(fused) or keys.word(name) == FUSED
+            else "-loop"
+            if keys.flag(many) is False
+            else "-foreach"
+        )
         return {"optimizer": f"adamw{kind}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

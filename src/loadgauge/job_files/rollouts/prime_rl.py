@@ -13,8 +13,16 @@ from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in
 
 V = "inference.vllm."
-ALGORITHMS = dict.fromkeys(("grpo", "max_rl", "rae", "hierarchical_grpo", "echo", "opd"), "grpo")
-"""`orchestrator.algo.type` by passes; a teacher is on a server of its own, so that only its log-probs arrive."""
+TOKENS = "orchestrator.token_batch_size"
+ALGORITHMS = dict.fromkeys(("grpo", "max_rl", "rae", "hierarchical_grpo", "echo", "opd", "opsd", "sft"), "grpo")
+"""`orchestrator.algo.type` by passes; a teacher is on a server of its own, so that only its log-probs or its answers arrive."""
+NAME = "Qwen/Qwen3-0.6B"
+"""The model where a file names none (`BaseModelConfig`)."""
+DISAGGREGATED = (
+    ("prefill_nodes_per_replica", "num_prefill_replicas"),
+    ("decode_nodes_per_replica", "num_decode_replicas"),
+)
+"""Nodes that read prompts, and those that write answers, which are counted as one kind of server."""
 PROMPT_SHARE = 8
 """One of so many tokens of the longest sequence is the prompt's, where the file does not say how long an answer is."""
 ATTENTION = {
@@ -25,7 +33,8 @@ ATTENTION = {
 
 def _rl(keys: Keys) -> bool:
     """Return whether a file is of `rl`, and not of `sft`."""
-    return any(key.split(".")[0] in ("orchestrator", "inference", "trainer") for key in keys.document.names())
+    sections = {key.split(".")[0] for key in keys.document.names()}
+    return bool(sections & {"orchestrator", "trainer"}) or ("inference" in sections and not sections & {"data", "eval"})
 
 
 def _of(keys: Keys, name: str) -> str:
@@ -52,7 +61,7 @@ def _model() -> Idea:
     others = ("orchestrator.model.name", f"{V}model", "inference.model.name")
 
     def read(keys: Keys) -> Facts:
-        return {"model": keys.agreed((shared, own), keys.word)}
+        return {"model": keys.agreed((shared, own), keys.word) or NAME}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         key = own if keys.has(own) and not keys.has(shared) else shared
@@ -76,7 +85,9 @@ def _gpus() -> Idea:
         many = keys.choice(kind, {"single_node": False, "multi_node": True})
         if many:
             trainer = (keys.whole(nodes) or 1) * per_node
-            rollout = (keys.whole(hosts, minimum=0) or 0) * per_node * (keys.whole(copies) or 1)
+            each_replica = keys.whole(hosts, minimum=0)
+            each_replica = _inference_nodes(keys) if each_replica is None else each_replica
+            rollout = each_replica * per_node * (keys.whole(copies) or 1)
         else:
             named = [keys.raw(name) for name in listed]
             counts = [len(one) if isinstance(one, list) else None for one in named]
@@ -113,8 +124,32 @@ def _gpus() -> Idea:
             values |= dict.fromkeys(older) | {late: facts.get("staleness") or 0}
         return values
 
-    owned = (kind, each, train, infer, nodes, hosts, copies, late, *older, *listed)
+    own = tuple(f"inference.deployment.{name}" for names in DISAGGREGATED for name in names)
+    owned = (
+        kind,
+        each,
+        train,
+        infer,
+        nodes,
+        hosts,
+        copies,
+        late,
+        *older,
+        *listed,
+        *own,
+        "inference.deployment.num_nodes",
+    )
     return Idea(keys=owned, facts=names_in("gpus gpus_per_node placement staleness"), read=read, write=write)
+
+
+def _inference_nodes(keys: Keys) -> int:
+    """Nodes of one replica of the servers, by their own deployment (`RLConfig.auto_setup_infer_nodes`)."""
+    own = "inference.deployment."
+    kind = keys.choice(f"{own}type", {"single_node": 1, "multi_node": 2, "disaggregated": 3}) or 1
+    if kind == 2:
+        return keys.whole(f"{own}num_nodes") or 2
+    parts = [[keys.whole(f"{own}{name}") or 1 for name in names] for names in DISAGGREGATED]
+    return sum(first * second for first, second in parts) if kind == 3 else 1
 
 
 def _task() -> Idea:
@@ -138,10 +173,13 @@ def _batch() -> Idea:
     """Sequences of a step, all of one update; micro-batches are packed to `seq_len`."""
     whole, group, older = "orchestrator.batch_size", "orchestrator.group_size", "orchestrator.rollouts_per_example"
     sft, micro, length = "data.batch_size", "data.micro_batch_size", "data.seq_len"
+    fake, made = ("data.fake.batch_size", "trainer.data.fake.batch_size"), ("model.seq_len", "data.fake")
     shared, own, shown = "seq_len", "orchestrator.seq_len", "trainer.model.seq_len"
     answer = ("orchestrator.train.sampling.max_completion_tokens", "orchestrator.sampling.max_tokens")
 
     def read(keys: Keys) -> Facts:
+        if not _rl(keys) and keys.document.get(made[1]) is not MISSING:  # the trainer of answers by itself
+            return {"global_batch": keys.whole(fake[0]) or 2, "micro_batch": 1, "seq_len": keys.whole(made[0]) or 2048}
         if not _rl(keys):
             return {
                 "global_batch": keys.whole(sft) or 128,
@@ -149,12 +187,14 @@ def _batch() -> Idea:
                 "seq_len": keys.whole(length) or 128,
             }
         number, each = keys.whole(whole), keys.agreed((group, older), keys.whole) or 1
+        longest = keys.agreed((shared, own), keys.whole) or 2048
         if number is None:
-            raise keys.wrong(whole, "says how many answers a step trains on, and is read (token_batch_size is not)")
+            # So many tokens are as many answers of the longest kind.
+            tokens = keys.whole(TOKENS)
+            number = 128 if tokens is None else max(1, round(tokens / longest / each)) * each
         prompts, left = divmod(number, each)
         if left:
             raise keys.wrong(whole, f"{number} answers are no whole groups of {each}")
-        longest = keys.agreed((shared, own), keys.whole) or 2048
         rest = keys.agreed(answer, keys.whole)
         first = longest - rest if rest is not None and rest < longest else max(1, longest // PROMPT_SHARE)
         return {
@@ -185,7 +225,7 @@ def _batch() -> Idea:
             values |= {said: int(most), **{name: total for name in (own, shown) if keys.has(name)}, shared: total}
         return values
 
-    owned = (whole, group, older, sft, micro, length, shared, own, shown, *answer)
+    owned = (whole, group, older, sft, micro, length, shared, own, shown, *answer, *fake, made[0])
     facts = names_in("global_batch micro_batch seq_len prompts samples prompt_len answers epochs")
     return Idea(keys=owned, facts=facts, read=read, write=write)
 
@@ -201,16 +241,27 @@ def _engine() -> Idea:
     def read(keys: Keys) -> Facts:
         if not _rl(keys):
             return {}
-        ranks, copies = keys.agreed(tp, keys.whole) or 1, keys.agreed(dp, keys.whole) or 1
+        ranks, copies = keys.agreed(tp, keys.whole) or 1, keys.agreed(dp, keys.whole)
+        kind = keys.choice(
+            "inference.deployment.type", dict.fromkeys(("single_node", "multi_node"), 0) | {"disaggregated": 1}
+        )
+        if copies is None and (keys.flag(spread) or kind):
+            # Ranks of one replica fill its GPUs (`RLConfig.auto_setup_deployment`, `InferenceConfig.auto_setup_disaggregated`).
+            nodes = (keys.whole(f"inference.deployment.{DISAGGREGATED[1][0]}") or 1) if kind else 1
+            size = keys.whole("deployment.gpus_per_node") or 8
+            many = keys.word("deployment.type") == "multi_node"
+            copies = max(1, (size * nodes if kind or many else keys.whole("deployment.num_infer_gpus") or 1) // ranks)
+        copies = copies or 1
         used, context = keys.agreed(share, keys.real), keys.agreed(longest, keys.whole)
+        named = (keys.word(f"{V}model") or "").lower()
         options: dict[str, Any] = {
             "tp": ranks,
             "utilization": 0.9 if used is None else used,
             "graphs": "false" if keys.agreed(eager, keys.flag) else "true",
             "prefix": "false" if keys.flag(prefixes) is False else "true",
-            "weights": keys.choice(quantised, {"fp8": "fp8"}) or "bf16",
+            "weights": keys.choice(quantised, {"fp8": "fp8"}) or ("fp8" if named.endswith("-fp8") else "bf16"),
         }
-        if keys.flag(spread) and copies * ranks > 1:
+        if (keys.flag(spread) or (kind and keys.flag(spread) is None)) and copies * ranks > 1:
             options["ep"] = copies * ranks
         if context:
             options["context"] = context
@@ -264,8 +315,11 @@ def _trainer() -> Idea:
         "model.compile",
         "model.compile.fullgraph",
         "model.attn",
+        "model.full_offload",
     )
-    cp, style, ep, copies, reshard, moved, mode, every, _, ac, offloaded, _, _, dtype, compiled, _, attn = names
+    cp, style, ep, copies, reshard, moved, mode, every, _, ac, offloaded, _, _, dtype, compiled, _, attn, everything = (
+        names
+    )
 
     def read(keys: Keys) -> Facts:
         ranks = keys.whole(_of(keys, cp)) or 1
@@ -276,6 +330,7 @@ def _trainer() -> Idea:
         step = keys.whole(_of(keys, every)) or 1
         if again and step > 1:
             word = f"full:every={step}"
+        host = _section(keys, _of(keys, everything), usual=False)
         experts = keys.raw(_of(keys, ep))
         width = 1 if experts in (None, "auto") else keys.whole(_of(keys, ep)) or 1
         return {
@@ -287,10 +342,13 @@ def _trainer() -> Idea:
             else None,
             "ep": width,
             "replicas": keys.whole(_of(keys, copies)),
-            "offload": "all" if keys.flag(_of(keys, moved)) else "none",
+            "offload": "all" if keys.flag(_of(keys, moved)) else "optimizer" if host else "none",
             "recompute": word if again else "none",
             "activation_offload": "checkpoints" if again and _section(keys, _of(keys, offloaded), usual=True) else None,
-            "precision": keys.choice(_of(keys, dtype), {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
+            # With the whole optimizer on the host 16-bit weights are on the card, and float32 ones beside its states.
+            "precision": "bf16-mixed-16"
+            if host
+            else keys.choice(_of(keys, dtype), {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
             "compile": _section(keys, _of(keys, compiled), usual=True),
             "attention": keys.choice(_of(keys, attn), ATTENTION),
             "tp": 1,
@@ -369,7 +427,7 @@ def _adapter() -> Idea:
 
 def _optimizer() -> Idea:
     kind = "optim.type"
-    kinds = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum"}
+    kinds = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum", "sign_sgd": "sgd"}
 
     def read(keys: Keys) -> Facts:
         return {"optimizer": keys.choice(_of(keys, kind), kinds) or "adamw"}

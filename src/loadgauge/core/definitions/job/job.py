@@ -103,7 +103,8 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         str | None,
         _field(
             "text", "layout",
-            "none, selective, full, full:every=N, full:layers=N, full:group=N, remat:POLICY (MaxText's), or names of operations.",
+            "none, selective, full, full:every=N, full:layers=N, full:group=N, memory_budget=0.5 (torch.compile's),"
+            " remat:POLICY (MaxText's), or names of operations.",
             metavar="WHAT", values=("none", "selective", "full", "full:every=2", "full:every=4"),
         ),
     ] = None  # fmt: skip
@@ -438,8 +439,8 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         str | None,
         _field(
             "text", "layout",
-            f"Communication hidden under compute: none, all, or some of {', '.join(Overlap.__struct_fields__)}"
-            " (default: the framework's).",
+            f"Communication hidden under compute beside what the framework hides: {', '.join(Overlap.__struct_fields__)}, all;"
+            " `none,dp` is dp alone.",
             metavar="WHAT", values=("none", "all", *Overlap.__struct_fields__), needs="gpu",
         ),
     ] = None  # fmt: skip

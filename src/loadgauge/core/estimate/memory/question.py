@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -51,9 +52,10 @@ class Unsaid(msgspec.Struct, frozen=True):
         """Bytes by which the peak may be higher."""
         return max(0.0, self.most.change)
 
-    def fields(self, value: str) -> dict[str, str]:
+    def fields(self, value: str) -> dict[str, Any]:
         """Return the field of a job that says a value; nothing for a key of a file."""
-        return {} if self.key else {self.flag.strip("-").replace("-", "_"): value}
+        typed: Any = {"on": True, "off": False}.get(value, int(value) if value.isdecimal() else value)
+        return {} if self.key else {self.flag.strip("-").replace("-", "_"): typed}
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ class Choice(msgspec.Struct, frozen=True):
     low: float
     high: float
     verdict: Verdict
-    fields: Mapping[str, str]
+    fields: Mapping[str, Any]
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -115,7 +117,7 @@ def ask(
     if verdict not in ("depends", "tight"):
         return None
 
-    def choice(value: str, change: float, fields: Mapping[str, str], assumed: bool = False) -> Choice:
+    def choice(value: str, change: float, fields: Mapping[str, Any], assumed: bool = False) -> Choice:
         needed = ends(change)
         word = judge(needed.low, needed.high, capacity)
         return Choice(value, assumed, needed.value, needed.low, needed.high, word, fields)
