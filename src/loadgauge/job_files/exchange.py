@@ -303,11 +303,11 @@ def _read_alone(
     if stopped and not keeping:
         raise _first(stopped)
     facts = chosen.read(keys, known)
-    doubts = [keys.wrong(item.key, item.note.partition(": ")[2]) for item in keys.noted.values() if item.effect]
-    if strict and doubts:
-        stopped += doubts
-        if not keeping:
-            raise _first(doubts)
+    noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
+    doubts = [item for item in noted if item.effect]
+    if strict and doubts and not keeping:
+        raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
+    stopped += [keys.wrong(item.key, item.note.partition(": ")[2]) for item in doubts if strict]
     return JobFile(
         dialect=chosen.name,
         syntax=keys.document.syntax,
@@ -315,7 +315,7 @@ def _read_alone(
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=(*chosen.uncounted(keys), *keys.noted.values()),
+        uncounted=(*chosen.uncounted(keys), *noted),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),

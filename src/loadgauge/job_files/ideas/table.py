@@ -22,6 +22,11 @@ UNKNOWN = "a key that is not known here, so whatever it does is not counted"
 TRUE, FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
 
+VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+UNASKED = ("nodes", "dp", "weights", "lora_dropout")
+"""Facts that no flag asks for where another of the same idea is one."""
+
+
 class Missing:
     """The type of `MISSING`, the value of a key that a document does not have."""
 
@@ -348,22 +353,22 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         Raises `ConfigError` for values that cannot be read or contradict each other.
         """
         facts: dict[str, Fact] = {}
+        unknown: list[tuple[Unknown, str]] = []
         for idea in self.ideas:
             try:
                 values = idea.read(keys)
             except Unknown as error:
                 asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
-                if given & {*idea.facts, *asked}:
-                    continue
-                names = dict.fromkeys(fact for fact in asked if fact not in ("nodes", "dp", "weights", "lora_dropout"))
-                flags = ", ".join(f"--{fact.replace('_', '-')}" for fact in names)
-                message = f"{str(error).rpartition(': ')[2]}; give {flags}"
-                raise ConfigError(message, key=error.key, file=error.file) from None
+                if not given & {*idea.facts, *asked}:
+                    unknown.append((error, next(fact for fact in asked if fact not in UNASKED)))
+                continue
             present = [key for key in idea.keys if keys.has(key)]
             there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
             for name, value in values.items():
                 if value is not None:
                     facts[name] = Fact(value, _shown(keys, idea, there, value), default=not present)
+        if unknown:
+            raise _missing(keys, unknown, named=bool(given & {"model"} or facts.keys() & {"model", "config"}))
         return facts
 
     def unread(self, document: Document) -> tuple[str, ...]:
@@ -444,6 +449,27 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             if item is not None and (stop is None or stop.effect):
                 items.setdefault(shown, msgspec.structs.replace(item, file=keys.file))
         return tuple(items.values())
+
+
+def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool) -> ConfigError:
+    """Return the one error about all that is known only where the job is started: the flags that say it.
+
+    unknown: what was raised, with a fact that would do; named: whether the model is known
+    """
+    variables = dict.fromkeys(name for error, _ in unknown for name in VARIABLE.findall(str(error)))
+    flags = dict.fromkeys(f"--{fact.replace('_', '-')}" for _, fact in unknown)
+    flags |= {} if named else {"--model": None}
+    error = unknown[0][0]
+    key = error.key if len(unknown) == 1 else ""
+    if keys.document.syntax == "argv" and variables and all(VARIABLE.search(str(error)) for error, _ in unknown):
+        words = " ".join(f"--set {name}=..." for name in variables)
+        more = "" if named else " --model NAME"
+        verb = "is" if len(variables) == 1 else "are"
+        return ConfigError(f"{', '.join(variables)} {verb} set nowhere: add {words}{more}", key=key, file=keys.file)
+    if len(unknown) == 1:
+        return ConfigError(f"{str(error).rpartition(': ')[2]}: add {', '.join(flags)}", key=key, file=keys.file)
+    said = ", ".join(str(error.key) for error, _ in unknown)
+    return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=said, file=keys.file)
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:
