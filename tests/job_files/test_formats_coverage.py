@@ -148,7 +148,7 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.yaml", AXOLOTL + "rl: ppo\n", "rl: 'ppo'"),
         ("a.yaml", AXOLOTL + "peft_layer_replication: [[0, 16]]\n", "peft_layer_replication"),
         ("a.yaml", AXOLOTL + "model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers"),
-        ("a.yaml", AXOLOTL + "optimizer: came_pytorch\n", "optimizer"),
+        ("a.yaml", AXOLOTL + "optimizer: my_own\n", "optimizer"),
         ("a.yaml", AXOLOTL + "plugins: [a.b.LigerPlugin, axolotl.integrations.hatchery.HatcheryPlugin]\n", "plugins"),
         ("a.yaml", AXOLOTL + "deepspeed: {zero_optimization: {stage: 3, zero_quantized_weights: true}}\n", "deepspeed.zero_opt"),
         ("a.yaml", TRL + "beta: 0.1\n", "beta: is an argument of another trainer"),
@@ -191,7 +191,9 @@ def test_a_key_that_axolotl_has_none_of_is_dropped(tmp_path: Path) -> None:
         totals.append(document(f"estimate {place} --strict --gpu h100-sxm5-80gb")["memory"]["total"])
     assert totals[0] == totals[1]
     found = document(f"estimate {place} --gpu h100-sxm5-80gb")["unread"]
-    assert [one["why"] for one in found] == ["axolotl has no such key, and drops it; did you mean context_parallel_size?"]
+    assert [one["why"] for one in found] == [
+        "axolotl has no such key, and drops it; did you mean context_parallel_size?"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,7 @@ def test_a_key_that_axolotl_has_none_of_is_dropped(tmp_path: Path) -> None:
         ("lora_mlp_kernel: true\n", "lora_mlp_kernel", "saves"),
         ("qat: {weight_dtype: int4}\n", "qat.weight_dtype", "costs"),
         ("tiled_mlp: true\n", "tiled_mlp", "saves"),
+        ("optimizer: came_pytorch\n", "optimizer", "either"),
         ("attn_implementation: my/kernel@v1\n", "attn_implementation", "either"),
     ],
 )

@@ -324,4 +324,6 @@ def test_a_plugin_is_not_said_to_change_nothing() -> None:
     found = read(AXOLOTL + CUT, file="a.yaml")
     assert "plugins" not in found.unread
     unknown = read(AXOLOTL + "plugins: [my.own.Plugin]\n", file="a.yaml")
-    assert [(item.key, item.effect, "weights" in item.parts) for item in unknown.uncounted] == [("plugins", "either", True)]
+    assert [(item.key, item.effect, "weights" in item.parts) for item in unknown.uncounted] == [
+        ("plugins", "either", True)
+    ]

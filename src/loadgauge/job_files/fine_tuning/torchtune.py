@@ -53,7 +53,10 @@ AT_ONCE = "torch.nn.CrossEntropyLoss"
 """Whose model makes float32 of all logits (`TransformerDecoder.unembed`)."""
 PIECES = 8
 """`num_output_chunks` where it is not given."""
-PAIRS = {f"torchtune.rlhf.loss.{name}": task for name, task in (("DPOLoss", "dpo"), ("RSOLoss", "dpo"), ("SimPOLoss", "simpo"))}
+PAIRS = {
+    f"torchtune.rlhf.loss.{name}": task
+    for name, task in (("DPOLoss", "dpo"), ("RSOLoss", "dpo"), ("SimPOLoss", "simpo"))
+}
 """Losses of preferences, which make log-probabilities of all logits at once (`rlhf.get_batch_log_probs`)."""
 DISTANCES = {
     f"{LOSS}{name}{ending}": ours
@@ -116,9 +119,17 @@ def _model() -> Idea:
             return {}
         for key, part in PARTS.items():
             if key.startswith("model.decoder") and str(keys.raw(key)).lower() in ("frozen", "false"):
-                keys.note(key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer")
+                keys.note(
+                    key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer"
+                )
             elif part == "encoder" and keys.has(key) and str(keys.raw(key)).lower() not in ("frozen", "false"):
-                keys.note(key, "trains the encoder of images, which is not counted", "costs", "weights gradients optimizer", 0.3)
+                keys.note(
+                    key,
+                    "trains the encoder of images, which is not counted",
+                    "costs",
+                    "weights gradients optimizer",
+                    0.3,
+                )
         if not kind:
             return {"model": name, "lora_rank": 0, "qlora": False}
         chosen = keys.words(modules) or []
