@@ -305,8 +305,10 @@ def _read_alone(
         raise _first(stopped)
     facts = chosen.read(keys, known)
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
-    if strict and noted and not keeping:
-        raise ConfigError(f"{noted[0].note}; without it there is an estimate", file=keys.file)
+    doubts = [item for item in noted if item.effect]
+    if strict and doubts and not keeping:
+        raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
+    stopped += [keys.wrong(item.key, item.note.partition(": ")[2]) for item in doubts if strict]
     return JobFile(
         dialect=chosen.name,
         syntax=keys.document.syntax,

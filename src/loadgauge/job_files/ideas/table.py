@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.stacks import NEWEST
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
@@ -105,14 +105,13 @@ class Keys:
 
     def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
         """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
-        shown = self.document.shown(key)
-        value = self.plain(key)
+        value, shown = self.plain(key), self.document.shown(key)
         note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
         self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
 
     def add(self, item: Uncounted) -> None:
         """Adds what of a key is not counted."""
-        self.noted[item.note] = item
+        self.noted[item.note] = msgspec.structs.replace(item, file=self.file)
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
@@ -327,6 +326,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     beneath: Callable[[Document], Mapping[str, Any]] | None = None
     """What a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
+    closed: bool = False
+    """Whether every key of the tool is in a list, and it drops others."""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
@@ -430,7 +431,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         covering = self.covering(keys.document)
         for key in self._rest(keys.document):
             value = keys.plain(key)
-            rule = covering.stop(key, value)
+            rule = None if self.drops(key, covering) else covering.stop(key, value)
             if rule is not None and (strict or not rule.effect):
                 shown = "" if value is True else f"{short(value)} "
                 errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
@@ -441,6 +442,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 errors.append(ConfigError(f"{what}, which is not modelled", key=match[0].strip(), file=keys.file))
         return errors
 
+    def drops(self, key: str, covering: Coverage) -> bool:
+        """Return whether a key is none of the tool's, which drops it without a word."""
+        return self.closed and not covering.kinds(key)
+
     def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
         """Return what a document asks for that is not counted: keys with an effect that has a bound, and keys in no list."""
         items: dict[str, Uncounted] = {}
@@ -450,7 +455,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             bound, stop = covering.bound(key, value), covering.stop(key, value)
             note = shown if value is True else f"{shown} = {short(value)}"
             item: Uncounted | None = None
-            if bound is not None and bound[0].endswith("*"):
+            if self.drops(key, covering):
+                near = suggest(key, [*self.known, *covering.harmless, *covering.stops, *covering.bounded])
+                item, stop = Uncounted(f"{note}: {self.title} has no such key, and drops it{near}", shown), None
+            elif bound is not None and bound[0].endswith("*"):
                 shown = bound[0]  # once for all of a section
                 item = Uncounted(f"{shown}: {bound[1].why}", shown)
             elif bound is not None:
