@@ -16,6 +16,8 @@ from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
 
 LARGEST = 10**9
+IDLE = "is no training job"
+"""What `Dialect.programs` says of a program that trains nothing."""
 PACKAGES = {"automodel": "nemo-automodel"}
 """Packages whose name is not the dialect's."""
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
@@ -429,17 +431,20 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """
         errors: list[ConfigError] = []
         covering = self.covering(keys.document)
+        words = " ".join(getattr(keys.document, "program", ()))
+        for pattern, what in self.programs.items():
+            match = re.search(pattern, words)
+            if match is not None:
+                whole = what if what == IDLE else f"{what}, which is not modelled"
+                errors.append(ConfigError(whole, key=match[0].strip(), file=keys.file))
+        if errors:
+            return errors
         for key in self._rest(keys.document):
             value = keys.plain(key)
             rule = None if self.drops(key, covering) else covering.stop(key, value)
             if rule is not None and (strict or not rule.effect):
                 shown = "" if value is True else f"{short(value)} "
                 errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
-        words = " ".join(getattr(keys.document, "program", ()))
-        for pattern, what in self.programs.items():
-            match = re.search(pattern, words)
-            if match is not None:
-                errors.append(ConfigError(f"{what}, which is not modelled", key=match[0].strip(), file=keys.file))
         return errors
 
     def drops(self, key: str, covering: Coverage) -> bool:

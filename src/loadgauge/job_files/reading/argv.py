@@ -311,7 +311,7 @@ TRAINS = re.compile(
 )
 OTHERWISE = re.compile(
     r"(?:^|[/_.-])(?:pip3?|ray|serve|server|api_server|launch_server|convert\w*|preprocess\w*|prepare\w*|merge\w*|download\w*"
-    r"|tokenize\w*|export|eval|evaluate|infer\w*|generate|wandb|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
+    r"|tokenize\w*|export|rollout|deploy|sample|chat|webchat|webui|eval|evaluate|infer\w*|generate|wandb|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
     r"|git|docker|ssh|nvidia-smi|awk|data_preprocess|lm_eval|quantize)(?:$|[/_.-])"
 )
 """Programs that do something else than train."""
