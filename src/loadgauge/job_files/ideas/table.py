@@ -251,12 +251,14 @@ class Idea(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a file says, in a few keys.
 
     read: facts from the keys, with the tool's defaults; write: values of keys from facts, None to remove a key
+    beside: what the keys ask for, by default too, that its facts do not count
     """
 
     keys: tuple[str, ...]
     facts: tuple[str, ...]
     read: Read
     write: Write
+    beside: Callable[[Keys], tuple[Uncounted, ...]] = lambda keys: ()
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -399,7 +401,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
         """Return what a document asks for that is not counted: keys whose effect is bounded, and keys in no list."""
-        items: list[Uncounted] = []
+        items: list[Uncounted] = [item for idea in self.ideas for item in idea.beside(keys)]
         covering = self.covering(keys.document)
         for key in self._rest(keys.document):
             value, shown = keys.plain(key), keys.document.shown(key)
