@@ -27,6 +27,7 @@ TOOLS = {
     "deepspeed": ("deepspeed",), "llamafactory": ("transformers", "llamafactory"), "axolotl": ("axolotl",),
     "megatron": ("megatron", "megatron-core"), "megatron-bridge": ("megatron-bridge",), "torchtitan": ("torchtitan",),
     "verl": ("verl",), "torchtune": ("torchtune",), "litgpt": ("litgpt",), "ms-swift": ("transformers", "ms-swift"),
+    "megatron-swift": ("megatron-swift",), "llamafactory-v1": ("llamafactory-v1",),
     "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",), "openrlhf": ("openrlhf",),
     "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",),
 }  # fmt: skip
@@ -139,11 +140,10 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
 @pytest.mark.parametrize(
     ("name", "text", "key"),
     [
-        ("a.yaml", LLAMAFACTORY + "predict_with_generate: true\n", "predict_with_generate"),
+        ("a.yaml", LLAMAFACTORY + "use_mca: true\n", "use_mca"),
         ("a.yaml", LLAMAFACTORY.replace("sft", "ppo"), "stage: 'ppo'"),
         ("a.yaml", LLAMAFACTORY + "use_galore: true\ngalore_target: q_proj\n", "galore_target"),
         ("a.yaml", LLAMAFACTORY + "use_badam: true\nbadam_mode: ratio\n", "badam_mode"),
-        ("a.yaml", LLAMAFACTORY + "use_llama_pro: true\n", "use_llama_pro"),
         ("a.yaml", LLAMAFACTORY + "quantization_bit: 8\nquantization_method: hqq\n", "quantization_bit"),
         ("a.yaml", AXOLOTL + "rl: grpo\n", "rl: 'grpo'"),
         ("a.yaml", AXOLOTL + "lisa_n_layers: 4\n", "lisa_n_layers"),
@@ -170,10 +170,6 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("verl.sh", VERL + " actor_rollout_ref.actor.ppo_micro_batch_size=64", "ppo_micro_batch_size"),
         ("t.sh", "torchrun -m torchtitan.train --module llama3 --config llama3_8b --compile.enable_async_tensor_parallel",
          "--compile.enable_async"),
-        # In no list, and a name that suggests memory or time.
-        ("a.yaml", AXOLOTL + "my_lora_dtype: x\n", "my_lora_dtype: 'x' is not known here, and its name suggests"),
-        ("a.yaml", TRL + "unknownOptimizerStates: 8\n", "unknownOptimizerStates"),
-        ("a.sh", MEGATRON + " --new-quantization e2m1", "--new-quantization"),
     ],
 )  # fmt: skip
 def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_path: Path) -> None:
@@ -184,6 +180,25 @@ def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_pa
         assert (found.code, found.out) == (2, ""), found
         assert found.err.startswith("loadgauge: ")
         assert found.err.count("\n") == 1
+        assert key in found.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("a.yaml", AXOLOTL + "my_lora_dtype: x\n", "my_lora_dtype: 'x' is not known here, and its name suggests"),
+        ("a.yaml", TRL + "unknownOptimizerStates: 8\n", "unknownOptimizerStates"),
+        ("a.sh", MEGATRON + " --new-quantization e2m1", "--new-quantization"),
+    ],
+)  # fmt: skip
+def test_a_key_in_no_list_whose_name_suggests_memory_stops_where_it_is_asked_to(
+    name: str, text: str, key: str, tmp_path: Path
+) -> None:
+    place = tmp_path / name
+    place.write_text(text)
+    for line in (["estimate", str(place), "--strict"], ["convert", str(place), "--to", "flags"]):
+        found = typed(line)
+        assert (found.code, found.out) == (2, ""), found
         assert key in found.err
 
 
@@ -204,8 +219,8 @@ def test_a_switch_that_is_off_does_not(text: str) -> None:
 
 
 def test_several_keys_that_stop_are_named_together() -> None:
-    with pytest.raises(ConfigError, match=r"upcast_lmhead_output: .* \(so do 1 more: use_llama_pro\)"):
-        read(LLAMAFACTORY + "upcast_lmhead_output: true\nuse_llama_pro: true\n", file="a.yaml")
+    with pytest.raises(ConfigError, match=r"use_mca: .* \(so do 1 more: use_hyper_parallel\)"):
+        read(LLAMAFACTORY + "use_mca: true\nuse_hyper_parallel: true\n", file="a.yaml")
 
 
 RECIPE = """# Model arguments

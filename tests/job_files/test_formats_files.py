@@ -158,7 +158,7 @@ def test_a_shell_script_of_megatron() -> None:
     assert {name: getattr(found.job, name) for name in wanted} == wanted
     assert found.extra.config is not None
     assert found.extra.config["model_type"] == "llama"
-    assert set(found.unread) == {"--lr", "--wandb-project", "--data-path"}
+    assert set(found.unread) == {"--lr", "--data-path"}  # WANDB is set nowhere, so that branch is not taken
 
 
 def test_a_script_as_a_model(tmp_path: Path) -> None:
@@ -197,10 +197,10 @@ def test_what_a_script_is_given_when_it_starts_must_be_said() -> None:
     assert run_of(script, "job.sh", tp=4).tp == 4
 
 
-def test_two_values_for_one_flag() -> None:
-    script = "torchrun x.py --micro-batch-size 1 --global-batch-size 8 --micro-batch-size 2"
-    with pytest.raises(ConfigError, match="--micro-batch-size: is given as '1' and as '2'"):
-        read(script, file="job.sh")
+def test_of_two_values_for_one_flag_the_last_counts() -> None:
+    """As `argparse` has it."""
+    script = "torchrun --nproc-per-node 8 x.py --micro-batch-size 1 --global-batch-size 16 --micro-batch-size 2"
+    assert read(script, file="job.sh").job.micro_batch == 2
 
 
 def test_axolotl() -> None:

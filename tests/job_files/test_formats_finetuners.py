@@ -238,12 +238,9 @@ def test_what_is_loaded_again_at_the_end_is_not_what_is_trained(again: str, tmp_
     [
         ("a.yaml", TUNE + "optimizer_in_bwd: True\n", "without gradient accumulation"),
         ("a.yaml", TUNE.replace("  apply_lora_to_mlp", "  use_dora: True\n  apply_lora_to_mlp"), "(DoRA)"),
-        ("a.sh", SWIFT.replace("zero2", "zero2 --lisa_activated_layers 2"), "(LISA)"),
         ("a.yaml", TUNE.replace("lora_llama3_1_8b", "lora_llama9_8b"), "'llama9_8b' is no language model that is read"),
         ("a.yaml", LIT.replace("devices: 1", "devices: 4"), "goes with one GPU"),
         ("a.yaml", LIT.replace("bf16-true", "16-true"), "'16-true' is not one that is read"),
-        ("a.sh", SWIFT.replace("NPROC_PER_NODE=$nproc_per_node \\\n", "").replace("    --deepspeed zero2\n", "    --max_steps 1\n"),
-         "4 GPUs without NPROC_PER_NODE share out the layers"),
         ("a.sh", SWIFT.replace("swift sft", "swift infer"), "swift infer: is another command"),
         ("a.yaml", NEMO + "freeze_config: {freeze_language_model: true}\n", "freezes the model of text"),
         ("a.py", UNSLOTH.replace("SFTTrainer", "GRPOTrainer"), "uses another trainer than SFT"),

@@ -277,7 +277,7 @@ def test_automodels_packs_of_vision_recipes_are_the_length() -> None:
         ("transformers", "fsdp_config.auto_wrap_policy", "SIZE_BASED_WRAP"),
         ("deepspeed", "optimizer.params.torch_adam", True), ("deepspeed", "zero_optimization.memory_efficient_linear", False),
         ("deepspeed", "autotuning.enabled", True), ("deepspeed", "zero_optimization.leaf_module.classes", ["MoE"]),
-        ("ms-swift", "packing_length", 16384), ("ms-swift", "device_map", "auto"), ("ms-swift", "ddp_backend", "gloo"),
+        ("ms-swift", "device_map", "auto"), ("ms-swift", "ddp_backend", "gloo"),
         ("torchtune", "optimizer.amsgrad", True), ("unsloth", "model.return_logits", True),
         ("automodel", "peft.exclude_modules", ["*q_proj*"]), ("prime-rl", "trainer.max_concurrent_runs", 4),
         ("llamafactory", "galore_proj_type", "full"),

@@ -126,13 +126,14 @@ def convert_files(
     flags: change the job, also its model where not empty, or say how the files are read (`resolve.job_file.READING`)
     """
     asked = flags or Job(model="")
-    given = flags_given(asked) | ({"model": asked.model} if asked.model else {})
+    model = asked.model or asked.base_model
+    given = flags_given(asked) | ({"model": model} if model else {})
     given = {name: value for name, value in given.items() if name not in READING}
     paths = [*paths, *names_beside(asked)]
     inside = {name: value for name, value in given.items() if name in FIELDS}
     beyond = {name: value for name, value in given.items() if name not in FIELDS}
     keeping = dialect_of(to).name if to != FLAGS and onto is None and len(paths) == 1 else None
-    files = read_files(paths, asked.dialect, inside, asked.version, keeping)
+    files = read_files(paths, asked, inside, keeping=keeping, strict=True)
     job, extra = combine(files, inside)
     if to == FLAGS:
         written, onto = Written(dialect=FLAGS, text=_flags(job, extra, beyond), left_out=()), None

@@ -25,6 +25,8 @@ FILES = {
     "torchtune": "fine_tuning.torchtune",
     "litgpt": "fine_tuning.litgpt",
     "ms-swift": "fine_tuning.swift",
+    "megatron-swift": "fine_tuning.swift_megatron",
+    "llamafactory-v1": "fine_tuning.llamafactory_v1",
     "automodel": "pre_training.automodel",
     "unsloth": "fine_tuning.unsloth",
     "peft": "hugging_face.peft",
@@ -32,19 +34,27 @@ FILES = {
     "nemo-rl": "rollouts.nemo_rl",
     "slime": "rollouts.slime",
     "prime-rl": "rollouts.prime_rl",
+    "roll": "rollouts.roll",
+    "open-instruct": "hugging_face.open_instruct",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
-BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron"}
+BUILT_ON = {
+    "trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron",
+    "megatron-swift": "megatron", "open-instruct": "transformers",
+}  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "nemo-rl": "NEMO_RL", "prime-rl": "PRIME_RL"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1"}
+"""Dialects whose constant is not named as they are."""
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
     "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
 }  # fmt: skip
 MARK = 10
 STARTED = {
-    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)"),
-    "ms-swift": re.compile(r"\bswift rlhf\b"),
+    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
+    "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
+    "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
+    "open-instruct": re.compile(r"\bopen_instruct/(?:finetune|dpo_tune\w*)\.py"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""
@@ -64,17 +74,15 @@ def dialect(name: str) -> Dialect:
 
     >>> dialect("megatron").title
     'Megatron-LM arguments'
-    >>> dialect("megatron-ml")
+    >>> dialect("megatron-ml")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    loadgauge.core.base.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, megatron-bridge, torchtitan, deepspeed,
-    accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth, peft, openrlhf,
-    nemo-rl, slime, prime-rl); did you mean megatron?
+    loadgauge.core.base.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, ...); did you mean megatron?
     """
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:
         raise ConfigError(f"unknown dialect {name!r} (known: {', '.join(FILES)}){suggest(wanted, FILES)}")
     module = import_module(f"loadgauge.job_files.{FILES[wanted]}")
-    chosen: Dialect = getattr(module, CONSTANTS.get(wanted, wanted.upper()))
+    chosen: Dialect = getattr(module, CONSTANTS.get(wanted, wanted.upper().replace("-", "_")))
     return chosen
 
 

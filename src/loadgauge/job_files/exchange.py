@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,17 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.files import read_text
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
-from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.dialects import recognise
 from loadgauge.job_files.ideas.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
-from loadgauge.job_files.ideas.table import Dialect, Document, Keys, Missing
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.known_files import KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
+from loadgauge.job_files.reading.renamed import Renamed
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
@@ -56,6 +57,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     facts: the same before GPUs and batches were worked out, with the keys that say it
     unread: its keys that no idea reads; auto: keys that it leaves to another file
     uncounted: what it asks for that is not counted
+    ignored: keys that were left out as asked
     stopped: what it asks for that there is no estimate with, where that was allowed
     remarks: what was taken for a file that it names, and cells of a notebook that were skipped, in words
     """
@@ -71,6 +73,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     auto: tuple[str, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     stopped: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
@@ -115,20 +118,65 @@ def _syntax(text: str, file: str) -> str:
     return "yaml"
 
 
-def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = "") -> Document:
-    """Parses a file's text into keys and values. Raises a `ConfigError` of one line where it cannot be parsed."""
+class Without:
+    """A document without some of its keys, as it spells them or with all keys of a section: `dropped` has those that it had.
+
+    >>> document = Without(json_document('{"a": 1, "b": {"c": 2}}'), ["b"])
+    >>> document.names(), document.dropped
+    (('a',), ('b.c',))
+    """
+
+    def __init__(self, whole: Document, ignored: Iterable[str]) -> None:
+        self.whole = whole
+        wanted = {key.strip().lstrip("-").replace("-", "_") for key in ignored}
+        shown = {name: whole.shown(name).lstrip("-").replace("-", "_") for name in whole.names()}
+        self.dropped = tuple(
+            name
+            for name, spelled in shown.items()
+            if any(key in (name, spelled) or name.startswith(f"{key}.") for key in wanted)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def names(self) -> tuple[str, ...]:
+        """Every other key that has a value, in order."""
+        return tuple(name for name in self.whole.names() if name not in self.dropped)
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or `MISSING`."""
+        return MISSING if key in self.dropped else self.whole.get(key)
+
+
+def document(
+    text: str,
+    syntax: str,
+    chosen: Dialect | None = None,
+    file: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> Document:
+    """Parses a file's text into keys and values. Raises a `ConfigError` of one line where it cannot be parsed.
+
+    variables: values of those that a shell script sets nowhere
+    """
+    parsed = _parsed(text, syntax, chosen, file, variables)
+    return parsed if chosen is None or chosen.renames is None else Renamed(parsed, chosen.renames)
+
+
+def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables: Mapping[str, str] | None) -> Document:
     if "\0" in text:
         raise ConfigError("holds a zero byte, so it is not text", file=file)
     sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            return Argv(text, style, objects)  # type: ignore[arg-type]
+            return Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
         if syntax == "python":
-            from loadgauge.job_files.fine_tuning.unsloth import FIRST, ONCE, SECTIONS
-            from loadgauge.job_files.reading.calls import Calls
+            from loadgauge.job_files.fine_tuning.unsloth import script
+            from loadgauge.job_files.hugging_face.programs import Program
 
-            return Calls(text, SECTIONS, FIRST, ONCE)
+            own = script(text)
+            return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
         if chosen is not None and chosen.layers:
             from loadgauge.job_files.reading.layered import layered
@@ -140,9 +188,11 @@ def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = 
         raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
 
 
-def recognise_text(text: str, syntax: str, file: str = "") -> Dialect | None:
+def recognise_text(
+    text: str, syntax: str, file: str = "", variables: Mapping[str, str] | None = None
+) -> Dialect | None:
     """The dialect whose keys a text has; None where it has those of none. Raises `ConfigError` where it cannot be parsed."""
-    chosen = recognise(document(text, syntax, None, file))
+    chosen = recognise(document(text, syntax, None, file, variables))
     if chosen is None and syntax == "yaml":  # Megatron's sections are not part of its keys
         chosen = recognise(document(text, syntax, dialect_of("megatron"), file))
     return chosen
@@ -169,6 +219,9 @@ def read(
     alone: bool = False,
     keeping: str | None = None,
     beside: frozenset[str] = frozenset(),
+    strict: bool = False,
+    ignore: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> JobFile:
     """Reads a job file. Raises `ConfigError` where it contradicts itself, where no dialect knows it, or where it asks for
     something that an estimate would be wrong about.
@@ -180,6 +233,8 @@ def read(
     alone: a DeepSpeed configuration that it names is not looked for on the disk
     beside: paths of files that are read as well; where there are any, a configuration that is named is one of them or is
         looked for
+    strict: what is not counted is an error, whatever is known of its effect
+    ignore: keys that are taken out; variables: values of those that a shell script sets nowhere
     keeping: a dialect whose files are only patched: what there is no estimate with stays in them, and is `stopped`
 
     >>> file = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
@@ -188,11 +243,11 @@ def read(
     ('deepspeed', 3, 8, ('gradient_clipping',))
     """
     syntax = _syntax(text, file)
-    chosen = recognise_text(text, syntax, file) if name is None else dialect_of(name)
+    chosen = recognise_text(text, syntax, file, variables) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(
-            "is a program or a notebook, which is not run, and none of Unsloth's calls are in it; give the flags or the file"
-            " that it is started with",
+            "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
+            " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
             file=file,
         )
     if chosen is None:
@@ -200,28 +255,51 @@ def read(
     if syntax not in chosen.syntaxes:
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
-    keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, release, given)
+    whole = Without(document(text, syntax, chosen, file, variables), ignore)
+    keys = Keys(whole if whole.dropped else whole.whole, file, chosen.auto, release, given)
+    older = chosen.last(keys) if release is None else None
+    if older is not None:
+        release, key = older
+        keys.version = release
+        number = ".".join(map(str, release))
+        keys.remarks[
+            f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
+        ] = None
     known = facts_given(given or {})
-    reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
+    reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
     # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
+    if whole.dropped:
+        remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
     if not alone:
         for other in _read_named(keys, file, frozenset(known), beside):
-            facts = merge(facts, other.facts, other.file)
+            # What the command line of `accelerate launch` says goes before its configuration.
+            said = {"gpus", "nodes", "gpus_per_node"} if other.dialect == "accelerate" and "gpus" in facts else set()
+            facts = merge(facts, {name: fact for name, fact in other.facts.items() if name not in said}, other.file)
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks
     job, extra = solve(_with(facts, known), file)
     used = chosen.newest if release is None else ".".join(map(str, release))
     return msgspec.structs.replace(
-        reading, version=used, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted, remarks=remarks
+        reading,
+        version=used,
+        job=job,
+        extra=extra,
+        facts=facts,
+        unread=unread,
+        uncounted=uncounted,
+        remarks=remarks,
+        ignored=tuple(map(whole.shown, whole.dropped)),
     )
 
 
-def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False) -> JobFile:
+def _read_alone(
+    chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False, strict: bool = False
+) -> JobFile:
     """Return what one file says, without the arithmetic of a whole job. `keeping`: what there is no estimate with is no error."""
-    stopped = chosen.stopped(keys)
+    stopped = chosen.stopped(keys, strict)
     if stopped and not keeping:
         raise _first(stopped)
     facts = chosen.read(keys, known)
@@ -232,9 +310,9 @@ def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: 
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=chosen.uncounted(keys),
+        uncounted=(*chosen.uncounted(keys), *keys.noted.values()),
         auto=tuple(keys.document.shown(key) for key in keys.left),
-        remarks=tuple(getattr(keys.document, "skipped", ())),
+        remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
     )
 
@@ -277,7 +355,7 @@ def with_tool(version: str | None, dialect: str) -> str | None:
 def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[str]) -> list[JobFile]:
     """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
     named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
-    if keys.document.syntax == "argv":
+    if keys.document.syntax in ("argv", "python"):
         named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml", ".json")))
     files: list[JobFile] = []
     for key, dialect, endings in named:

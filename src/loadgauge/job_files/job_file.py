@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import FILES as JOB_FILES
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.rollout import Engine
@@ -20,13 +23,13 @@ from loadgauge.core.definitions.training.training import training
 from loadgauge.core.families.catalogue import model_sources, models
 from loadgauge.core.families.derived import derive
 from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
-from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 
-READING = ("beside", "dialect", "version")
+READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
@@ -73,11 +76,12 @@ def from_job_file(job: Job) -> FromFile:
     given = {name: value for name, value in flags_given(job).items() if name not in READING}
     inside = {name: given[name] for name in FIELDS if name in given}
     first = is_job_file(job.model) or (job.dialect is not None and os.path.isfile(job.model))
-    if job.dialect is not None and not first:
-        raise ConfigError("says how a job file is read, and MODEL is none; give the file", key="dialect")
-    files = read_files(
-        ([job.model] if first else []) + names_beside(job), job.dialect if first else None, inside, job.version
-    )
+    for name in ("dialect", "base_model"):
+        if getattr(job, name) is not None and not first:
+            raise ConfigError("is about a job file, and MODEL is none; give the file", key=name.replace("base_", ""))
+    if job.base_model is not None:
+        inside["model"] = job.base_model
+    files = read_files(([job.model] if first else []) + names_beside(job), job, inside)
     if first:
         whole, extra = combine(files, inside)
         asked = whole.replace(road=job.road, inputs=job.inputs)
@@ -86,10 +90,12 @@ def from_job_file(job: Job) -> FromFile:
         whole, extra = combine(files, inside | {"model": job.model})
         model = found_model(whole.replace(model=job.model, road=job.road, inputs=job.inputs, hub=False)).spec
         remark = ""
+    if extra.head is not None:
+        model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
     version = job.version
     for file in files:
-        version = with_tool(version, file.dialect)
+        version = with_tool(version or of_keys(file), file.dialect)
     needless = {
         *given,
         "model",
@@ -107,20 +113,27 @@ def from_job_file(job: Job) -> FromFile:
             )
             flags[role] = alike
     if filled.task is not None:
-        flags, left = _less_around(flags)
-        remark = f"{remark}{left}"
+        flags, left, around = _less_around(flags)
+        remark, uncounted = f"{remark}{left}", uncounted + around
     trainers = dialect_of(files[0].dialect).trainers if first else "trl"
     return FromFile(job.replace(**flags), model, f"{notes}{remark}", uncounted, trainers)
 
 
-def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def of_keys(file: JobFile) -> str | None:
+    """The release that a file's keys are of, where the newest has some of them no more."""
+    return file.version if file.version != dialect_of(file.dialect).newest else None
+
+
+def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[Uncounted, ...]]:
     """The flags of a task's file without what no phase of it counts, and a remark on that: layers gathered one by one to save them,
-    and an evaluation whose batch is no larger than that of the update, which keeps more."""
+    and an evaluation, which keeps less than the update unless its batch is larger; that is in the range."""
     dropped = {"save": "saving"} if flags.get("save") is not None else {}
-    if (flags.get("eval_batch") or 0) <= (flags.get("micro_batch") or 1):
-        dropped |= {name: "evaluation" for name in ("eval_batch", "eval_batches") if flags.get(name) is not None}
+    asked, own = flags.get("eval_batch") or 0, flags.get("micro_batch") or 1
+    dropped |= {name: "evaluation" for name in ("eval_batch", "eval_batches") if flags.get(name) is not None}
+    line = f"eval_batch = {asked}: the logits of an evaluation, of more sequences than the update's {own}"
+    larger = Uncounted(line, "eval_batch", effect="costs", parts=("loss", "transient"), share=asked / own)
     said = ", ".join(dict.fromkeys(dropped.values()))
-    return flags | dict.fromkeys(dropped), f"; not counted: {said}" if said else ""
+    return flags | dict.fromkeys(dropped), f"; not counted: {said}" if said else "", (larger,) if asked > own else ()
 
 
 def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
@@ -156,19 +169,59 @@ def names_beside(job: Job) -> list[str]:
 
 
 def read_files(
-    paths: Sequence[str], dialect: str | None, given: Mapping[str, Any], version: str | None, keeping: str | None = None
+    paths: Sequence[str], how: Job, given: Mapping[str, Any], *, keeping: str | None = None, strict: bool = False
 ) -> tuple[JobFile, ...]:
-    """Reads job files of one job; the first is of `dialect` where it is given. Raises `ConfigError`.
+    """Reads job files of one job. Raises `ConfigError`, also for a key to leave out that none of them has.
 
     A configuration that another of the files names is not read a second time.
+    how: the fields that say how files are read (`READING`); its dialect is that of the first file
     """
-    names = [dialect, *([None] * len(paths))]
-    return tuple(
+    names = [how.dialect, *([None] * len(paths))]
+    ignored = [key.strip() for key in (how.ignore or "").split(",") if key.strip()]
+    files = tuple(
         read(
-            load(path), name, file=path, given=given, version=version, keeping=keeping, beside=frozenset(paths) - {path}
+            load(path),
+            name,
+            file=path,
+            given=given,
+            version=how.version,
+            keeping=keeping,
+            beside=frozenset(paths) - {path},
+            strict=bool(how.strict) or (strict and how.strict is None),
+            ignore=ignored,
+            variables=variables_of(how.variables),
         )
         for path, name in zip(paths, names, strict=False)
     )
+    for key in ignored:
+        if not any(_has(file, key) for file in files):
+            raise ConfigError(f"{key!r} is no key of {', '.join(paths)}", key="ignore")
+    return files
+
+
+def _has(file: JobFile, key: str) -> bool:
+    """Return whether a key, or one of a section, was left out of a file."""
+    plain = key.lstrip("-").replace("-", "_")
+    names = [name.lstrip("-").replace("-", "_") for name in file.ignored]
+    return any(name == plain or name.startswith(f"{plain}.") or name.endswith(f".{plain}") for name in names)
+
+
+def variables_of(text: str | None) -> dict[str, str]:
+    """Return the variables of shell scripts: those of the environment, and before them those of `NAME=VALUE,...`.
+
+    Raises `ConfigError`.
+
+    >>> variables_of("TP=2,LIST=a,b")["LIST"]
+    'a,b'
+    """
+    said: dict[str, str] = {}
+    for word in re.split(r",(?=[A-Za-z_]\w*=)", text or ""):
+        name, sign, value = word.partition("=")
+        if text and not (sign and name.isidentifier()):
+            raise ConfigError(f"must be NAME=VALUE, got {word!r}", key="set")
+        if sign:
+            said[name.strip()] = value
+    return {**os.environ, **said}
 
 
 def flags_given(job: Job) -> dict[str, Any]:
@@ -227,7 +280,9 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
         changes["prompts"], left = divmod(extra.generated * ranks, samples)
         if left:
             raise ConfigError(
-                f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}", key="samples"
+                f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}"
+                + ("; give --gpus" if job.gpus is None else ""),
+                key="samples",
             )
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})

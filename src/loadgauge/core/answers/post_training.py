@@ -92,7 +92,8 @@ def _memory_document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str,
         "host": memory.host,
         "assumed": run.assumed,
         "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in remedies],
-        "not_counted": list(NOT_COUNTED),
+        "not_counted": [*(item.note for item in run.uncounted if item.note), *NOT_COUNTED],
+        "unread": [item.document(memory.unread) for item in run.uncounted if item.file],
     }
     if engine is not None and run.engine is not None:
         found["rollout"] = {

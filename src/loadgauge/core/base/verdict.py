@@ -4,8 +4,8 @@ A verdict compares the memory of a card with the 80 % range of what a run needs 
 
 - `fits`: the card holds the upper end, whatever the job leaves unsaid.
 - `tight`: its memory lies inside the range of the run as assumed.
-- `depends`: as assumed it fits, and something that was not said, or not read, decides.
-- `does not fit`: it does not hold the lower end of the run as assumed.
+- `depends`: as assumed it fits, or does not, and something that was not said, or not read, decides.
+- `does not fit`: it does not hold the lower end of the run as assumed, nor with what was not read at its least.
 - `unknown`: no card was given.
 """
 
@@ -62,18 +62,23 @@ def needs(memory: Needs) -> dict[str, Any]:
     }
 
 
-def judge(low: float, high: float, capacity: float | None, widest: float | None = None) -> Verdict:
+def judge(
+    low: float, high: float, capacity: float | None, widest: float | None = None, least: float | None = None
+) -> Verdict:
     """Return the verdict of a range on a card.
 
     low, high: ends of the range of the run as assumed [bytes]; widest: the upper end whatever is unsaid, where that is higher
+    least: the lower end with what was not read at its least, where that is lower
 
     >>> [judge(low, high, 80, widest) for low, high, widest in ((60, 70, 75), (60, 70, 90), (70, 85, 85), (81, 90, 90))]
     ['fits', 'depends', 'tight', 'does not fit']
+    >>> judge(81, 90, 80, least=75)
+    'depends'
     """
     if capacity is None:
         return "unknown"
     if low > capacity:
-        return "does not fit"
+        return "depends" if least is not None and least <= capacity else "does not fit"
     if high > capacity:
         return "tight"
     return "depends" if widest is not None and widest > capacity else "fits"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 
 import msgspec
 
+from loadgauge.core.definitions.job.uncounted import Parts, Uncounted
 from loadgauge.core.definitions.training.optimizers import Optimizer, parse
 from loadgauge.core.definitions.training.training import Training, spell_loss
 from loadgauge.core.estimate.memory.phases import Phase, StageAtWork
@@ -43,13 +44,38 @@ def open_to(result: Estimate, things: Iterable[Unsaid]) -> Estimate:
     """Return the estimate with things that are not said: those nearby in its range, the rest as alternatives."""
     memory = result.memory
     things = [thing for thing in things if thing.others]
-    far = [thing for thing in things if max(thing.more, thing.fewer) >= FAR * memory.total]
+    far = [thing for thing in things if thing.endless or max(thing.more, thing.fewer) >= FAR * memory.total]
     near = [thing for thing in things if thing not in far]
     for thing in near:
         memory = memory.widened(thing.fewer, thing.more, thing.flag)
     if not things:
         return result
     return result.replace(memory=msgspec.structs.replace(memory, unsaid=(*memory.unsaid, *far)))
+
+
+def parts_of(result: Estimate) -> Parts:
+    """Return the parts of the memory of an estimate that settings which are not counted may change."""
+    memory = result.memory
+    largest = {part: memory.largest(part).parts[part] for part in memory.parts}
+    return Parts(memory.parts, largest, result.params / result.layout.gpus)
+
+
+def unread_things(items: Sequence[Uncounted], memory: Parts) -> Iterator[Unsaid]:
+    """Return settings of a job file that are not counted as things that are not said: each may do nothing, or the most or least.
+
+    memory: without them
+
+    >>> qat = Uncounted("", "qat", effect="costs", parts=("weights",))
+    >>> [thing.more for thing in unread_things([qat], Parts({"weights": 2.0}, {"weights": 2.0}, 1))]
+    [2.0]
+    """
+    for item in items:
+        low, high = item.change(memory)
+        ends = (Alternative("at most", high), Alternative("at least", -low))
+        yield Unsaid(item.key, "without it", tuple(end for end in ends if end.change), key=True)
+    endless = [item.key for item in items if item.endless]
+    if endless:
+        yield Unsaid(", ".join(endless), "without it", (Alternative("with it", 0.0),), key=True, endless=True)
 
 
 def spelled(own: Training, other: Training) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ states of the trained models, the weights of the frozen ones, and the engine, as
 from __future__ import annotations
 
 import functools
+import math
 
 import msgspec
 
@@ -14,6 +15,7 @@ from loadgauge.core.base.algebra import Size, maximum
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import MIB
 from loadgauge.core.base.verdict import Verdict, judge
+from loadgauge.core.definitions.job.uncounted import Parts, Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.tasks import Pass
 from loadgauge.core.estimate.estimate import view_of
@@ -22,10 +24,12 @@ from loadgauge.core.estimate.memory.counters import Reading
 from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.peak import Memory
 from loadgauge.core.estimate.memory.phases import Phase, StageAtWork
+from loadgauge.core.estimate.memory.question import Question, Unsaid, ask
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import stages
 from loadgauge.core.estimate.states.overhead import Assumed
+from loadgauge.core.estimate.unsaid import unread_things
 from loadgauge.core.estimate.workings import Workings
 from loadgauge.core.post_training.engine import Card, on_card
 from loadgauge.core.post_training.roles import Member, Run
@@ -83,9 +87,14 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a step. host: bytes of a node's host memory by what they are; engine: what it holds awake, if there is one"""
+    """Memory of a step. host: bytes of a node's host memory by what they are; engine: what it holds awake, if there is one
+
+    uncounted: settings of job files that are not counted; parameters: of the trained model, over the trainer's GPUs
+    """
 
     phases: tuple[PhaseMemory, ...]
+    uncounted: tuple[Uncounted, ...] = ()
+    parameters: float = 0.0
     host: dict[str, float]
     capacity: float | None = None
     engine: Card | None = None
@@ -103,7 +112,39 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """Return whether the GPU holds every phase (see `loadgauge.core.base.verdict`)."""
-        return judge(self.low, self.high, self.capacity)
+        things = self.unsaid
+        more = math.inf if any(thing.endless for thing in things) else sum(thing.more for thing in things)
+        fewer = sum(thing.fewer for thing in things)
+        return judge(self.low, self.high, self.capacity, self.high + more, self.low - fewer)
+
+    @property
+    def unread(self) -> Parts:
+        """The parts of the memory that settings which are not counted may change, of all roles together."""
+        sums: list[dict[str, float]] = []
+        for phase in self.phases:
+            parts: dict[str, float] = {}
+            for one in phase.residents:
+                part = "loss" if one.part == "log-probs" else one.part
+                parts[part] = parts.get(part, 0.0) + one.nbytes
+            sums.append(parts)
+        largest = {
+            part: max(parts.get(part, 0.0) for parts in sums) for part in {part for parts in sums for part in parts}
+        }
+        return Parts(sums[self.phases.index(self.worst)], largest, self.parameters)
+
+    @property
+    def unsaid(self) -> tuple[Unsaid, ...]:
+        """The settings of job files that are not counted, with how far each may change the memory."""
+        return tuple(unread_things(self.uncounted, self.unread)) if self.uncounted else ()
+
+    @property
+    def question(self) -> Question | None:
+        """What of a job file was not read and decides the verdict, with each of its answers; None where nothing does."""
+
+        def ends(change: float) -> Reading:
+            return Reading(self.low + change, self.total + change, self.high + change)
+
+        return ask(self.unsaid, self.verdict, ends, self.capacity)
 
     @property
     def total(self) -> float:
@@ -172,6 +213,8 @@ def memory(run: Run) -> PostMemory:
         host=_host(run, trained, frozen, engine),
         engine=engine,
         capacity=None if run.gpu is None else run.gpu.capacity,
+        uncounted=run.uncounted,
+        parameters=run.trained.params / max(1, run.placement.trainer),
     )
 
 

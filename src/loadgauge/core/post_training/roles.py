@@ -7,6 +7,7 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, LayoutError
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.rollout import Engine
@@ -115,6 +116,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     logprob_rows, logprob_tokens: sequences of a forward pass, or the tokens it holds at most
     padding: how answers of different lengths come together, where that is said
     assumed: the values of flags that were not given, with the reason
+    uncounted: settings of job files that are not counted
     """
 
     task: Task
@@ -135,6 +137,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     logprob_tokens: int | None = None
     padding: str | None = None
     assumed: dict[str, str] = {}
+    uncounted: tuple[Uncounted, ...] = ()
 
     @property
     def trained(self) -> Member:

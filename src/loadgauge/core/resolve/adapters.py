@@ -149,6 +149,8 @@ def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, kn
     names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
     if lora.stored is not None and any(name.startswith("experts.") for name in names):
         raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
+    if framework in APART:
+        names = [_in_one(name, possible) for name in names if _in_one(name, possible)]
     for name in names:
         if name not in words and TARGETS.get(name, name) not in possible:
             raise ConfigError(
@@ -157,6 +159,23 @@ def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, kn
             )
     chosen = [words.get(name, frozenset({TARGETS.get(name, name)})) for name in names]
     return msgspec.structs.replace(lora, targets=frozenset[str]().union(*chosen))
+
+
+APART = ("torchtune", "litgpt")
+"""Frameworks whose own models adapt each matrix apart, also where the model's configuration has several in one."""
+IN_ONE = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
+
+
+def _in_one(name: str, possible: frozenset[str]) -> str:
+    """Return the matrix that a target is part of in this model; empty for a gate that the model has none of.
+
+    >>> [_in_one(name, frozenset({"qkv", "output", "up"})) for name in ("q_proj", "gate_proj", "up_proj")]
+    ['qkv', '', 'up_proj']
+    """
+    target = TARGETS.get(name, name)
+    if target in possible or target not in IN_ONE:
+        return name
+    return IN_ONE[target] if IN_ONE[target] in possible else "" if target == "gate" else name
 
 
 ADAPTERS = ("lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save")

@@ -11,6 +11,7 @@ from loadgauge.core.base.hooks import need
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.model.model import Head, ModelSpec
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
 from loadgauge.core.definitions.training.stacks import LOSS_LOGPROBS, Stack
@@ -62,12 +63,12 @@ PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
 """What is assumed of a step where nothing is said."""
 
 
-def scalar(model: ModelSpec) -> ModelSpec:
-    """Return the model with a head of one column over every token, as a reward model or a critic has.
+def scalar(model: ModelSpec, columns: int = 1) -> ModelSpec:
+    """Return the model with a head of one column over every token, as a reward model or a critic has; `columns`: of more.
 
     Source: transformers, `modeling_layers.py`, `GenericForSequenceClassification` (`score`, without a bias).
     """
-    head = Head(kind="classifier", num_labels=1, per_token=True)
+    head = Head(kind="classifier", num_labels=columns, per_token=True)
     return msgspec.structs.replace(model, head=head, tie_word_embeddings=False, mtp_layers=0)
 
 
@@ -79,10 +80,12 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     (2, ['policy', 'reference'])
     """
     file, trainers = "", "trl"
+    uncounted: tuple[Uncounted, ...] = ()
     if model is None and asks_for_files(job):
         reading = need("DIALECTS").from_job_file(job)
         job, model, file, trainers = reading.job, reading.model, reading.note, reading.trainers
-        job = job.replace(beside=None, dialect=None)
+        uncounted = reading.uncounted
+        job = job.replace(beside=None, dialect=None, base_model=None)
     if job.task is None:
         raise ConfigError("is needed", key="task")
     task = _passes(job, TASKS[job.task])
@@ -152,6 +155,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         logprob_tokens=job.logprob_tokens,
         padding=job.padding if task.rollout else None,
         assumed=assumed | setup.assumed,
+        uncounted=uncounted,
     )
     return run, setup
 

@@ -9,7 +9,12 @@ from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.attention.attention import CORE
+from loadgauge.core.layers.operations.operations import Recompute
 
+PER_OP = ("torchtitan", "fsdp", "llm-foundry", "automodel")
+"""Frameworks over FSDP, whose `selective` is torchtitan's list: Megatron's would save nothing beside flash attention."""
+SEQUENCE = 4096
+"""Tokens of the sequence by which a memory budget is shared out."""
 KEPT = {"attention.query", "attention.value", "attention.flash", "attention.context", "attention.qkv"}
 KEPT |= {"mlp.gate", "mlp.down", "mlp.gate_up"}
 LATENT = {"attention.query_up", "attention.key_value_up", "attention.rotary_q", "attention.rotary_k"}
@@ -36,8 +41,9 @@ REMAT["minimal_flash"] = REMAT["minimal_with_context"]
 
 
 def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
-    """Translates a recompute policy into operations of the model: `per-op` (torchtitan: attention and every second matrix
-    product keep their outputs), `modules:...` (Megatron) and `remat:...` (MaxText: the name of a `remat_policy`, or
+    """Translates a recompute policy into operations of the model: `per-op` (torchtitan, whose `selective` it is: attention and
+    every second matrix product keep their outputs), `memory_budget=0.5` (torch.compile: what costs least to make again, until
+    the layer keeps that share), `modules:...` (Megatron) and `remat:...` (MaxText: the name of a `remat_policy`, or
     `remat:custom=` with what is kept, joined by +). Any other stays as it is. Raises `ConfigError` for an unknown name.
 
     >>> from loadgauge.core.families.reference import llama_model
@@ -52,6 +58,10 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     [False, True]
     """
     kind, _, modules = word.partition(":")
+    if kind == "selective" and training.framework.name in PER_OP and training.kernels.attention == "flash":
+        kind = "per-op"
+    if kind.startswith("memory_budget="):
+        return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"
     if kind == "per-op":
         return ",".join(sorted(_per_op(model, training)))
     if kind == "modules":
@@ -122,6 +132,30 @@ def of_kinds(chosen: dict[bool, set[str]], names: dict[bool, frozenset[str]]) ->
         for routed, own in chosen.items()
         for name in own
     )
+
+
+def _budget(text: str, model: ModelSpec, training: Training) -> frozenset[str]:
+    """The operations that torch.compile's `activation_memory_budget` makes again, the cheapest by FLOPs a byte first."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"memory_budget must be a share from 0 to 1, got {text[:20]!r}", key="recompute")
+    view = View.of(SEQUENCE, 1, kernels=training.kernels)
+    chosen: set[str] = set()
+    for block in model.blocks:
+        layer = block_layer(block, model.hidden_size, view)
+        most = share * float(layer.saved())
+        made = {one.name: float(sum(tensor.nbytes for tensor in one.outputs)) for one in layer if one.gradients}
+        price = {one.name: float(one.forward_flops) / max(made.get(one.name, 0.0), 1.0) for one in layer}
+        own: set[str] = set()
+        for name in sorted(made, key=lambda name: price[name]):
+            if float(layer.saved(Recompute(discarded=frozenset(own)))) <= most:
+                break
+            own.add(name)
+        chosen |= own
+    return frozenset(chosen)
 
 
 def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> frozenset[str]:

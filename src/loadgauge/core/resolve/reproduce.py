@@ -17,7 +17,7 @@ from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import rate
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
-from loadgauge.core.definitions.job.job import AROUND, WHOLE_RUN, Job
+from loadgauge.core.definitions.job.job import AROUND, FILES, WHOLE_RUN, Job
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.model.tuners import TUNERS
 from loadgauge.core.definitions.training.stacks import Stack
@@ -96,7 +96,7 @@ def _from_file(job: Job) -> dict[str, Any] | None:
     if not asks_for_files(job):
         return {}
     try:
-        named = Job(model=job.model, gpu=job.gpu, beside=job.beside, dialect=job.dialect, version=job.version)
+        named = Job(model=job.model, gpu=job.gpu, version=job.version, **{name: getattr(job, name) for name in FILES})
         own = need("DIALECTS").from_job_file(named)[0]
     except Error:
         return None
@@ -133,7 +133,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         "cp_comm": layout.cp_comm if layout.cp > 1 else "ring",
         "expert_imbalance": None if layout.expert_imbalance == 1 else float(layout.expert_imbalance),
         "order": ",".join(layout.order),
-        "overlap": kind.overlap.text(),
+        "overlap": kind.overlap.alone(),
         **_adapters(job, kind),
         **_links(job, result.cluster),
     }
@@ -142,7 +142,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         # What the framework decides once it is named.
         "precision": framework.precision.name,
         "loss": spell_loss(framework),
-        "overlap": kind.framework.overlap.text(),
+        "overlap": kind.framework.overlap.alone(),
     }
     if kind.lora is not None and kind.lora.stored is not None and file == {}:
         defaults["recompute"] = "full"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,9 +19,19 @@ from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.core.definitions.hardware.host import HOST_LINK, PCIE_4, Host
 from loadgauge.core.definitions.hardware.topology import topology
+from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
-from loadgauge.core.definitions.layout.layout import FULL_PIPE, Filled, Layout, RecomputePolicy
+from loadgauge.core.definitions.layout.layout import (
+    FULL_PIPE,
+    TWO_CHUNKS,
+    V_SHAPED,
+    Filled,
+    Layout,
+    RecomputePolicy,
+    shared_out,
+)
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, runs_on
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
@@ -34,12 +46,13 @@ from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.core.resolve.rescale import is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.trained import adapt_only, train_only
-from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.core.resolve.unsaid import others, says_what_is_loaded
 
 JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
 """Endings of files that may be another tool's."""
 SEQ_LEN = 4096
+MANY = 64
+"""GPUs from which on a run is no first try: what such runs have is assumed where nothing is said of it."""
 
 
 def asks_for_files(job: Job) -> bool:
@@ -48,7 +61,8 @@ def asks_for_files(job: Job) -> bool:
     >>> asks_for_files(Job(model="gpt2")), asks_for_files(Job(model="gpt2", beside="ds_config.json"))
     (False, True)
     """
-    return job.beside is not None or job.dialect is not None or names_job_file(job.model)
+    said = (job.beside, job.dialect, job.base_model)
+    return any(one is not None for one in said) or names_job_file(job.model)
 
 
 def names_job_file(model: str) -> bool:
@@ -102,6 +116,10 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     chosen = _part(job, chosen)
     _whole_run(job)
     dp, degrees = _degrees(job, fill)
+    if job.vpp is None and job.schedule == "interleaved" and degrees["pp"] > 1:
+        degrees["vpp"] = fill(
+            "vpp", _chunks(chosen.num_hidden_layers, degrees["pp"]), "the interleaved schedule has several"
+        )
     if chosen.listed is not None and job.etp is None:
         degrees["etp"] = chosen.listed.within_experts(degrees["tp"], degrees["ep"])
     micro_batch = fill("micro_batch", 1)
@@ -137,8 +155,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     zero, around = fill("zero", 0), _around(job, degrees["pp"])
     kind = _with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
     says_what_is_loaded(job, chosen, kind, stack, assumed)
-    if job.overlap is not None:
-        kind = msgspec.structs.replace(kind, overlap=Overlap.parse(job.overlap))
+    kind = _overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed)
     if job.precision in (None, "bf16", "fp16"):
         why = f"{kind.framework.name}'s recipe of {job.precision or usual}"
         if job.precision is None and usual == "fp16":
@@ -152,13 +169,13 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         **degrees,  # type: ignore[arg-type]
         dp=dp,
         zero=zero,
-        sequence_parallel=job.sequence_parallel or False,
+        sequence_parallel=_spread(job, chosen, degrees["tp"], fill),
         recompute=RecomputePolicy.parse(resolve_recompute(fill("recompute", *_recompute(job, file)), chosen, kind)),
         micro_batch=micro_batch,
         global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
         seq_len=_seq_len(job, chosen, lengths, fill),
         schedule=_schedule(job, assumed),
-        stage_layers=_stage_layers(job.stage_layers),
+        stage_layers=_stage_layers(job, chosen, degrees, assumed),
         cp_comm=job.cp_comm or "ring",  # type: ignore[arg-type]
         expert_imbalance=_imbalance(job, chosen, fill),
         replicas=job.replicas or 1,
@@ -172,6 +189,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     for key, size in chosen.defaults:
         assumed[key] = f"{size} (not in the config: {chosen.model_type}'s default)"
     machines, untimed = cluster_of(job, card, layout.gpus)
+    if machines is not None and card is not None and (line := usual_line(job, card, machines)):
+        assumed["--nic-bandwidth"] = line
     if card is not None and not card.bf16 and kind.precision.name.startswith("bf16"):
         uncounted = (*uncounted, Uncounted(no_bf16(card), "precision"))
     setup = Setup(
@@ -186,6 +205,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         untimed=untimed,
         file=file,
         uncounted=uncounted,
+        overlap_open=not file and job.overlap is None and job.measured is None and layout.gpus >= MANY,
         others=tuple(
             msgspec.structs.replace(
                 other,
@@ -198,9 +218,63 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         if not file
         else (),
     )
+    if not file and kind.lora is None and (layout.gpus >= MANY or layout.tp * layout.pp > 1):
+        setup = msgspec.structs.replace(setup, instead=partial(_instead, setup))
+    if not file and layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and layout.num_microbatches > 1:
+        setup = msgspec.structs.replace(setup, larger=partial(_larger, setup))
     if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
+
+
+def _overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:
+    """The training with the communication that is hidden: what is said, and what the schedule or scripts of such runs hide."""
+    own, hidden = kind.overlap, []
+    if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1] and (job.ep or 1) > 1:
+        hidden.append(("ep", f"{job.schedule} runs dispatch and combine beside the other direction, by DeepEP"))
+        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
+    if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
+        hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
+        if (job.tp or 1) > 1 and card is not None and card.data_center_hopper_or_later:
+            hidden.append(("tp", "so do those for Hopper and later"))
+    own = msgspec.structs.replace(own, **dict.fromkeys((name for name, _ in hidden), True))
+    if hidden and job.gpu is not None:
+        assumed["--overlap"] = f"{own.text()} ({'; '.join(f'{name}: {why}' for name, why in hidden)})"
+    return msgspec.structs.replace(kind, overlap=own if job.overlap is None else Overlap.parse(job.overlap, own))
+
+
+def _instead(setup: Setup) -> Iterator[tuple[list[tuple[str, str, str]], Setup]]:
+    """The run with what layouts of many GPUs have where nothing is said of it, the mildest first: sequence parallelism, a
+    sharded optimizer, recomputation; each with the flags that say it: its value, and the one that was assumed."""
+    job, layout = setup.job, setup.layout
+    changes: list[tuple[str, Any, str, str]] = []
+    if job.sequence_parallel is None and not layout.sequence_parallel and layout.tp > 1:
+        changes.append(("sequence_parallel", True, "on", "off"))
+    if job.zero is None and layout.zero_ranks > 1:
+        changes.append(("zero", 1, "1", "0"))
+    tried = [changes[:count] for count in range(1, len(changes) + 1)]
+    if job.recompute is None:
+        parts = ("selective", "full") if setup.training.framework.recomputes_parts else ("full",)
+        tried += [[*changes, ("recompute", word, word, "none")] for word in parts]
+    for each in tried:
+        try:
+            other = resolve_job(job.replace(**{name: value for name, value, _, _ in each}), setup.model)
+        except (ConfigError, LayoutError, NotModelled):
+            continue
+        values = [(f"--{name.replace('_', '-')}", word, usual) for name, _, word, usual in each]
+        assumed = {flag: f"{word} (with {usual} it does not fit)" for flag, word, usual in values}
+        yield values, msgspec.structs.replace(other, job=job, assumed=other.assumed | assumed, instead=None)
+
+
+def _larger(setup: Setup) -> Iterator[Setup]:
+    """The run with larger micro-batches, the largest first: nobody accumulates gradients of what fits at once."""
+    layout, job = setup.layout, setup.job
+    for size in (2**power for power in range(int(layout.num_microbatches).bit_length() - 1, 0, -1)):
+        if layout.num_microbatches % size == 0:
+            other = msgspec.structs.replace(layout, micro_batch=size)
+            why = f"{size} (the largest of the {layout.num_microbatches} sequences of a rank that fits)"
+            assumed = setup.assumed | {"--micro-batch": why}
+            yield msgspec.structs.replace(setup, layout=other, assumed=assumed, larger=None, instead=None, job=job)
 
 
 def _part(job: Job, model: ModelSpec) -> ModelSpec:
@@ -222,8 +296,8 @@ def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
         if job.memory is None:
             return None, {}
         return card_of(job.memory), {"--gpu": f"none, only its memory: {job.memory}"}
-    card = gpu(job.gpu)
-    assumed = {}
+    card, figures = with_usual(gpu(job.gpu))
+    assumed = {f"{name} of the GPU": f"{text} (no source states it)" for name, text in figures.items()}
     if job.gpu != card.id:
         others = variants(card.id, gpu_ids()) if not names_one(job.gpu, card.id) else ()
         rest = f": the commonest {job.gpu}; there is also {', '.join(others[:3])}" if others else f": {card.name}"
@@ -378,6 +452,14 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
         return None, str(error)
 
 
+def usual_line(job: Job, card: Gpu, machines: Cluster) -> str:
+    """Return what is said of a network that no source states; empty where one does, or the job."""
+    if job.nic_bandwidth or job.topology or card.nic.bandwidth or len(machines.links) < 2:
+        return ""
+    bandwidth_, why = usual_network(card)
+    return f"{bandwidth_ * 8 / 1e9:g}Gbit/s ({why})"
+
+
 def _applies(job: Job, model: ModelSpec) -> None:
     """Refuses flags that mean nothing for this model."""
     if job.loss is not None and model.head.kind != "lm":
@@ -420,11 +502,16 @@ def _framework(job: Job, model: ModelSpec) -> tuple[str, str]:
 
 def framework_of(job: Job) -> str:
     """Return the framework of a job that names none."""
-    return default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
+    chosen = default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
+    if (job.gpus or 1) >= MANY and not job.adapts and chosen == "huggingface":
+        return {3: "torchtitan", 2: "deepspeed"}.get(job.zero or 0, "megatron")
+    return chosen
 
 
 def _why_framework(job: Job) -> str:
     used = [axis for axis in MODEL_PARALLEL if (getattr(job, axis) or 1) > 1]
+    if not used and (job.gpus or 1) >= MANY and not job.adapts:
+        return f"as on {MANY} and more GPUs with --zero {job.zero or 0}"
     return f"because of {' and '.join(used)}" if used else ""
 
 
@@ -601,7 +688,29 @@ def _imbalance(job: Job, model: ModelSpec, fill: Any) -> float:
     return 1.0
 
 
-def _stage_layers(text: str | None) -> tuple[int, ...] | None:
+def _chunks(layers: int, pp: int) -> int:
+    """The fewest chunks of a stage that share layers out evenly, embedding and loss counted or not; else two."""
+    several = range(2, max(2, layers // pp) + 1)
+    return next((vpp for vpp in several if 0 in (layers % (pp * vpp), (layers + 2) % (pp * vpp))), 2)
+
+
+def _spread(job: Job, model: ModelSpec, tp: int, fill: Any) -> bool:
+    """Whether activations are sharded between tensor-parallel regions too: experts need it, so there it is assumed."""
+    if tp > 1 and model.has_experts and job.sequence_parallel is None:
+        return bool(fill("sequence_parallel", True, "experts with tp above 1 need it"))
+    return job.sequence_parallel or False
+
+
+def _stage_layers(
+    job: Job, model: ModelSpec, degrees: dict[str, int], assumed: dict[str, str]
+) -> tuple[int, ...] | None:
+    """The layers of each stage, where they are given or do not divide."""
+    text, layers, pp = job.stage_layers, model.num_hidden_layers, degrees["pp"]
+    parts = 2 if job.schedule in V_SHAPED else degrees["vpp"]
+    if text is None and pp > 1 and layers % (pp * parts) and layers + 2 >= pp * parts:
+        split = shared_out(layers, pp, parts, model.mtp_layers if (layers + 2) % (pp * parts) else 0)
+        assumed["--stage-layers"] = f"{','.join(map(str, split))} (embedding and loss each count as a layer)"
+        return split
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import parse_count
+from loadgauge.core.base.units import parse_count, seconds
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
@@ -18,8 +21,9 @@ from loadgauge.core.estimate.memory.padding import Forecast, forecast
 from loadgauge.core.estimate.memory.question import Alternative, Unsaid
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import Budget, Failures
-from loadgauge.core.estimate.unsaid import open_to, with_unsaid
-from loadgauge.core.resolve.uncounted import Uncounted
+from loadgauge.core.estimate.time.step import Time
+from loadgauge.core.estimate.unsaid import open_to, parts_of, unread_things, with_unsaid
+from loadgauge.core.estimate.workings import Workings
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,27 +47,97 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Other ways in which the run may train, for what neither the job nor its releases say."""
     uncounted: tuple[Uncounted, ...] = ()
     """Settings of a job file that are not counted."""
+    instead: Callable[[], Iterator[tuple[list[tuple[str, str, str]], Setup]]] | None = None
+    """The same run with what such layouts have where nothing is said of it: flags with that value and the one assumed here."""
+
+    larger: Callable[[], Iterator[Setup]] | None = None
+    """The same run with larger micro-batches, the largest first, where nothing is said of them."""
+    overlap_open: bool = False
+    """Whether nothing is said of what communication hides, and runs of this size differ in that."""
 
     def estimate(self) -> Estimate:
-        """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch."""
+        """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch.
+
+        Where it does not fit, and what nobody said of its layout makes it fit, that is assumed and decides the verdict.
+        """
+        own = self._filled()
+        if self.instead is None or own.memory.verdict != "does not fit":
+            return own
+        for values, setup in self.instead():
+            there = setup._filled()
+            if there.memory.verdict != "does not fit":
+                change = (own.memory.total - there.memory.total) / len(values)
+                things = [Unsaid(*value, (Alternative(usual, change),)) for *value, usual in values]
+                unsaid = (*there.memory.unsaid, *things)
+                return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
+        return own
+
+    def _filled(self) -> Estimate:
+        """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""
+        own = self.as_assumed()
+        if self.larger is not None and own.memory.verdict == "fits":
+            each = (setup.as_assumed() for setup in self.larger())
+            own = next((there for there in each if there.memory.verdict == "fits"), own)
+        return own
+
+    def as_assumed(self) -> Estimate:
+        """Return the estimate of the layout as it stands."""
         result = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
         result = result.replace(assumed=self.assumed)
         if self.untimed:
             result = result.replace(untimed=self.untimed)
         result = open_to(with_unsaid(self.with_uncounted(result), self.others), _towers(result))
+        if self.overlap_open and result.time is not None:
+            result = self._with_ends(result, result.time)
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
             more = max(0.0, worst.memory.total - result.memory.total)
             result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
-        result.__dict__["setup"] = self
-        return result
+        return _of(result, self)
+
+    def _with_ends(self, result: Estimate, time: Time) -> Estimate:
+        """Return the estimate with the range of its time from all communication hidden to none, as nothing is said of that."""
+        ends = {}
+        for word in ("all", "none"):
+            kind = msgspec.structs.replace(self.training, overlap=Overlap.parse(word))
+            workings = Workings(self.model, self.layout, kind, self.gpu, self.cluster, scale=self.scale)
+            ends[word] = workings.timed[0].step
+        low, high = (time.low / time.step * min(ends.values()), time.high / time.step * max(ends.values()))
+        wider = msgspec.structs.replace(time, low=min(low, time.low), high=max(high, time.high))
+        own = self.assumed.get("--overlap", f"{self.training.overlap.text()} ({self.training.framework.name}'s)")
+        more = "; ".join(f"--overlap {word}: {seconds(step)}" for word, step in ends.items())
+        return result.replace(time=wider, assumed=result.assumed | {"--overlap": f"{own}; {more}"})
 
     def with_uncounted(self, result: Estimate) -> Estimate:
         """Return an estimate of this run with its range widened by settings of a job file that are not counted."""
         if self.uncounted:
             return widened(self, result)
         return result
+
+    def changing(self, result: Estimate) -> tuple[Uncounted, ...]:
+        """Return the settings of a job file that are not counted, those of kernels with how far these change the memory."""
+        counted = self.training.kernels
+        items: list[Uncounted] = []
+        for item in self.uncounted:
+            if item.kernels:
+                # A kernel that the whole job runs is counted; the key of it alone says nothing more.
+                other = {name: word for name, word in item.kernels.items() if getattr(counted, name) != word}
+                if not other:
+                    continue
+                kind = msgspec.structs.replace(self.training, kernels=msgspec.structs.replace(counted, **other))
+                change = estimate(self.model, result.layout, kind, self.gpu).memory.total - result.memory.total
+                effect = "saves" if change < 0 else "costs"
+                item = msgspec.structs.replace(
+                    item, low=max(0.0, -change), high=max(0.0, change), kernels={}, effect=effect
+                )
+            items.append(item)
+        return tuple(items)
+
+    def unread(self, result: Estimate) -> list[dict[str, Any]]:
+        """Return the keys of job files that are not counted, as documents have them."""
+        parts = parts_of(result)
+        return [item.document(parts) for item in self.changing(result) if item.file]
 
     def budget(self, result: Estimate) -> Budget | None:
         """Return the time, energy and price of the whole run; None without its number of tokens, or without a step time."""
@@ -109,6 +183,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
 
 
+def _of(result: Estimate, setup: Setup) -> Estimate:
+    """Return an estimate that knows the run it is of."""
+    result.__dict__["setup"] = setup
+    return result
+
+
 def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
     """Return the estimate with the worst possible imbalance of experts; None where that changes nothing.
 
@@ -127,23 +207,9 @@ def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
 
 def widened(given: Setup, result: Estimate) -> Estimate:
     """Return an estimate whose range and notes include the settings of a job file that are not counted."""
-    memory, counted = result.memory, given.training.kernels
-    # A kernel that the whole job runs is counted; the key of it alone says nothing more.
-    items = [
-        item
-        for item in given.uncounted
-        if not item.kernels or any(getattr(counted, name) != word for name, word in item.kernels.items())
-    ]
-    kernels = {name: word for item in items for name, word in item.kernels.items()}
-    if kernels:
-        kind = msgspec.structs.replace(
-            given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
-        )
-        change = estimate(given.model, result.layout, kind, given.gpu).memory.total - memory.total
-        named = ", ".join(item.key for item in items if item.kernels)
-        items.append(Uncounted("", named, low=max(0.0, -change), high=max(0.0, change)))
+    items = given.changing(result)
     notes = tuple(item.note for item in items if item.note)
-    return open_to(result.replace(unmodelled=notes), (_unread(item, result) for item in items))
+    return open_to(result.replace(unmodelled=notes), unread_things(items, parts_of(result)))
 
 
 def _towers(result: Estimate) -> Iterator[Unsaid]:
@@ -153,13 +219,3 @@ def _towers(result: Estimate) -> Iterator[Unsaid]:
     for name, _, nbytes in result.towers_left_out:
         if nbytes:
             yield Unsaid(name, "left out", (Alternative("its weights alone", nbytes / ranks),), key=True)
-
-
-def _unread(item: Uncounted, result: Estimate) -> Unsaid:
-    """A setting of a job file that is not counted, as a thing that is not said: it may do nothing, or the most or least."""
-    high = item.high + item.parameter * result.params / result.layout.gpus
-    changed = item.share * sum(result.memory.parts.get(part, 0.0) for part in item.parts)
-    high += changed if item.effect in ("costs", "either") else 0.0
-    low = item.low + (changed if item.effect in ("saves", "either") else 0.0)
-    ends = (Alternative("at most", high), Alternative("at least", -low))
-    return Unsaid(item.key, "without it", tuple(end for end in ends if end.change), key=True)

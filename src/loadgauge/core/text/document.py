@@ -34,6 +34,7 @@ def estimate_document(
         ]
     if given.file:
         document["file"] = given.file
+        document["unread"] = given.unread(result)
     budget = given.budget(result) if given.job.tokens else None
     if document["time"] is not None and budget is not None:
         document["time"].update(budget.to_dict())

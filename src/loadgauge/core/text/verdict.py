@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from loadgauge.core.base.units import count, gib, in_gib
 from loadgauge.core.base.verdict import Needs
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -25,6 +28,8 @@ ENDINGS = {
 """How a line about a worst case ends, by its verdict."""
 WIDE = 0.2
 """Half the width of a range, as a share of the memory, from which on the answer says what makes it wide."""
+SHOWN = 2.0**27
+"""Bytes below which no amount is shown."""
 CAUSES = {
     "spread": "how far measured runs of other people lie from predictions",
     "idle": "what PyTorch's allocator may leave idle",
@@ -51,6 +56,30 @@ def verdict_words(memory: Needs) -> str:
 def question_words(memory: Memory) -> str:
     """Return the unsaid thing that decides and what each answer comes to; empty where none decides."""
     return "" if memory.question is None else f"{memory.question.words()}."
+
+
+def unread_words(unread: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each thing that keys of a job file which are not counted can do, with these keys.
+
+    unread: as documents have them (`Setup.unread`)
+
+    >>> key = {"key": "tiled", "effect": "saves", "low_bytes": 2.0**31, "high_bytes": 0.0, "class": "bounded"}
+    >>> unread_words([key])
+    ['Not read, can only save: tiled (at most 2.0 GiB).']
+    """
+    lines: dict[str, list[str]] = {}
+    for key in unread:
+        if key["effect"] == "none":
+            continue
+        what = {"saves": "can only save", "costs": "can only cost", "either": "can save or cost"}[key["effect"]]
+        most = max(key["low_bytes"] or 0.0, key["high_bytes"] or 0.0)
+        much = (
+            f"at most {gib(most, 1)}" if most >= SHOWN else "time alone" if not most else f"less than {gib(SHOWN, 1)}"
+        )
+        if key["high_bytes"] is None:
+            what, much = "may change memory, by how much is not known", ""
+        lines.setdefault(what, []).append(f"{key['key']}{f' ({much})' if much else ''}")
+    return [f"Not read, {what}: {', '.join(keys)}." for what, keys in lines.items()]
 
 
 def left_out_words(model: ModelSpec, each: float) -> list[str]:

@@ -166,7 +166,7 @@ def job_of(target: Expressed) -> tuple[Job, Overrides]:
         nic_bandwidth=f"{target.nic_bandwidth / 1e9:g}GB/s"
         if target.nic_bandwidth and target.gpu is not None
         else None,
-        overlap=training.overlap.text() if training.overlap != framework.overlap and target.gpu is not None else None,
+        overlap=training.overlap.alone() if training.overlap != framework.overlap and target.gpu is not None else None,
     )
     return job, overrides_of(job, target)
 

@@ -26,7 +26,6 @@ def of_task(command: Command) -> Command:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--to", "target", required=True, metavar="DIALECT", help=f"{', '.join(FILES)}, or {FLAGS}.")
 @click.option("--onto", metavar="FILE", help="A file of DIALECT to patch; its comments and all else in it stay.")
-@click.option("--model", metavar="MODEL", help="MODEL to use instead of the one that FILE names.")
 @click.option("--out", metavar="FILE", help="File to write, instead of to the terminal.")
 @run_options
 @of_task
@@ -35,7 +34,6 @@ def command(
     files: tuple[str, ...],
     target: str,
     onto: str | None,
-    model: str | None,
     out: str | None,
     as_json: bool,
     **flags: Any,
@@ -52,8 +50,8 @@ def command(
     loadgauge convert ds_config.json --to flags
     loadgauge convert llama-3.1-8b --task dpo --gpus 8 --zero 3 --seq-len 2048 --to trl
     """
-    asked = Job(model=model or "", **flags)
-    if len(files) == 1 and not is_job_file(files[0]) and not Path(files[0]).exists() and model is None:
+    asked = Job(model="", **flags)
+    if len(files) == 1 and not is_job_file(files[0]) and not Path(files[0]).exists() and asked.base_model is None:
         named = convert(asked.replace(model=files[0]), target, onto=onto)
         result = Conversion(files=(), job=asked.replace(model=files[0]), extra=Extra(), written=named)
     else:

@@ -13,10 +13,10 @@ from loadgauge.core.plan.answer import Plan
 from loadgauge.core.plan.request import FLAGS
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import load, read, write
+from loadgauge.job_files.exchange import load, write
 from loadgauge.job_files.export import job_of, name_for_dialect
 from loadgauge.job_files.ideas.facts import Extra
-from loadgauge.job_files.job_file import is_job_file
+from loadgauge.job_files.job_file import is_job_file, read_files
 
 
 def export_plan(plan: Plan, *, as_json: bool) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def export_plan(plan: Plan, *, as_json: bool) -> dict[str, Any]:
     job = job_of(msgspec.structs.replace(setup, layout=estimate.layout, training=plan.case.training))
     extra, template, file = Extra(), None, request.onto or ""
     if is_job_file(model):
-        own = read(load(model), request.job.dialect, file=model, version=request.job.version)
+        own = read_files([model], request.job, {})[0]
         job, extra = job.replace(model=own.job.model), Extra(config=own.extra.config)
         if not file and own.dialect == request.export:
             file = model

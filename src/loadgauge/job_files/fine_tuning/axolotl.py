@@ -4,42 +4,64 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.job_files.fine_tuning.axolotl_rl import LOGPROBS, preference
+from loadgauge.job_files.fine_tuning.axolotl_rl import LOGPROBS, completions, length, preference
 from loadgauge.job_files.hugging_face import deepspeed
-from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, dropout, sharding, targets
+from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, sharding, targets
 from loadgauge.job_files.ideas.evaluation import asked, saving
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.partial import adapted_layers, unfrozen
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Missing, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, AXOLOTL_OPTIMIZERS, TORCH_OPTIMIZERS
 
 NORM, GATED = "liger_rms_norm", ("liger_glu_activation", "liger_swiglu")
 FUNCTIONS, TABLE = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), "lora_embedding_kernel"
 CUT, LIGER = "CutCrossEntropyPlugin", "LigerPlugin"
-OWN, KNOWN = "axolotl.integrations.", (CUT, LIGER, "ExpertParallelPlugin", "SwanLabPlugin")
-PLUGINS = {CUT: f"axolotl.integrations.cut_cross_entropy.{CUT}", LIGER: f"axolotl.integrations.liger.{LIGER}"}
-SWITCHES = {"flash_attention": "fa2", "sdp_attention": "flash", "flex_attention": "fa2", "eager_attention": "eager"}
-SWITCHES |= {"xformers_attention": "fa1", "sage_attention": "flash"}
-WORDS = ATTENTION | {"xformers": "fa1", "sage": "flash"}
+OWN = "axolotl.integrations."
+RUNS, STEP = "activations loss transient", "weights gradients optimizer gathered activations loss transient"
+"""Parts of the memory that a kernel or a loss changes, and all that a plugin can change."""
+PLUGINS: dict[str, tuple[str, str, str, str, float]] = {
+    CUT: ("cut_cross_entropy", "", "", "", 0), LIGER: ("liger", "", "", "", 0),
+    "ExpertParallelPlugin": ("expert_parallel", "", "", "", 0), "SwanLabPlugin": ("swanlab", "", "", "", 0),
+    "LMEvalPlugin": ("lm_eval", "", "", "", 0), "NemoGymPlugin": ("nemo_gym", "", "", "", 0), "MoraPlugin": ("mora", "", "", "", 0),
+    "KernelsPlugin": ("kernels", "runs layers in kernels from the hub, which keep other tensors", "either", RUNS, 0.5),
+    "SpectrumPlugin": ("spectrum", "trains those weights alone that a file on the web lists", "saves", "gradients optimizer", 1),
+    "GrokfastPlugin": ("grokfast", "keeps a mean of each gradient", "costs", "gradients", 1),
+    "KDPlugin": ("kd", "adds a loss against a teacher's probabilities, which come with the data", "costs", "loss activations", 1),
+    "DiffusionPlugin": ("diffusion", "masks tokens and attends to all of them, with a loss of its own", "either", RUNS, 1),
+    "DenseMixerPlugin": ("densemixer", "sends each token to every expert", "costs", RUNS, 1),
+    "LLMCompressorPlugin": ("llm_compressor", "holds masks of pruned weights", "costs", "weights transient", 1),
+}  # fmt: skip
+"""Plugins that come with axolotl: their module, and what one does by being listed that is not modelled (`integrations/*`)."""
+REMOTE = "HatcheryPlugin"
+"""Trains on a service."""
+SWITCHES = {"xformers_attention": "fa1", "sage_attention": "flash", "flex_attention": "fa2", "flash_attention": "fa2"}
+SWITCHES |= {"sdp_attention": "flash", "eager_attention": "eager"}
+"""In the order in which the first that is on counts."""
+WORDS = ATTENTION | {"xformers": "fa1", "sage": "flash", "flash_attention_torch": "fa2", "fp8": "fa3"}
 
 
 def _attention() -> Idea:
-    word = "attn_implementation"
+    word, hybrid = "attn_implementation", "gemma4_hybrid_attn_impl"
 
     def read(keys: Keys) -> Facts:
-        values = {kind for key, kind in SWITCHES.items() if keys.flag(key)}
-        named = keys.choice(word, WORDS)
-        values |= {named} if named else set()
-        if len(values) > 1:
-            raise keys.wrong(
-                "eager_attention" if keys.has("eager_attention") else word, "contradicts the other kind of attention"
-            )
-        return {"attention": values.pop() if values else None}
+        kind = next((kind for key, kind in SWITCHES.items() if keys.flag(key)), None)
+        name = (keys.word(word) or "").partition("@")[0].partition(":")[0]
+        if name and kind is not None:
+            raise keys.wrong(word, "contradicts the older switch of attention")
+        if "/" in name and name not in WORDS:
+            keys.note(word, "is a kernel of the hub that is not known here; FlashAttention-2 is counted", parts=RUNS, share=0.2)
+            return {"attention": "fa2"}
+        if name == "fp8":
+            keys.note(word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
+        if name:
+            kind = WORDS[name] if name in WORDS else keys.choice(word, WORDS)
+        return {"attention": "fa2" if kind is None and keys.flag(hybrid) else kind}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts["attention"]
         off: dict[str, Any] = {key: None for key in SWITCHES if keys.has(key)}
         switch = next((key for key, kind in SWITCHES.items() if kind == wanted), None)
+        switch = "flash_attention" if wanted == "fa2" else "sdp_attention" if wanted == "flash" else switch
         if off and switch and not keys.has(word):
             return off | {switch: True}
         named = next((theirs for theirs, ours in WORDS.items() if ours == wanted), None)
@@ -53,17 +75,26 @@ def _checkpointing() -> Idea:
     old, moved = "fsdp_config.fsdp_activation_checkpointing", "activation_offloading"
 
     def read(keys: Keys) -> Facts:
-        word, moves = keys.raw(key), keys.raw(moved)
-        if "offload_disk" in (word, moves) or moves == "disk":
-            raise keys.wrong(key if word == "offload_disk" else moved, "activations on the disk are not read; true is")
+        word, moves = str(keys.raw(key)), keys.raw(moved)
         if keys.raw(part) not in (None, False):
-            raise keys.wrong(part, "operations that are kept are not read")
-        asked = word == "offload" or keys.flag(key) or keys.flag(own) or keys.flag(old)
+            keys.note(part, "keeps what some operations make, which saves making it again", "costs", "activations")
+        asked = word.startswith("offload") or keys.flag(key) or keys.flag(own) or keys.flag(old)
+        if word == "offload_disk" or moves in ("disk", "offload_disk"):
+            keys.note(
+                key if word == "offload_disk" else moved, "may go to a disk, which is slower than host memory", "costs"
+            )
+            moves = "disk"
         # Its older name; beside adapters, the older way, which moves the inputs of layers alone.
-        where = keys.choice(moved, {"true": "all", "false": "none", "legacy": "checkpoints"}) or "none"
         if word == "offload":
-            where = "checkpoints" if keys.has("adapter") or not keys.since(0, 10) else "all"
-        return {"recompute": "full" if asked else "none", "activation_offload": where}
+            moves = "legacy" if keys.has("adapter") or not keys.since(0, 10) else True
+        later = "all" if keys.since(0, 18) else "checkpoints"  # another way to copy the same
+        places = {"true": "all", "false": "none", "legacy": later, "disk": later, "hidden_states": "checkpoints"}
+        if moves is not None and str(moves).lower() not in places:
+            keys.choice(moved, places)
+        return {
+            "recompute": "full" if asked else "none",
+            "activation_offload": "none" if moves is None else places[str(moves).lower()],
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
@@ -72,14 +103,15 @@ def _checkpointing() -> Idea:
         where = facts.get("activation_offload") or "none"
         present = [name for name in (key, own, old) if keys.has(name)] or [key]
         off = False if keys.has(moved) else None
-        spelled = {"all": True, "checkpoints": "legacy"}.get(where, off)
+        spelled = {"all": True, "checkpoints": "hidden_states"}.get(where, off)
         return dict.fromkeys(present, word == "full") | {moved: spelled}
 
     return Idea(keys=(key, own, old, part, moved), facts=("recompute", "activation_offload"), read=read, write=write)
 
 
 def _precision() -> Idea:
-    switches = {"bf16": "bf16", "fp16": "fp16", "bfloat16": "bf16-pure", "float16": "fp16", "float32": "fp32"}
+    switches = {"bf16": "bf16", "fp16": "fp16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    recipe = "fp8_config.recipe"
 
     def read(keys: Keys) -> Facts:
         values = {kind for key, kind in switches.items() if keys.raw(key) not in (None, "full") and keys.flag(key)}
@@ -89,20 +121,27 @@ def _precision() -> Idea:
             values = {"bf16"}
         if len(values) > 1:
             raise keys.wrong("bf16", f"contradicts another switch: {', '.join(sorted(values))}")
+        # A key without a value is off, and `auto` where it is not there.
+        off = keys.has(*switches) or not isinstance(keys.document.get("bf16"), Missing | str)
+        name = values.pop() if values else "fp32" if off else "bf16"
         if keys.flag("fp8"):
-            raise keys.wrong("fp8", "8-bit products through torchao in accelerate are not read")
-        name = values.pop() if values else "bf16" if not keys.has(*switches) else "fp32"
+            return {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}", "weights": None}
+        # Its own FSDP 2 shards whole weights as they were loaded, where accelerate's makes float32 of them
+        # (`monkeypatch/accelerate/fsdp2.py` of 0.12 and later).
+        if name == "bf16" and keys.since(0, 12) and not keys.has("adapter") and _fsdp(keys) == 2:
+            return {"precision": "bf16-autocast-8", "weights": None}
         # It loads the weights in the dtype that it computes in.
         return {"precision": name, "weights": "bfloat16" if name == "bf16" else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts.get("precision") or "bf16"
-        key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bfloat16", "fp32": "float32"}.get(name)
+        key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(name)
         if key is None:
             return {}
-        return {other: None for other in switches if keys.has(other) or other in keys.left} | {key: True}
+        values: dict[str, Any] = {other: None for other in switches if keys.has(other) or other in keys.left}
+        return values | {key: "full" if name == "bf16-pure" else True, "fp8": None, recipe: None}
 
-    return Idea(keys=(*switches, "fp8"), facts=("precision", "weights"), read=read, write=write)
+    return Idea(keys=(*switches, "fp8", recipe), facts=("precision", "weights"), read=read, write=write)
 
 
 def _plugins(keys: Keys) -> list[str]:
@@ -113,11 +152,30 @@ def _plugins(keys: Keys) -> list[str]:
     return [str(plugin) for plugin in listed]
 
 
-def _other_plugin(keys: Keys) -> str | None:
-    """The first plugin whose effect is not known."""
-    return next(
-        (name for name in _plugins(keys) if not name.startswith(OWN) or name.rpartition(".")[2] not in KNOWN), None
-    )
+def _module(name: str) -> str:
+    """The plugin as a file names it."""
+    return f"{OWN}{PLUGINS[name][0]}.{name}"
+
+
+def _doubted(keys: Keys) -> None:
+    """Notes what plugins do that is not modelled. Raises ConfigError for one that trains elsewhere."""
+    for name in _plugins(keys):
+        plugin = name.rpartition(".")[2]
+        if plugin == REMOTE:
+            raise keys.wrong("plugins", f"{name!r} trains on a service, and not on these GPUs")
+        if plugin not in PLUGINS:
+            keys.note("plugins", f"{name} is a plugin that is not known here", parts=STEP)
+        elif PLUGINS[plugin][1]:
+            _, what, effect, parts, share = PLUGINS[plugin]
+            keys.note("plugins", f"{plugin} {what}", effect, parts, share)
+
+
+def _fsdp(keys: Keys) -> int:
+    """The version of FSDP, 0 without it."""
+    if keys.raw("fsdp") in (None, False) and not any(name.startswith("fsdp_config.") for name in keys.document.names()):
+        return 0
+    named = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
+    return next((version for key in named if (version := keys.whole(key)) is not None), 1)
 
 
 def _plugged(keys: Keys, name: str) -> bool:
@@ -133,19 +191,17 @@ def _fuses_adapters(keys: Keys) -> bool:
     if keys.has(*FUNCTIONS, TABLE):
         on = {bool(keys.flag(key)) for key in FUNCTIONS}
         if len(on) > 1:
-            odd = next(key for key in FUNCTIONS if keys.has(key))
-            raise keys.wrong(
-                odd, f"runs some of the adapters in one function; read where {', '.join(FUNCTIONS)} are alike"
-            )
-        return on.pop()
-    sharded = [name for name in keys.document.names() if name.startswith("fsdp_config.")]
+            odd = next(key for key in FUNCTIONS if keys.flag(key))
+            keys.note(odd, "runs some of the adapters in one function, which keeps fewer tensors", "saves", RUNS, 0.3)
+        return all(on)
     return (
         keys.since(0, 9)
         and not keys.has("rl")
         and not (keys.word("adapter") == "lora" and keys.flag("load_in_8bit"))
         and not (keys.since(0, 15) and keys.flag("trust_remote_code"))
+        and not keys.flag("nvfp4_merge_aware")
         and (keys.since(0, 16) or not keys.real("lora_dropout"))
-        and (not sharded or 2 in (keys.whole("fsdp_version"), keys.whole("fsdp_config.fsdp_version")))
+        and _fsdp(keys) != 1
     )
 
 
@@ -155,20 +211,18 @@ def _loss() -> Idea:
 
     def kernels(keys: Keys) -> bool:
         """Return whether norms and MLPs both are Liger's; one of them alone is bounded."""
-        return bool(keys.flag(NORM) and any(keys.flag(name) for name in GATED))
+        return bool(keys.flag(NORM) and any(keys.flag(name) for name in GATED)) and _plugged(keys, LIGER)
 
     def cuts(keys: Keys) -> bool:
         """Whether cut cross-entropy is on, as it is where its plugin is listed and nothing else said (`CutCrossEntropyArgs`)."""
         return _plugged(keys, CUT) and keys.flag(cut) is not False
 
     def read(keys: Keys) -> Facts:
-        other = _other_plugin(keys)
-        if other is not None:
-            raise keys.wrong("plugins", f"{other!r} is a plugin that is not read; without it there is an estimate")
+        _doubted(keys)
         for plugin, names in ((CUT, (cut,)), (LIGER, (NORM, *GATED, fused))):
-            off = next((name for name in names if keys.flag(name) and not _plugged(keys, plugin)), None)
-            if off is not None:
-                raise keys.wrong(off, f"does nothing in axolotl unless plugins lists {PLUGINS[plugin]}")
+            for name in names:
+                if keys.flag(name) and not _plugged(keys, plugin):
+                    keys.note(name, f"does nothing in axolotl unless plugins lists {_module(plugin)}", "")
         running = ["liger"] * kernels(keys) + ["lora"] * _fuses_adapters(keys)
         facts: Facts = {"kernels": "-".join(running) or "native"}
         if keys.flag(key):
@@ -176,7 +230,7 @@ def _loss() -> Idea:
             return facts | {"loss": f"chunked:{number}" if number else "chunked"}
         if cuts(keys):
             return facts | {"loss": "chunked"}
-        if keys.flag(fused):
+        if keys.flag(fused) and _plugged(keys, LIGER):
             return facts | {"loss": "auto" if kernels(keys) else "liger"}
         # Log-probabilities of TRL 1.9, which axolotl 0.19 needs, are of float32 logits.
         return facts | {"loss": "float32" if kernels(keys) or keys.word("rl") in LOGPROBS else "auto"}
@@ -197,7 +251,7 @@ def _loss() -> Idea:
         listed = _plugins(keys)
         plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
         if (on or kind == "liger") and not _plugged(keys, LIGER):
-            plugins.append(PLUGINS[LIGER])
+            plugins.append(_module(LIGER))
         if plugins != listed:
             values["plugins"] = plugins or None
         if kind == "liger" or (kind == "auto" and on):
@@ -217,27 +271,36 @@ def _loss() -> Idea:
 def _adapter() -> Idea:
     inner = targets("lora_r", "lora_target_modules", ("adapter", None, "lora"), 8, parameters="lora_target_parameters")
     linear, four, eight = "lora_target_linear", "load_in_4bit", "load_in_8bit"
-    nested, packed = "bnb_config_kwargs.bnb_4bit_use_double_quant", "gptq"
+    nested, packed, modules = "bnb_config_kwargs.bnb_4bit_use_double_quant", "gptq", "lora_target_modules"
+    share, moe = "lora_dropout", "quantize_moe_experts"
 
     def read(keys: Keys) -> Facts:
-        kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora"})
+        kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"})
         if kind is None:
             if keys.flag(four):
                 raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
             return {"lora_rank": 0, "qlora": False}
-        facts = inner.read(keys)
+        if kind == "mora":
+            keys.note("adapter", "has one square matrix of as many parameters as the two of LoRA, which are counted", parts=RUNS, share=0.2)
+        facts, named = inner.read(keys), keys.raw(modules)
+        if isinstance(named, str) and named != "all-linear":
+            facts["lora_targets"] = named  # one regular expression on the whole name
         if keys.flag(linear):
-            facts["lora_targets"] = ",".join(["all", *(keys.words("lora_target_parameters") or [])])
+            ends = [name for name in keys.words(modules) or [] if name in ("embed_tokens", "lm_head")]
+            facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
         quantised = kind == "qlora" or bool(keys.flag(four))
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
         if keys.flag(eight):
             quantised, base = True, "int8"
         if keys.flag(packed):
-            if keys.raw("gptq_groupsize") not in (None, 128, "128"):
-                raise keys.wrong("gptq_groupsize", "is read where it is 128")
             quantised, base = True, "gptq"
         # What prepare_model_for_kbit_training casts to float32 is cast back (loaders/model.py, `_configure_embedding_dtypes`).
         upcast = "none" if quantised else None
+        if keys.flag(moe) and base in ("nf4", "int8"):
+            base = f"{base}-experts"
+        dropped = keys.real(share)
+        if dropped is not None and not 0 <= dropped < 1:
+            raise keys.wrong(share, f"must be at least 0 and below 1, got {dropped:g}")
         save = keys.words("lora_modules_to_save")
         return facts | {
             "qlora": quantised,
@@ -245,13 +308,15 @@ def _adapter() -> Idea:
             "kbit_upcast": upcast,
             "use_dora": keys.flag("peft_use_dora") or None,
             "modules_to_save": ",".join(save) if save else None,
+            "lora_dropout": dropped or None,
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = inner.write(facts, keys)
         if not facts.get("lora_rank"):
-            return values | {"adapter": None, linear: None, four: None, eight: None, packed: None}
+            return values | dict.fromkeys(("adapter", linear, four, eight, packed, share, moe))
         base = facts.get("base") or "nf4"
+        experts, base = base.endswith("-experts"), base.removesuffix("-experts")
         quantised = bool(facts.get("qlora"))
         if quantised and base not in ("nf4", "nf4-single", "int8", "gptq"):
             return {}
@@ -267,6 +332,8 @@ def _adapter() -> Idea:
             linear: True if everything else None,
             "lora_target_modules": None if everything else values["lora_target_modules"],
             nested: False if quantised and base == "nf4-single" else None,
+            share: facts.get("lora_dropout"),
+            moe: True if quantised and experts else None,
         }
 
     return Idea(
@@ -277,11 +344,12 @@ def _adapter() -> Idea:
             eight,
             nested,
             packed,
-            "gptq_groupsize",
             "peft_use_dora",
             "lora_modules_to_save",
+            share,
+            moe,
         ),
-        facts=("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save"),
+        facts=names_in("lora_rank lora_targets qlora base kbit_upcast use_dora modules_to_save lora_dropout"),
         read=read,
         write=write,
     )
@@ -341,6 +409,39 @@ def _degrees() -> Idea:
     return Idea(keys=(copies, shards, tp, *cp), facts=("tp", "cp", "replicas", "dp"), read=read, write=write)
 
 
+def _accumulation() -> Idea:
+    """Both have a default, so that `batch_size` counts where the other is there without a value (`normalize_config`)."""
+    rounds, each, whole = "gradient_accumulation_steps", "micro_batch_size", "batch_size"
+    ray, workers = "use_ray", "ray_num_workers"
+
+    def read(keys: Keys) -> Facts:
+        micro, number = keys.whole(each) or 1, keys.whole(rounds)
+        if number is None and not isinstance(keys.document.get(rounds), Missing):
+            number = max(1, (keys.whole(whole) or micro) // micro)
+        facts: Facts = {"micro_batch": micro * completions(keys), "accumulation": number or 1}
+        return facts | ({"gpus": keys.whole(workers) or 1} if keys.flag(ray) else {})
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values = {each: facts.get("micro_batch"), rounds: facts.get("accumulation"), whole: None}
+        return values | ({workers: facts.get("gpus")} if keys.flag(ray) else {})
+
+    return Idea(
+        keys=(rounds, each, whole, ray, workers), facts=("micro_batch", "accumulation", "gpus"), read=read, write=write
+    )
+
+
+def _partly() -> Idea:
+    inner = unfrozen("unfrozen_parameters")
+
+    def read(keys: Keys) -> Facts:
+        if keys.has("adapter") and keys.has(*inner.keys):
+            keys.note(inner.keys[0], "freezes adapters that it does not name; they are counted", "saves", "gradients optimizer")
+            return {}
+        return inner.read(keys)
+
+    return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
+
+
 AXOLOTL = Dialect(
     name="axolotl",
     trainers="trl",
@@ -352,21 +453,19 @@ AXOLOTL = Dialect(
     ideas=(
         row("model", "base_model", kind="word"),
         preference(),
-        row("seq_len", "sequence_len", default=512),
-        row("micro_batch", "micro_batch_size", default=1),
-        row("accumulation", "gradient_accumulation_steps", default=1),
+        length("sequence_len"),
+        _accumulation(),
         optimizer("optimizer", TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS),
         row("ep", "expert_parallel_size", default=1, off=1),
         sharding(switched=False),
         _degrees(),
         _adapter(),
-        unfrozen("unfrozen_parameters"),
+        _partly(),
         adapted_layers("peft_layers_to_transform"),
         _checkpointing(),
         _precision(),
         _attention(),
         _loss(),
-        dropout("lora_dropout"),
         _evaluation(),
         saving(
             "fsdp_config.state_dict_type",

@@ -8,6 +8,8 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.trl_tasks import colocated, old_logprobs
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
+RUNS = "activations loss transient"
+SCORES, STEPS = "reward_model", "process_reward_model"
 PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
 GROUPS = ("grpo", "gdpo")
 """`rl`: those that generate nothing, and those that do; gdpo differs in how rewards are added up."""
@@ -22,27 +24,38 @@ SHARE, WIDTH, PROMPT, REWARDS = (
     "max_prompt_len",
     f"{T}reward_funcs",
 )
-STOPS = {
-    f"{T}async_prefetch": "generates while it trains, which is not counted",
-    f"{T}use_data_producer": "generates while it trains, which is not counted",
-    f"{T}sync_ref_model": "copies the policy into the reference now and then, which is not counted",
-    f"{T}entropy_coef": "keeps the entropy of each token for backward, which is not counted",
-    f"{T}use_adaptive_entropy": "keeps the entropy of each token for backward, which is not counted",
-    f"{T}use_liger_loss": "is not read",
-    f"{T}streaming_partial_batch": "scores answers while others are generated, which is not counted",
-    f"{T}replay_buffer_size": "trains again on answers that it keeps, which is not counted",
-    f"{T}vllm_lora_sync": "hands over adapters alone, to a server",
-    "batch_flattening": "trains on answers without padding, which is not read of a file: --padding free with a MODEL",
-    f"{T}rollout_func": "is a program that generates answers, which is not run",
-    f"{T}generation_kwargs": "changes how answers are generated in a way that is not read",
-    f"{T}generation_batch_size": "counts the sequences of all GPUs; those of gradient_accumulation_steps are read",
-}
-"""Keys of answers that stop, unless they are off."""
-PAIRS = {
-    "dpo_use_liger_kernel": "makes log-probabilities in a way that is not read",
-    "dpo_generate_during_eval": "generates answers between the steps, which is not counted",
-}
-"""The same of preferences."""
+COPIES = f"{V}data_parallel_size"
+E = "ebft."
+STRIDE, CONTEXT, EACH, MANY = f"{E}stride", f"{E}context_length", f"{E}generate_max_len", f"{E}n_samples_per_prompt"
+
+
+def _strided(keys: Keys) -> bool:
+    """Whether answers are short blocks that start all over a text (`core/trainers/ebft/strided.py`)."""
+    return keys.word("rl") == "ebft" and keys.word(f"{E}mode") == "strided"
+
+
+def completions(keys: Keys) -> int:
+    """Return how many sequences are trained on for one of a micro-batch."""
+    return (keys.whole(MANY) or 4) if _strided(keys) else 1
+
+
+def _blocks(keys: Keys, whole: int) -> int:
+    """Tokens that are generated for a text of so many."""
+    stride, context, each = (keys.whole(key) or 8 for key in (STRIDE, CONTEXT, EACH))
+    return max(0, (whole - each - context) // stride + 1) * each
+
+
+def length(key: str) -> Idea:
+    """Return the idea of the longest sequence that is trained on, with the blocks that are generated behind a text."""
+
+    def read(keys: Keys) -> Facts:
+        whole = keys.whole(key) or 512
+        return {"seq_len": whole + (_blocks(keys, whole) if _strided(keys) else 0)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {} if _strided(keys) else {key: facts.get("seq_len")}
+
+    return Idea(keys=(key,), facts=("seq_len",), read=read, write=write)
 
 
 def preference() -> Idea:
@@ -51,14 +64,18 @@ def preference() -> Idea:
 
     def read(keys: Keys) -> Facts:
         word = keys.word("rl")
-        if word in GROUPS:
+        if word == "ebft":
+            keys.note("rl", "rewards by what a frozen copy makes of the answers; a reference's pass is counted", parts=RUNS, share=0.3)
+        if _strided(keys):
+            return _of_blocks(keys)
+        if word in (*GROUPS, "ebft"):
             return _of_answers(keys)
         if word not in (None, *PREFERENCES):
-            raise keys.wrong("rl", f"{word!r} is not read; {', '.join((*PREFERENCES, *GROUPS))} are")
-        for key, what in PAIRS.items():
-            if word is not None and keys.flag(key):
-                raise keys.wrong(key, what)
-        facts: Facts = {"task": word}
+            raise keys.wrong("rl", f"{word!r} is not read; {', '.join((*PREFERENCES, *GROUPS, 'ebft'))} are")
+        scored = next((key for key in (SCORES, STEPS) if word is None and keys.flag(key)), None)
+        if scored == STEPS:
+            keys.note(STEPS, "scores the steps of one answer, where pairs are counted", "saves", RUNS, 0.5)
+        facts: Facts = {"task": "rm" if scored else word}
         if word == "simpo" and keys.real(likelihood) == 0:
             facts["loss_terms"] = "no-nll"
         if word in ("dpo", "ipo", "kto") and keys.flag(chosen):
@@ -66,18 +83,15 @@ def preference() -> Idea:
         return facts
 
     def _of_answers(keys: Keys) -> Facts:
-        for key, what in STOPS.items():
-            if keys.raw(key) not in (None, False, 0, 0.0, {}, "{}"):
-                raise keys.wrong(key, what)
-        longest = keys.whole(LONGEST)
-        if longest is None:
-            raise keys.wrong("rl", f"'grpo' generates answers, and only {LONGEST} says how long they get")
+        longest = keys.whole(LONGEST) or 512  # TRL's own
         scores = [one for one in keys.words(REWARDS) or [] if "/" in one]
         if len(scores) > 1:
             raise keys.wrong(REWARDS, "names several reward models; one is read")
         rounds, weight = keys.whole("gradient_accumulation_steps") or 1, keys.real(BETA)
         weight = keys.real("rl_beta") if weight is None else weight
         at_once, again = (keys.whole("micro_batch_size") or 1) * rounds, keys.whole(TIMES) or 1
+        if (whole := keys.whole(f"{T}generation_batch_size")) is not None:  # of all GPUs
+            at_once = max(1, whole // (keys.given.get("gpus") or 1))
         corrected = keys.flag(SWITCH) and keys.flag(f"{T}vllm_importance_sampling_correction") is not False
         facts: Facts = {
             "task": "grpo",
@@ -87,16 +101,13 @@ def preference() -> Idea:
             "answers": str(longest),
             "prompt_len": keys.whole(PROMPT),
             "reward_model": scores[0] if scores else None,
-            "reference": None if weight else "none",
+            "reference": None if weight or keys.word("rl") == "ebft" else "none",
             "old_logprobs": None if old_logprobs(rounds, rounds * again, bool(corrected)) else "none",
         }
         if not keys.flag(SWITCH):
             return facts | {"rollout": f"hf:batch={at_once}"}
         if (keys.choice(MODE, {"colocate": "colocate", "server": "server"}) or "server") == "server":
-            raise keys.wrong(
-                MODE if keys.has(MODE) else SWITCH,
-                "'server' has GPUs of its own, which the file does not say: --placement split: with a MODEL",
-            )
+            return facts | _served(keys)
         used = keys.real(SHARE)
         return facts | {
             "rollout": colocated(
@@ -104,8 +115,39 @@ def preference() -> Idea:
             )
         }
 
+    def _served(keys: Keys) -> Facts:
+        """Of `axolotl vllm-serve` with the same file, beside the trainer's GPUs."""
+        own = (keys.whole(WIDTH) or 1) * (keys.whole(COPIES) or 1)
+        everything = keys.given.get("gpus") or own + 1
+        if everything <= own:
+            raise keys.wrong(MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more")
+        used, longest = keys.real(SHARE), keys.whole(f"{V}max_model_len")
+        words = {"tp": keys.whole(WIDTH) or 1, "utilization": 0.9 if used is None else used, "context": longest}
+        late = keys.flag(f"{T}async_prefetch") or keys.flag(f"{T}use_data_producer")
+        return {
+            "gpus": everything,
+            "placement": f"split:{everything - own}+{own}",
+            "staleness": 1 if late else None,
+            "rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in words.items() if one)).text(),
+        }
+
+    def _of_blocks(keys: Keys) -> Facts:
+        """Of blocks that start all over a text: each token of all of them is one more pass over the whole."""
+        whole, many = keys.whole("sequence_len") or 512, completions(keys)
+        at_once = (keys.whole("micro_batch_size") or 1) * many * (keys.whole("gradient_accumulation_steps") or 1)
+        keys.note(f"{E}mode", "generates blocks side by side in passes over the whole text, where answers one after the other"
+                   " are counted", parts=RUNS, share=0.3)  # fmt: skip
+        return {
+            "task": "grpo", "samples": many, "generated": at_once, "epochs": 1, "prompt_len": whole,
+            "answers": str(max(1, _blocks(keys, whole))), "rollout": f"hf:batch={at_once}", "old_logprobs": "none",
+        }  # fmt: skip
+
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")
+        if keys.word("rl") == "ebft":
+            return {}
+        if task == "rm":
+            return {SCORES: True}
         if task in PREFERENCES:
             return {
                 "rl": task,
@@ -154,10 +196,11 @@ def preference() -> Idea:
         PROMPT,
         REWARDS,
         f"{T}vllm_importance_sampling_correction",
-        *STOPS,
-        *PAIRS,
-    )
+        COPIES, f"{V}max_model_len", f"{T}generation_batch_size", f"{T}async_prefetch", f"{T}use_data_producer",
+        f"{E}mode", STRIDE, CONTEXT, EACH, MANY, SCORES, STEPS,
+    )  # fmt: skip
     facts = names_in(
         "task loss_terms reference samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
+        " placement staleness gpus"
     )
     return Idea(keys=keys, facts=facts, read=read, write=write)

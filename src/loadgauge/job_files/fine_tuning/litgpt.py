@@ -12,13 +12,19 @@ RECIPES = {
     "bf16-true": "bf16-pure", "bf16-mixed": "bf16-autocast", "32-true": "fp32", "16-mixed": "fp16-autocast",
 }  # fmt: skip
 """`precision` of Lightning's Fabric; without one it is bf16-mixed on a GPU that has bfloat16."""
-BASES = {"bnb.nf4": "nf4-single", "bnb.nf4-dq": "nf4", "bnb.fp4": "fp4", "bnb.int8-training": "int8"}
+BASES = {"bnb.nf4": "nf4-single", "bnb.nf4-dq": "nf4", "bnb.fp4": "fp4", "bnb.fp4-dq": "nf4"}
+BASES |= {"bnb.int8-training": "int8"}
 SWITCHES = {
     "lora_query": (("q_proj",), True), "lora_key": (("k_proj",), False), "lora_value": (("v_proj",), True),
     "lora_projection": (("o_proj",), False), "lora_mlp": (("gate_proj", "up_proj", "down_proj"), False),
 }  # fmt: skip
 """Linear layers by their switches, and the switches' defaults."""
 LORA = ("lora_r", "lora_alpha", "lora_dropout", *SWITCHES, "lora_head")
+NAME, SIZES = "model_name", "model_config."
+SHAPES = {"layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "kv-heads": "n_query_groups", "ffn": "intermediate_size"}
+"""Sizes of `litgpt.Config`, by the words of a shape."""
+GATED, PLAIN = ("LLaMAMLP", "GemmaMLP"), "GptNeoxMLP"
+EVERY = [name for layers, _ in SWITCHES.values() for name in layers]
 COMMAND = re.compile(r"finetune[_ ](full|lora|adapter)")
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "SGD": "sgd"}
 OPTIMIZERS |= {f"torch.optim.{name}": ours for name, ours in OPTIMIZERS.items()}
@@ -35,13 +41,36 @@ def _model() -> Idea:
             place = next((index for index, word in enumerate(program) if word.startswith("finetune")), None)
             rest = [] if place is None else [word for word in program[place + 1 :] if "/" in word]
             name = rest[0] if rest else None
+        if _pretrains(keys):
+            return {"model": _shape(keys) if keys.has(f"{SIZES}n_layer") else (keys.word(NAME) or "").replace("tiny-l", "tinyl")}
         return {"model": None if name is None else name.strip("/").removeprefix("checkpoints/")}
+
+    def _shape(keys: Keys) -> str:
+        """The model that is written out, of a family that is like it."""
+        kind = keys.word(f"{SIZES}mlp_class_name") or PLAIN
+        if kind not in (*GATED, PLAIN):
+            raise keys.wrong(f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})")
+        gated = kind in GATED
+        if not gated:
+            keys.note(f"{SIZES}mlp_class_name", "is of GPT-NeoX, for which GPT-2 is counted", parts="activations transient", share=0.2)
+        sizes = {ours: keys.whole(f"{SIZES}{theirs}") for ours, theirs in SHAPES.items() if gated or ours != "kv-heads"}
+        rows = keys.whole(f"{SIZES}padded_vocab_size") or keys.whole(f"{SIZES}vocab_size") or 50254
+        sizes |= {"vocab": rows, "positions": keys.whole(f"{SIZES}block_size") or 4096}
+        return f"{'llama' if gated else 'gpt'}:" + ",".join(f"{word}={size}" for word, size in sizes.items() if size)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts.get("model")
+        if _pretrains(keys):
+            return {NAME: name} if name and not keys.has(f"{SIZES}n_layer") else {}
         return {key: f"checkpoints/{name}"} if name else {}
 
-    return Idea(keys=(key,), facts=("model",), read=read, write=write)
+    own = (*SHAPES.values(), "mlp_class_name", "padded_vocab_size", "vocab_size", "block_size")
+    return Idea(keys=(key, NAME, *(f"{SIZES}{name}" for name in own)), facts=("model",), read=read, write=write)
+
+
+def _pretrains(keys: Keys) -> bool:
+    """Return whether the file is of `litgpt pretrain`, which compiles the model and shards it within a node (`pretrain.py`)."""
+    return keys.has(NAME) or "pretrain" in " ".join(getattr(keys.document, "program", ()))
 
 
 def _trains_adapters(keys: Keys) -> bool:
@@ -69,7 +98,7 @@ def _adapter() -> Idea:
         share = keys.real(dropped)
         return {
             "lora_rank": keys.whole(rank) or 8,
-            "lora_targets": "all" if len(names) == 7 else ",".join(names),
+            "lora_targets": "all" if names == EVERY else ",".join(names),
             "qlora": base is not None,
             "base": base,
             "lora_dropout": 0.05 if share is None else share,
@@ -78,9 +107,9 @@ def _adapter() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
             return dict.fromkeys((rank, quantised, dropped, *SWITCHES))
-        chosen = facts.get("lora_targets") or "all"
-        every = [name for layers, _ in SWITCHES.values() for name in layers]
-        wanted = every if chosen == "all" else every[:4] if chosen == "attention" else chosen.split(",")
+        chosen = (facts.get("lora_targets") or "all").split(",")
+        groups = {"all": EVERY, "attention": EVERY[:4]}
+        wanted = [name for word in chosen for name in groups.get(word, [word])]
         switches = {switch: set(layers) <= set(wanted) for switch, (layers, _) in SWITCHES.items()}
         base = facts.get("base") or "nf4"
         spelled = next((theirs for theirs, ours in BASES.items() if ours == base), None)
@@ -115,8 +144,10 @@ def _gpus() -> Idea:
         facts: Facts = {
             "gpus": per_node * hosts,
             "zero": 3 if several else 0,
-            "recompute": "full" if several else "none",
+            "recompute": "full" if several and not _pretrains(keys) else "none",
         }
+        if _pretrains(keys):
+            facts |= {"compile": True, "replicas": hosts if hosts > 1 else None}
         return facts | ({"gpus_per_node": per_node, "nodes": hosts} if hosts > 1 else {})
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -127,7 +158,7 @@ def _gpus() -> Idea:
         hosts = facts.get("nodes") or 1
         return {devices: gpus // hosts, nodes: hosts if hosts > 1 or keys.has(nodes) else None}
 
-    facts = ("gpus", "gpus_per_node", "nodes", "zero", "recompute")
+    facts = ("gpus", "gpus_per_node", "nodes", "zero", "recompute", "compile", "replicas")
     return Idea(keys=(devices, nodes), facts=facts, read=read, write=write)
 
 
@@ -135,7 +166,8 @@ def _batch() -> Idea:
     whole, micro = "train.global_batch_size", "train.micro_batch_size"
 
     def read(keys: Keys) -> Facts:
-        return {"global_batch": keys.whole(whole) or 16, "micro_batch": keys.whole(micro) or 1}
+        usual = (512, 4) if _pretrains(keys) else (16, 1)
+        return {"global_batch": keys.whole(whole) or usual[0], "micro_batch": keys.whole(micro) or usual[1]}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = {micro: facts.get("micro_batch") or 1}
@@ -150,13 +182,17 @@ def _optimizer() -> Idea:
     def read(keys: Keys) -> Facts:
         named = keys.raw(path)
         key = path if named is not None else plain
-        if isinstance(keys.raw(key), dict):
-            return {"optimizer": "adamw"}
-        name = keys.choice(key, OPTIMIZERS) or "adamw"
+        name = "adamw" if isinstance(keys.raw(key), dict) else keys.choice(key, OPTIMIZERS) or "adamw"
+        if keys.has("quantize") and name == "adamw":
+            # Beside a base of bitsandbytes it takes bitsandbytes' own (`utils.py`, `instantiate_bnb_optimizer`).
+            return {"optimizer": "paged-adamw-32bit"}
+        if _pretrains(keys) and name == "adamw":
+            return {"optimizer": "adamw-fused"}
         return {"optimizer": "sgd-momentum" if name == "sgd" and keys.real(momentum) else name}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts["optimizer"]
+        name = "adamw" if name in ("adamw-fused", "paged-adamw-32bit") and name == read(keys)["optimizer"] else name
         spelled = {"adamw": "AdamW", "sgd": "SGD"}.get(name)
         own = next((theirs for theirs, ours in BITSANDBYTES.items() if ours == name), None)
         if own is not None:
@@ -204,5 +240,5 @@ LITGPT = Dialect(
         _precision(),
         _optimizer(),
     ),
-    programs={r"\blitgpt (pretrain|evaluate|generate|chat|serve)\b": "is another command than finetune"},
+    programs={r"\blitgpt (evaluate|generate|chat|serve|convert\w*|merge_lora|download)\b": "trains nothing"},
 )  # fmt: skip

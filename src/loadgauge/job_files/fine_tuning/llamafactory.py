@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,
     OPTIMIZER,
@@ -228,14 +229,16 @@ def _reference() -> Idea:
         if not _refers(keys):
             return {}
         for key, what in (
-            (adapted, "loads a reference with adapters, which is not read"),
-            (quantised, "quantises the reference, which is not counted"),
+            (adapted, "gives the reference adapters of its own, which are not counted"),
+            (quantised, "quantises the reference, which is counted in 16 bits"),
         ):
             if keys.raw(key) not in (None, False, 0, "0"):
-                raise keys.wrong(key, what)
+                keys.note(key, what, "either", "weights gathered", 0.5)
         if keys.has(named):
             if keys.word(named) != keys.word(trained):
-                raise keys.wrong(named, "is read where it is the model that is trained")
+                keys.note(
+                    named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
+                )
             return {"reference": "model"}
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
 
@@ -316,6 +319,47 @@ def _stage() -> Idea:
     return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
+def _trains() -> Idea:
+    """Whether a file trains at all: one that writes a model, predicts or starts a server does not (`do_train`, `cli.py`)."""
+    train, predict, export = "do_train", "do_predict", "export_dir"
+    usual = ("dataset", "per_device_train_batch_size", "learning_rate", "output_dir", "cutoff_len")
+
+    def read(keys: Keys) -> Facts:
+        if keys.has(export) and not keys.flag(train):
+            raise keys.wrong(export, "writes a model with its adapters; the file trains nothing")
+        for key in (predict, "do_eval"):
+            if keys.flag(key) and not keys.flag(train):
+                raise keys.wrong(key, f"without {train} trains nothing; the file is no training job")
+        if keys.has("infer_backend") and not keys.has(train, *usual):
+            raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
+        return {}
+
+    return Idea(keys=(), facts=(), read=read, write=lambda facts, keys: {})
+
+
+LOSSES = ("use_dft_loss", "use_eaft_loss", "use_asft_loss")
+
+
+def _losses() -> Idea:
+    """Other losses than cross-entropy's mean, of float32 logits (`train/trainer_utils.py`)."""
+    _, entropic, anchored = LOSSES
+
+    def read(keys: Keys) -> Facts:
+        if not any(keys.flag(name) for name in LOSSES):
+            return {}
+        if keys.flag(entropic):
+            keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
+        if keys.flag(anchored):
+            why = "compares with a frozen copy of the model, whose logits are kept too"
+            keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)
+        return {"loss": "float32"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES)
+
+    return Idea(keys=LOSSES, facts=("loss",), read=read, write=write)
+
+
 ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disabled": "eager"}
 """`flash_attn`."""
 
@@ -333,7 +377,9 @@ LLAMAFACTORY = Dialect(
         "argv": "llamafactory-cli train --stage sft --do_train True --output_dir output\n",
     },
     ideas=(
+        _trains(),
         *SHARED,
+        started("ray_num_workers"),
         _stage(),
         _reference(),
         row("seq_len", "cutoff_len", default=2048),
@@ -345,6 +391,7 @@ LLAMAFACTORY = Dialect(
         _precision(),
         row("attention", "flash_attn", words=ATTENTION, default="flash"),
         liger("enable_liger_kernel", "use_liger_kernel"),
+        _losses(),
         dropout("lora_dropout"),
         row(
             "activation_offload",

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers
+from loadgauge.job_files.fine_tuning.started import HOSTS, LAUNCHERS, PER_NODE, VISIBLE, cards, count, variable, world
+from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers, generating
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import (
     OPTIMIZER,
@@ -38,8 +39,26 @@ MODEL = ("model", "model_id_or_path")
 DTYPES = {name: name for name in ("bfloat16", "float16", "float32")}
 OLD = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "auto": ""}
 """Words of `lora_dtype` before version 3."""
-ADAPTERS = ("lora", "longlora", "adalora", "vera", "boft", "ia3", "fourierft", "adapter", "llamapro", "reft", "bone")
-EMBEDDINGS = {"all-embedding": "embed_tokens"}
+ADAPTERS = (
+    "lora",
+    "longlora",
+    "lora_llm",
+    "adalora",
+    "vera",
+    "boft",
+    "ia3",
+    "fourierft",
+    "adapter",
+    "llamapro",
+    "reft",
+    "bone",
+)
+ALIKE = {
+    "longlora": ("attends within groups, which takes less time than is counted", "saves"),
+    "lora_llm": ("trains the encoder of images whole, which is not counted", "costs", "weights gradients optimizer"),
+}  # fmt: skip
+"""Tuners that are LoRA with something else, and what that can do."""
+EMBEDDINGS = {"all-embedding": "embed_tokens", "word_embeddings": "embed_tokens", "output_layer": "lm_head"}
 GRADIENTS = 16
 """Sequences that a step has at least, where nothing says how many micro-batches are accumulated."""
 
@@ -97,53 +116,59 @@ def read_only(idea: Idea) -> Idea:
     return msgspec.structs.replace(idea, write=write)
 
 
-def _environment() -> Idea:
-    """GPUs, from the variables that it is started with; several without `NPROC_PER_NODE` would share out the layers."""
-    per_node, hosts, visible = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
-    owned = tuple(f"ENV.{name}" for name in (per_node, hosts, visible))
+def environment() -> Idea:
+    """GPUs, from the variables that it is started with; those of vLLM's servers (`vllm_mode: server`) come on top. Where a process
+    has several cards, transformers shares the layers out over them (`device_map`)."""
+    mode, servers = "vllm_mode", ("vllm_server_base_url", "vllm_server_host")
+    owned = tuple(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE))
 
     def read(keys: Keys) -> Facts:
-        variables: dict[str, Any] = getattr(keys.document, "variables", {})
-        values = {name: keys.raw(f"ENV.{name}") or variables.get(name) for name in (per_node, hosts, visible)}
-        numbers = {name: _count(values[name]) for name in (per_node, hosts)}
-        if numbers[per_node] is None:
-            cards = str(values[visible] or "").count(",") + 1
-            if (
-                cards > 1
-                and "gpus" not in keys.given
-                and not keys.has("deepspeed", "fsdp", "nproc_per_node", "num_processes", "config_file")
-            ):
+        trainer, visible = world(keys), cards(keys)
+        if generating(keys) and keys.word(mode) == "server" and "placement" not in keys.given:
+            if trainer is None or "gpus" in keys.given:
                 raise keys.wrong(
-                    visible, f"{cards} GPUs without NPROC_PER_NODE share out the layers (device_map), which is not read"
+                    mode, "'server' has GPUs of its own, which the file does not say: --placement split:8+1"
                 )
+            apart = len(next((words for name in servers if (words := keys.words(name))), ["one"]))
+            keys.note(mode, f"answers come from GPUs of their own, {apart} here, as --placement says", "either")
+            return {"gpus": trainer + apart, "placement": f"split:{trainer}+{apart}"}
+        processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
+        other = "gpus" in keys.given or keys.has(*LAUNCHERS, "deepspeed", "fsdp")
+        if processes is None and (other or visible is None):
             return {}
-        return {"gpus_per_node": numbers[per_node], "nodes": numbers[hosts] or 1}
+        ranks, seen = processes or 1, visible or 1
+        if not other and seen >= 2 * ranks:
+            shared = seen // ranks
+            keys.note(
+                f"ENV.{VISIBLE}", f"{shared} cards of a process take turns at its layers, without a pipeline", "costs"
+            )
+            return {"gpus_per_node": ranks * shared, "nodes": nodes or 1, "pp": shared}
+        return {"gpus_per_node": ranks, "nodes": nodes or 1}
 
-    return Idea(keys=owned, facts=("gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {})
-
-
-def _count(value: Any) -> int | None:
-    text = str(value or "")
-    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else None
+    return Idea(
+        keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement", "pp"), read=read, write=lambda facts, keys: {}
+    )
 
 
 PRUNED = "adalora_init_r"
 """The rank that AdaLoRA begins with, and holds."""
 
 
-def _tuner(keys: Keys) -> str:
-    kinds = {name: name for name in ("lora", "full")}
-    for other in ADAPTERS[1:]:
-        kinds[other] = other
-    kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or "lora"
+def tuner(keys: Keys, usual: str = "lora") -> str:
+    kinds = {name: name for name in ("full", *ADAPTERS)}
+    kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or usual
+    name = next((name for name in TUNER if keys.has(name)), TUNER[0])
+    if kind in ALIKE:
+        keys.note(name, *ALIKE[kind])
+        return "lora"
     if kind not in ("lora", "adalora", "full"):
-        name = next(name for name in TUNER if keys.has(name))
         # Of VeRA's targets it keeps those of one shape, which the file does not say (`get_vera_target_modules`).
         raise keys.wrong(name, f"{kind} is not read; lora, adalora and full are")
     return str(kind)
 
 
-def _adapter() -> Idea:
+def adapters(usual: str = "lora") -> Idea:
+    """Adapters, or all weights; `usual`: which of them where a file does not say."""
     inner = targets("lora_rank", "target_modules", (TUNER[0], "full", "lora"), 8)
     bits, old, method, kind, nested = (
         "quant_bits",
@@ -156,7 +181,7 @@ def _adapter() -> Idea:
 
     def read(keys: Keys) -> Facts:
         number = keys.agreed((bits, old), lambda name: keys.whole(name, minimum=0)) or None
-        if _tuner(keys) == "full":
+        if tuner(keys, usual) == "full":
             if number is not None:
                 raise keys.wrong(bits, "goes with tuner_type lora, not with full")
             return {"lora_rank": 0, "qlora": False}
@@ -177,7 +202,7 @@ def _adapter() -> Idea:
         if "all-norm" in save:
             raise keys.wrong(saved, "norms that are trained beside the adapters are not read")
         quantised = number is not None
-        pruned = _tuner(keys) == "adalora"
+        pruned = tuner(keys, usual) == "adalora"
         rank = keys.whole(PRUNED) or 12 if pruned else keys.whole("lora_rank") or 8
         return {
             "adapter": "adalora" if pruned else None,
@@ -224,6 +249,10 @@ def _adapter() -> Idea:
     return Idea(keys=tuple(dict.fromkeys(keys)), facts=facts, read=read, write=write)
 
 
+OWN_OPTIMIZERS = {"galore": "galore", "muon": "muon", "muonclip": "muon", "default": "", "multimodal": "", "lorap": ""}
+"""`optimizer`; MuonClip has Muon's state, and scales queries and keys after the step (`optimizers/muonclip.py`)."""
+
+
 def _optimizer() -> Idea:
     """`optim`, or one that it builds itself: GaLore on all linear layers of the blocks, and Muon (`optimizers/mapping.py`)."""
     own, switch, rank, gap, each = (
@@ -236,12 +265,16 @@ def _optimizer() -> Idea:
     more = ("galore_target_modules", "galore_with_embedding", "galore_quantization")
 
     def read(keys: Keys) -> Facts:
-        kind = keys.choice(own, {"galore": "galore", "muon": "muon", "default": "", "multimodal": "", "lorap": ""})
+        kind = keys.choice(own, OWN_OPTIMIZERS)
+        if kind == "muon":
+            if keys.word(own) == "muonclip":
+                keys.note(
+                    own, "has one moment of what is no matrix too, where two are counted", "saves", "optimizer", 0.5
+                )
+            return {"optimizer": "muon"}
         inner = OPTIMIZER.read(keys)
         if kind is None and keys.flag(switch):
             kind = "galore"
-        if kind == "muon":
-            return {"optimizer": "muon"}
         if kind != "galore":
             return inner
         for name in more:
@@ -267,12 +300,12 @@ def _optimizer() -> Idea:
     )
 
 
-def _dropout() -> Idea:
+def lora_dropout(usual: str = "lora") -> Idea:
     inner = dropout("lora_dropout")
 
     def read(keys: Keys) -> Facts:
-        usual = 0.05 if _tuner(keys) != "full" and not keys.has("lora_dropout") else None
-        return {"lora_dropout": inner.read(keys)["lora_dropout"] or usual}
+        share = 0.05 if tuner(keys, usual) != "full" and not keys.has("lora_dropout") else None
+        return {"lora_dropout": inner.read(keys)["lora_dropout"] or share}
 
     return msgspec.structs.replace(inner, read=read)
 
@@ -280,6 +313,8 @@ def _dropout() -> Idea:
 def _evaluated(keys: Keys) -> bool:
     """Return whether it has data to evaluate on; until 3.5 it took 1 % of the training's. Without a word it then evaluates where
     it saves."""
+    if HEADS.get(keys.word("task_type") or "causal_lm") is not None:
+        return False  # a classifier keeps less without a backward
     share = keys.real("split_dataset_ratio")
     usual = 0.0 if keys.since(3, 6) else 0.01
     there = keys.raw("val_dataset") or keys.raw("cached_val_dataset") or (usual if share is None else share)
@@ -330,12 +365,12 @@ PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm
 """`rlhf_type`: those that generate nothing."""
 OF_PREFERENCES = names_in(
     "beta label_smoothing loss_weights rpo_alpha ld_alpha discopop_tau cpo_alpha simpo_gamma desirable_weight undesirable_weight"
-    " center_rewards_coefficient ref_model ref_adapters ref_model_type ref_model_revision"
+    " center_rewards_coefficient ref_model ref_model_type ref_model_revision"
 )
 """Keys of `swift rlhf` that weigh the loss, or say the reference."""
 
 
-def _task() -> Idea:
+def rlhf() -> Idea:
     """Return what `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
     kind, loss = "rlhf_type", "loss_type"
 
@@ -343,27 +378,35 @@ def _task() -> Idea:
         """Return whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
         if keys.document.syntax != "argv":
             return keys.has(kind)
-        return re.search(r"\bswift rlhf\b|\brlhf\.py\b", " ".join(getattr(keys.document, "program", ()))) is not None
+        program = " ".join(getattr(keys.document, "program", ()))
+        return re.search(r"\b(?:swift|megatron) rlhf\b|\brlhf\.py\b", program) is not None
 
     def read(keys: Keys) -> Facts:
         present = next((key for key in (kind, loss, *OF_PREFERENCES) if keys.has(key)), None)
+        if not started(keys) and present == loss and keys.has("task_type"):
+            return {}
         if not started(keys):
             if present is not None:
                 raise keys.wrong(present, "is of another trainer than SFT, which swift rlhf and rlhf_type start")
             return {}
         word = keys.word(kind) or "dpo"
         own = keys.agreed(MODEL, keys.word)
-        if keys.has("ref_adapters"):
-            raise keys.wrong("ref_adapters", "loads a reference with adapters, which is not read")
         if keys.has("ref_model") and keys.word("ref_model") != own:
-            raise keys.wrong("ref_model", "is read where it is the model that is trained")
+            keys.note(
+                "ref_model", "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
+            )
+        if keys.flag("use_liger_kernel"):
+            keys.note(
+                "use_liger_kernel",
+                "may have a loss of its own, where whole logits are counted",
+                "saves",
+                "loss transient",
+            )
         if word in GENERATING:
             return {}  # `swift_answers`
         task = keys.choice(kind, PREFERENCES) or "dpo"
-        if keys.flag("use_liger_kernel"):
-            raise keys.wrong("use_liger_kernel", "beside rlhf_type has a loss of its own, which is not read")
         ipo = task == "dpo" and keys.words(loss) == ["ipo"]
-        return {"task": "ipo" if ipo else task}
+        return {"task": "ipo" if ipo else task, "loss": "float32" if keys.flag("use_liger_kernel") else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")
@@ -377,7 +420,68 @@ def _task() -> Idea:
             {kind: task, loss: None if keys.words(loss) == ["ipo"] else keys.raw(loss)} if task in PREFERENCES else {}
         )
 
-    return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task",), read=read, write=write)
+    return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task", "loss"), read=read, write=write)
+
+
+HEADS = {"causal_lm": None, "seq_cls": 0, "reranker": 1, "generative_reranker": None, "embedding": None}
+"""`task_type`: columns of a classifier in the place of the language model's head, 0: as many as there are labels."""
+
+
+def labels() -> Idea:
+    """What sequences are scored for (`task_type`): labels or a rank, by a classifier of every token (`model/register.py`)."""
+    kind, number = "task_type", "num_labels"
+
+    def read(keys: Keys) -> Facts:
+        columns = keys.choice(kind, HEADS)
+        return {"head": columns if columns is None or columns else keys.whole(number) or 2}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        columns = facts.get("head")
+        if columns is None:
+            return {
+                kind: keys.raw(kind) if keys.word(kind) in ("generative_reranker", "embedding") else None,
+                number: None,
+            }
+        return {kind: "seq_cls", number: columns}
+
+    return Idea(keys=(kind, number), facts=("head",), read=read, write=write)
+
+
+def sequences(keys: Keys) -> int:
+    """Sequences of one sample: of a reranker each positive with the negatives that `MAX_NEGATIVE_SAMPLES` lets in, of an
+    embedding the anchor and the positive (`template/base.py`); packed, a row is as long as `max_length` whatever is in it."""
+    kind = keys.word("task_type") or ""
+    if keys.flag("packing"):
+        return 1
+    if "reranker" not in kind:
+        return 2 if kind == "embedding" else 1
+    most = [count(variable(keys, f"MAX_{name}_SAMPLES")) for name in ("POSITIVE", "NEGATIVE")]
+    return (most[0] or 1) * (1 + (most[1] or 7))
+
+
+def batch(fact: str, key: str, usual: int, *also: str) -> Idea:
+    """The idea of a batch, which counts samples."""
+    inner = row(fact, key, *also, default=usual)
+
+    def read(keys: Keys) -> Facts:
+        return {fact: inner.read(keys)[fact] * sequences(keys)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        number, left = divmod(facts.get(fact) or 1, sequences(keys))
+        return {} if left else inner.write(facts | {fact: number}, keys)
+
+    return msgspec.structs.replace(inner, read=read, write=write)
+
+
+def length() -> Idea:
+    """`max_length`, or that of packs."""
+    packed = "packing_length"
+    inner = row("seq_len", "max_length")
+
+    def read(keys: Keys) -> Facts:
+        return {"seq_len": keys.whole(packed) or inner.read(keys)["seq_len"]}
+
+    return msgspec.structs.replace(inner, keys=("max_length", packed), read=read)
 
 
 def _accumulation() -> Idea:
@@ -386,8 +490,8 @@ def _accumulation() -> Idea:
     def read(keys: Keys) -> Facts:
         number = keys.whole(key)
         if number is None:
-            sequences = (keys.whole("per_device_train_batch_size") or 1) * (keys.given.get("gpus") or 1)
-            number = max(1, -(-GRADIENTS // sequences))
+            sequences = (keys.whole("per_device_train_batch_size") or 1) * (world(keys) or 1)
+            number = 1 if generating(keys) == "grpo" else max(1, -(-GRADIENTS // sequences))
         return {"accumulation": number}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -413,23 +517,24 @@ SWIFT = Dialect(
     ideas=(
         read_only(launched()),
         read_only(processes()),
-        _environment(),
+        environment(),
         row("model", *MODEL, kind="word"),
+        labels(),
         _sharding(),
-        row("seq_len", "max_length"),
-        row("micro_batch", "per_device_train_batch_size", "batch_size", default=1),
+        length(),
+        batch("micro_batch", "per_device_train_batch_size", 1, "batch_size"),
         _accumulation(),
         _optimizer(),
-        _adapter(),
+        adapters(),
         frozen_share(),
         _checkpointing(),
         _precision(),
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
         liger("use_liger_kernel"),
-        _task(),
+        rlhf(),
         answers(),
         context_parallel("sequence_parallel_size"),
-        _dropout(),
+        lora_dropout(),
         evaluation(
             batch=1, data=_evaluated, usual=True, own=("split_dataset_ratio", "val_dataset", "cached_val_dataset"),
         ),
@@ -437,7 +542,6 @@ SWIFT = Dialect(
         TORCH_COMPILE,
     ),
     programs={
-        r"\bswift (infer|deploy|rollout|sample|eval|app|export)\b": "is another command than sft, pt and rlhf",
-        r"\bmegatron (sft|pt|rlhf)\b": "trains with Megatron, whose arguments are read as megatron's",
+        r"\bswift (infer|deploy|rollout|sample|eval|app|export|merge-lora)\b": "is another command than sft, pt and rlhf",
     },
 )  # fmt: skip

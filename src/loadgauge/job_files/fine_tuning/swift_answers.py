@@ -5,14 +5,17 @@ Defaults are those of 4.6 (`arguments/rlhf_args.py`, `rlhf_trainers/args_mixin.p
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.fine_tuning.started import world
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 GENERATING = ("grpo", "ppo", "gkd")
 MICRO, ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
 LONGEST = "max_completion_length"
+STEPS, BATCH = "steps_per_generation", "generation_batch_size"
 V = "vllm_"
 DISTANCES: dict[float | None, str] = {0.0: "forward-kl", 1.0: "reverse-kl"}
 """`beta` of GKD at which it is one divergence, as in TRL."""
@@ -26,13 +29,48 @@ def generating(keys: Keys) -> str | None:
     return kind if kind in GENERATING else None
 
 
+class Batches(NamedTuple):
+    """How many sequences are generated at a time: `facts` of the step, `at_once` on a GPU (None: where GPUs are unknown), and
+    `again`, whether a sequence is trained on after an update, so that its old log-probabilities are kept."""
+
+    facts: Facts
+    at_once: int | None
+    again: bool
+
+
+def of_ranks(keys: Keys, samples: int) -> Batches:
+    """Batches by the sequences of a rank (`rlhf_trainers/args_mixin.py`, `grpo_trainer.py`)."""
+    each, rounds, whole = _each(keys), keys.whole(ACCUMULATED) or 1, keys.whole(BATCH)
+    every = keys.whole(STEPS) or rounds
+    if whole is not None:
+        ranks = world(keys)
+        if ranks is None:
+            raise keys.wrong(BATCH, "counts the sequences of all GPUs, which the file does not say; give --gpus")
+        every, left = divmod(whole, each * ranks)
+        if left or not every:
+            raise keys.wrong(BATCH, f"{whole} are no whole micro-batches of {each} on {ranks} GPUs")
+    again = (keys.whole("num_iterations") or 1) > 1 or rounds % every != 0
+    return Batches({"generated": each * (every if every % rounds == 0 else rounds)}, each * every, again)
+
+
+def of_all(keys: Keys, samples: int) -> Batches:
+    """Batches by the sequences of all GPUs, as Megatron counts (`resolve_generation_batch_size`); the old log-probabilities are
+    worked out in any case (`_maybe_compute_logps`)."""
+    number, ranks = keys.whole(BATCH), world(keys)
+    if number is None:
+        number = (keys.whole("global_batch_size") or 16) * (keys.whole(STEPS) or 1)
+    if number % samples:
+        raise keys.wrong("num_generations", f"{samples} do not divide the {number} sequences of a generation")
+    return Batches({"prompts": number // samples}, None if ranks is None else max(1, number // ranks), True)
+
+
 def _each(keys: Keys) -> int:
     return keys.whole(MICRO) or 1
 
 
-def answers() -> Idea:
-    """Return what a step generates, with what, and which other models there are."""
-    count, steps, times, weight = "num_generations", "steps_per_generation", "num_iterations", "beta"
+def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = False) -> Idea:
+    """Return what a step generates, with what, and which other models there are. `on`: vLLM is used unless it is said."""
+    samples_of, steps, times, weight = "num_generations", STEPS, "num_iterations", "beta"
     reward, teacher, share, sequences = "reward_model", "teacher_model", "lmbda", "seq_kd"
     epochs, parts, forward, response = (
         "num_ppo_epochs",
@@ -54,8 +92,22 @@ def answers() -> Idea:
         )
     )
     moved = ("offload_model", "offload_optimizer")
-    away, server, batch = "offload_teacher_model", "teacher_model_server", "generation_batch_size"
-    of_prompt, likeliest = "max_length", "gkd_logits_topk"
+    away, server = "offload_teacher_model", "teacher_model_server"
+    of_prompt, likeliest, scheduler, turns = "max_length", "gkd_logits_topk", "multi_turn_scheduler", "max_turns"
+
+    def lengths_of(keys: Keys) -> Facts:
+        """The longest prompt and answer: together no longer than vLLM's context, to which it cuts answers
+        (`set_default_max_tokens`); of several turns all that the context holds."""
+        longest, first = keys.whole(response) or keys.whole(LONGEST) or 512, keys.whole(of_prompt)
+        context = keys.whole(length) if keys.flag(switch) or on else None
+        if keys.has(scheduler):
+            if context is not None and first is not None and first < context:
+                longest = context - first
+            else:
+                longest *= keys.whole(turns) or 1
+        if context is not None and (first or 0) + longest > context and longest < context:
+            first = context - longest
+        return {"answers": str(longest), "prompt_len": first}
 
     def one_of(keys: Keys, name: str) -> str | None:
         """The model of a key that may be a list of one."""
@@ -64,23 +116,23 @@ def answers() -> Idea:
             raise keys.wrong(name, "several reward models are not read; one is")
         return named[0] if named else None
 
-    def engine(keys: Keys, at_once: int) -> Facts:
-        if not keys.flag(switch):
+    def engine(keys: Keys, at_once: int | None) -> Facts:
+        flag = keys.flag(switch)
+        if not (on if flag is None else flag):
             return {"rollout": f"hf:batch={at_once}", "rollout_offload": None}
-        if (keys.choice(mode, {"colocate": "colocate", "server": "server"}) or "colocate") == "server":
-            raise keys.wrong(
-                mode, "'server' has GPUs of its own, which the file does not say: --placement split: with a MODEL"
-            )
+        apart = (keys.choice(mode, {"colocate": "colocate", "server": "server"}) or "colocate") == "server"
         ranks, filled = keys.whole(width) or 1, keys.real(used)
         options: dict[str, Any] = {
             "tp": ranks,
             "pp": keys.whole(stages) or 1,
             "utilization": 0.9 if filled is None else filled,
-            "max_num_seqs": keys.whole(most) or at_once * ranks,
             "graphs": "false" if keys.flag(eager) else "true",
             "prefix": "false" if keys.flag(prefixes) is False else "true",
             "sleep": keys.whole(asleep, minimum=0) or 0,
+            "turns": (keys.whole(turns) or 1) if keys.has(scheduler) else 1,
         } | ({"context": context} if (context := keys.whole(length)) else {})
+        if (at_most := keys.whole(most) or (None if at_once is None or apart else at_once * ranks)) is not None:
+            options["max_num_seqs"] = at_most
         out = [bool(keys.flag(name)) for name in moved]
         return {
             "rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in options.items())).text(),
@@ -90,31 +142,28 @@ def answers() -> Idea:
     def read(keys: Keys) -> Facts:
         kind = generating(keys)
         if kind is None:
-            other = next((key for key in (count, reward, teacher) if keys.has(key)), None)
+            other = next((key for key in (samples_of, reward, teacher) if keys.has(key)), None)
             if other is not None:
                 raise keys.wrong(other, "is of a trainer that generates its answers (rlhf_type grpo, ppo, gkd)")
             return {}
-        if keys.has(batch):
-            raise keys.wrong(batch, "counts the sequences of all GPUs; steps_per_generation, of one, is read")
-        longest, first = str(keys.whole(response) or keys.whole(LONGEST) or 512), keys.whole(of_prompt)
         rounds = keys.whole(ACCUMULATED) or 1
-        facts: Facts = {"answers": longest, "prompt_len": first, "samples": 1}
+        facts: Facts = lengths_of(keys) | {"samples": 1}
         if kind == "grpo":
-            factor = keys.real(weight)
-            every = keys.whole(steps) or rounds
-            again = (keys.whole(times) or 1) > 1 or rounds % every != 0
-            at_once = _each(keys) * every
+            if keys.has(teacher, server):
+                raise keys.wrong(teacher if keys.has(teacher) else server, "beside rlhf_type grpo is not read")
+            factor, samples = keys.real(weight), keys.whole(samples_of) or 8
+            step = batches(keys, samples)
             return (
                 facts
-                | engine(keys, at_once)
+                | engine(keys, step.at_once)
+                | step.facts
                 | {
                     "task": "grpo",
-                    "samples": keys.whole(count) or 8,
-                    "generated": at_once,
+                    "samples": samples,
                     "epochs": keys.whole(times) or 1,
                     "reference": "none" if factor == 0 else None,
                     "reward_model": one_of(keys, reward),
-                    "old_logprobs": None if again else "none",
+                    "old_logprobs": None if step.again else "none",
                 }
             )
         if kind == "ppo":
@@ -133,9 +182,9 @@ def answers() -> Idea:
                 "logprob_batch": rows,
                 "rollout": f"hf:batch={rows}",
             }
-        return _distilled(keys, facts, rounds)
+        return distilled(keys, facts)
 
-    def _distilled(keys: Keys, facts: Facts, rounds: int) -> Facts:
+    def distilled(keys: Keys, facts: Facts) -> Facts:
         if keys.has(server):
             raise keys.wrong(server, "is a teacher on GPUs of its own, which the file does not say")
         if keys.flag(sequences):
@@ -151,8 +200,16 @@ def answers() -> Idea:
                 raise keys.wrong(likeliest, f"is read of answers that the student generates ({share})")
             return {"task": "gkd", **own}
         own["loss_terms"] = "top-k" if keys.has(likeliest) else alone or "jsd"
-        generated = {"task": "opd", "generated": _each(keys) * rounds, "on_policy": None if part == 1 else part}
-        return facts | engine(keys, _each(keys)) | own | generated
+        step = batches(keys, 1)
+        if "generated" in step.facts:  # a micro-batch at a time
+            step = Batches({"generated": _each(keys) * (keys.whole(ACCUMULATED) or 1)}, _each(keys), False)
+        return (
+            facts
+            | engine(keys, step.at_once)
+            | own
+            | step.facts
+            | {"task": "opd", "on_policy": None if part == 1 else part}
+        )
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")
@@ -177,16 +234,16 @@ def answers() -> Idea:
         if task != "grpo":
             return {}
         factor = keys.real(weight)
-        number, left = divmod(
-            (facts.get("prompts") or 0) * (facts.get("samples") or 1),
-            (facts.get("micro_batch") or 1) * (facts.get("dp") or 1),
-        )
+        together = (facts.get("micro_batch") or 1) * (facts.get("dp") or 1)
+        if batches is of_all:
+            together = facts.get("global_batch") or 16
+        number, left = divmod((facts.get("prompts") or 0) * (facts.get("samples") or 1), together)
         return (
             lengths(facts)
             | engines(facts)
             | ({steps: number} if number and not left else {})
             | {
-                count: facts.get("samples"),
+                samples_of: facts.get("samples"),
                 times: facts.get("epochs"),
                 reward: facts.get("reward_model"),
                 weight: 0.0 if facts.get("reference") == "none" else factor or None,
@@ -218,7 +275,7 @@ def answers() -> Idea:
         }
 
     owned = (
-        count,
+        samples_of,
         steps,
         times,
         reward,
@@ -242,7 +299,9 @@ def answers() -> Idea:
         *moved,
         away,
         server,
-        batch,
+        BATCH,
+        scheduler,
+        turns,
         LONGEST,
         likeliest,
     )

@@ -13,17 +13,28 @@ SIZES = {
     "llama2": ("llama-2", "7b 13b 70b"), "llama3": ("llama-3", "8b 70b"), "llama3_1": ("llama-3.1", "8b 70b 405b"),
     "llama3_2": ("llama-3.2", "1b 3b"), "llama3_3": ("llama-3.3", "70b"), "gemma": ("gemma", "2b 7b"),
     "gemma2": ("gemma-2", "2b 9b 27b"), "qwen2": ("qwen2", "0_5b 1_5b 7b"),
-    "qwen2_5": ("qwen2.5", "0_5b 1_5b 3b 7b 14b 32b 72b"),
+    "qwen2_5": ("qwen2.5", "0_5b 1_5b 3b 7b 14b 32b 72b"), "qwen3": ("qwen3", "0_6b 1_7b 4b 8b 14b 32b"),
+    "smollm2": ("smollm2", "135m 360m 1_7b"),
 }  # fmt: skip
 """Families, the beginning of their names in the catalogue, and their sizes."""
 MODELS = {
     f"{family}_{size}": f"{name}-{size.replace('_', '.')}"
     for family, (name, sizes) in SIZES.items()
     for size in sizes.split()
-} | {"mistral_7b": "mistral-7b-v0.1", "phi3_mini": "phi-3-mini", "phi4_14b": "phi-4"}  # fmt: skip
+} | {
+    "mistral_7b": "mistral-7b-v0.1", "phi3_mini": "phi-3-mini", "phi4_14b": "phi-4",
+    "llama4_scout_17b_16e": "llama-4-scout", "llama4_maverick_17b_128e": "llama-4-maverick",
+    **{f"code_llama2_{size}": f"codellama/CodeLlama-{size}-hf" for size in ("7b", "13b", "70b")},
+    **{f"llama3_2_vision_{size}": f"meta-llama/Llama-3.2-{size.upper()}-Vision-Instruct" for size in ("11b", "90b")},
+}  # fmt: skip
 """Builders of `torchtune.models`, without `lora_` and `qlora_` before and `_base` and `_instruct` behind, in the catalogue."""
-INSTRUCT_ONLY = ("qwen2_5_1_5b", "qwen2_5_7b", "qwen2_5_14b", "qwen2_5_32b", "qwen2_5_72b")
+INSTRUCT_ONLY = tuple(
+    f"{family}_{size}"
+    for family, sizes in (("qwen2_5", "1_5b 7b 14b 32b 72b"), ("qwen3", "0_6b 1_7b 4b 8b 14b"))
+    for size in sizes.split()
+)
 """Models with a builder for each of `_base` and `_instruct`, and none without."""
+FAMILIES = ("mistral", "phi3", "phi4", "llama4", "code_llama2", "llama3_2_vision")
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP = ("gate_proj", "up_proj", "down_proj")
 COMPONENT = "model._component_"
@@ -42,17 +53,52 @@ AT_ONCE = "torch.nn.CrossEntropyLoss"
 """Whose model makes float32 of all logits (`TransformerDecoder.unembed`)."""
 PIECES = 8
 """`num_output_chunks` where it is not given."""
+PAIRS = {f"torchtune.rlhf.loss.{name}": task for name, task in (("DPOLoss", "dpo"), ("RSOLoss", "dpo"), ("SimPOLoss", "simpo"))}
+"""Losses of preferences, which make log-probabilities of all logits at once (`rlhf.get_batch_log_probs`)."""
+DISTANCES = {
+    f"{LOSS}{name}{ending}": ours
+    for name, ours in (("ForwardKL", "forward-kl"), ("ReverseKL", "reverse-kl"), ("SymmetricKL", "jsd"))
+    for ending in ("Loss", "WithChunkedOutputLoss")
+}
+TEACHER = "teacher_model._component_"
+PARTS = {f"model.{name}_trainable": name for name in ("encoder", "fusion", "decoder")}
 
 
-def _builder(keys: Keys) -> tuple[str, str]:
+def _builder(keys: Keys, component: str = COMPONENT) -> tuple[str, str]:
     """The builder of the model without its prefix, and the prefix: empty, `lora` or `qlora`."""
-    name = (keys.word(COMPONENT) or "").rpartition(".")[2]
+    name = (keys.word(component) or "").rpartition(".")[2]
     prefix, _, rest = name.partition("_")
     return (rest, prefix) if prefix in ("lora", "qlora") else (name, "")
 
 
 def _plain(builder: str) -> str:
     return builder.removesuffix("_instruct").removesuffix("_base")
+
+
+def _named(keys: Keys, component: str) -> str | None:
+    """The model that a component builds. Raises `ConfigError` for one that is none of a language."""
+    builder = _plain(_builder(keys, component)[0])
+    if builder and builder not in MODELS:
+        raise keys.wrong(component, f"{short(builder)} is no language model that is read (read: {', '.join(MODELS)})")
+    return MODELS.get(builder)
+
+
+def _task() -> Idea:
+    """What is trained for: its own data, a teacher's words, or what is preferred."""
+    kind, distance, share = "loss._component_", "kd_loss._component_", "kd_ratio"
+
+    def read(keys: Keys) -> Facts:
+        if keys.has(TEACHER):
+            return {"task": "gkd", "teacher": _named(keys, TEACHER), "loss_terms": keys.choice(distance, DISTANCES)}
+        return {"task": PAIRS.get(keys.word(kind) or "")}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task = facts.get("task")
+        if task == PAIRS.get(keys.word(kind) or ""):
+            return {}
+        return {kind: next(loss for loss, ours in PAIRS.items() if ours == task)} if task in PAIRS.values() else {}
+
+    return Idea(keys=(TEACHER, distance, share), facts=("task", "teacher", "loss_terms"), read=read, write=write)
 
 
 def _model() -> Idea:
@@ -62,18 +108,17 @@ def _model() -> Idea:
         "model.apply_lora_to_mlp",
         "model.lora_dropout",
     )
-    quantised = "model.quantize_base"
+    quantised, dora = "model.quantize_base", "model.use_dora"
 
     def read(keys: Keys) -> Facts:
-        builder, kind = _builder(keys)
-        if not builder:
-            return {}
-        name = MODELS.get(_plain(builder))
+        kind, name = _builder(keys)[1], _named(keys, COMPONENT)
         if name is None:
-            raise keys.wrong(
-                COMPONENT,
-                f"{short(builder)} is no language model that is read (read: {', '.join(SIZES)}, mistral, phi)",
-            )
+            return {}
+        for key, part in PARTS.items():
+            if key.startswith("model.decoder") and str(keys.raw(key)).lower() in ("frozen", "false"):
+                keys.note(key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer")
+            elif part == "encoder" and keys.has(key) and str(keys.raw(key)).lower() not in ("frozen", "false"):
+                keys.note(key, "trains the encoder of images, which is not counted", "costs", "weights gradients optimizer", 0.3)
         if not kind:
             return {"model": name, "lora_rank": 0, "qlora": False}
         chosen = keys.words(modules) or []
@@ -89,6 +134,7 @@ def _model() -> Idea:
             "base": "nf4" if four else None,
             "lora_targets": "all" if len(names) == 7 else ",".join(names),
             "lora_dropout": keys.real(dropout) or 0.0,
+            "use_dora": keys.flag(dora) or None,
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -100,11 +146,11 @@ def _model() -> Idea:
         if builder is None:
             return {}
         builder = f"{builder}_instruct" if builder in INSTRUCT_ONLY else builder
-        family = max((name for name in (*SIZES, "mistral", "phi3", "phi4") if builder.startswith(name)), key=len)
+        family = max((name for name in (*SIZES, *FAMILIES) if builder.startswith(name)), key=len)
         lora, four = bool(facts.get("lora_rank")), bool(facts.get("qlora"))
         if four and (facts.get("base") or "nf4") != "nf4":
             return {}
-        adapters: dict[str, Any] = dict.fromkeys((rank, modules, mlp, dropout, quantised))
+        adapters: dict[str, Any] = dict.fromkeys((rank, modules, mlp, dropout, quantised, dora))
         if lora:
             words = facts.get("lora_targets") or "all"
             attention = list(ATTENTION.values())
@@ -116,6 +162,7 @@ def _model() -> Idea:
                 rank: facts["lora_rank"],
                 modules: [key for key, ours in ATTENTION.items() if ours in wanted],
                 mlp: bool(rest),
+                dora: True if facts.get("use_dora") else False if keys.has(dora) else None,
                 quantised: True if four else None,
                 dropout: facts.get("lora_dropout") or (0.0 if keys.has(dropout) else None),
             }
@@ -123,8 +170,8 @@ def _model() -> Idea:
         return {COMPONENT: f"torchtune.models.{family}.{prefix}{builder}"} | adapters
 
     return Idea(
-        keys=(COMPONENT, rank, modules, mlp, dropout, quantised),
-        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
+        keys=(COMPONENT, rank, modules, mlp, dropout, quantised, dora, *PARTS),
+        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout", "use_dora"),
         read=read,
         write=write,
     )
@@ -133,14 +180,24 @@ def _model() -> Idea:
 def _sharding() -> Idea:
     """FSDP2 in the distributed recipes, which are those that can start on several GPUs."""
     reshard, offload, tp = "fsdp_reshard_after_forward", "fsdp_cpu_offload", "tensor_parallel_dim"
-    kind = "optimizer._component_"
+    kind, copies, parts = "optimizer._component_", "data_parallel_replicate_dim", "data_parallel_shard_dim"
+    cp, plan = "context_parallel_dim", "tensor_parallel_plan._component_"
 
     def read(keys: Keys) -> Facts:
         facts: Facts = {"zero": 2 if keys.flag(reshard) is False else 3, "tp": keys.whole(tp) or 1}
         if keys.given.get("gpus") == 1 and not keys.flag(offload):
             facts["zero"] = 0
+        replicas, shards = keys.whole(copies) or 1, keys.whole(parts, minimum=-1) or -1
+        if replicas > 1:
+            facts["replicas"] = replicas
+        if shards > 0:
+            facts["dp"] = replicas * shards
+        if (keys.whole(cp) or 1) > 1:
+            facts["cp"] = keys.whole(cp)
         moved = "all" if keys.flag(offload) else "optimizer" if keys.word(kind) in ON_HOST else "none"
-        return facts | {"offload": moved, "sequence_parallel": False}
+        # Of its plans for training those of Llama 4 split norms along the sequence (`models/llama4/_parallelism.py`).
+        along = facts["tp"] > 1 and "llama4" in (keys.word(plan) or "")
+        return facts | {"offload": moved, "sequence_parallel": along}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stage, moved, ranks = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("tp") or 1
@@ -150,20 +207,44 @@ def _sharding() -> Idea:
             reshard: False if stage == 2 else True if keys.has(reshard) else None,
             offload: True if moved == "all" else False if keys.has(offload) else None,
             tp: ranks if ranks > 1 or keys.has(tp) else None,
+            copies: (facts.get("replicas") or 1) if (facts.get("replicas") or 1) > 1 or keys.has(copies) else None,
+            parts: -1 if keys.has(parts) else None,
+            cp: (facts.get("cp") or 1) if (facts.get("cp") or 1) > 1 or keys.has(cp) else None,
         }
 
     return Idea(
-        keys=(reshard, offload, tp), facts=("zero", "tp", "offload", "sequence_parallel"), read=read, write=write
+        keys=(reshard, offload, tp, copies, parts, cp, plan),
+        facts=("zero", "tp", "offload", "sequence_parallel", "replicas", "dp", "cp"),
+        read=read,
+        write=write,
     )
+
+
+def _precision() -> Idea:
+    """`dtype` of everything; products in 8 bits beside it."""
+    switch, recipe = "enable_fp8_training", "fp8_recipe_name"
+    inner = row("precision", "dtype", words={"bf16": "bf16-pure", "fp32": "fp32"}, default="bf16-pure")
+
+    def read(keys: Keys) -> Facts:
+        return {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}"} if keys.flag(switch) else inner.read(keys)
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        word = str(facts.get("precision") or "")
+        if word.startswith("fp8"):
+            return {switch: True, recipe: word.partition("-")[2] or "tensorwise"}
+        return inner.write(facts, keys) | {switch: None, recipe: None}
+
+    return Idea(keys=(*inner.keys, switch, recipe), facts=inner.facts, read=read, write=write)
 
 
 def _end_units() -> Idea:
     key, both = "custom_sharded_layers", ["tok_embeddings", "output"]
 
     def read(keys: Keys) -> Facts:
-        names = keys.words(key)
-        if names is not None and sorted(names) != sorted(both):
-            raise keys.wrong(key, f"is read where it names {' and '.join(both)}")
+        names = [name.rpartition(".")[2] for name in keys.words(key) or []]
+        if names and sorted(names) != sorted(both):
+            keys.note(key, f"is read where it names {' and '.join(both)}", parts="gathered", share=0.5)
+            return {"end_units": None}
         return {"end_units": "apart" if names else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -215,7 +296,7 @@ def _loss() -> Idea:
     kind, pieces = "loss._component_", "loss.num_output_chunks"
 
     def read(keys: Keys) -> Facts:
-        name = keys.choice(kind, dict.fromkeys(IN_PIECES, "in pieces") | {AT_ONCE: "at once"})
+        name = keys.choice(kind, dict.fromkeys(IN_PIECES, "in pieces") | dict.fromkeys((AT_ONCE, *PAIRS), "at once"))
         number = 1 if name == "at once" else keys.whole(pieces) or PIECES
         return {"loss": "auto" if number == PIECES else f"float32:{number}"}
 
@@ -224,6 +305,8 @@ def _loss() -> Idea:
         if word not in ("auto", "float32"):
             return {}
         wanted = int(number or PIECES)
+        if keys.word(kind) in PAIRS:
+            return {}
         if wanted == 1:
             return {kind: AT_ONCE, pieces: None}
         same = keys.word(kind) if keys.word(kind) in IN_PIECES else IN_PIECES[0]
@@ -241,13 +324,14 @@ TORCHTUNE = Dialect(
     blank={"yaml": "device: cuda\nepochs: 1\nenable_activation_checkpointing: false\n"},
     ideas=(
         _model(),
+        _task(),
         _sharding(),
         _end_units(),
         row("micro_batch", "batch_size", default=1),
         row("accumulation", "gradient_accumulation_steps", default=1),
         row("seq_len", "tokenizer.max_seq_len"),
         _checkpointing(),
-        row("precision", "dtype", words={"bf16": "bf16-pure", "fp32": "fp32"}, default="bf16-pure"),
+        _precision(),
         instantiated(
             "optimizer._component_", OPTIMIZERS, in_backward="optimizer_in_bwd", harmless=("offload_gradients",)
         ),
@@ -260,6 +344,6 @@ TORCHTUNE = Dialect(
         ),
         _validation(),
         _loss(),
-        compiled("compile"),
+        compiled("compile", "compile.model"),
     ),
 )

@@ -9,6 +9,7 @@ from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.partial import adapted_layers
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
+from loadgauge.job_files.reading.calls import Calls
 
 LOADERS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastQwen2Model", "FastLlamaModel", "FastMistralModel")
 SECTIONS = {f"{name}.from_pretrained": "model" for name in LOADERS} | {
@@ -173,6 +174,11 @@ def _length() -> Idea:
         return dict.fromkeys(present, facts["seq_len"])
 
     return Idea(keys=names, facts=("seq_len",), read=read, write=write)
+
+
+def script(text: str) -> Calls:
+    """The calls of a script or a notebook; those of trainers count where the model is Unsloth's."""
+    return Calls(text, SECTIONS.get, FIRST, ONCE)
 
 
 SCRIPT = """from unsloth import FastLanguageModel

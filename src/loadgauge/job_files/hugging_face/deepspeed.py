@@ -208,18 +208,18 @@ def _tensor_parallel() -> Idea:
     return Idea(keys=(key,), facts=("tp",), read=read, write=write)
 
 
-def context_parallel(key: str) -> Idea:
-    """The idea of context parallelism as Ulysses does it, by an all-to-all that exchanges heads for tokens."""
+def context_parallel(key: str, *also: str) -> Idea:
+    """The idea of context parallelism as Ulysses does it, by an all-to-all that exchanges heads for tokens; `also`: other keys."""
 
     def read(keys: Keys) -> Facts:
-        ranks = keys.whole(key) or 1
+        ranks = keys.agreed((key, *also), keys.whole) or 1
         return {"cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         ranks = facts.get("cp") or 1
-        return {key: ranks if ranks > 1 or keys.has(key) else None}
+        return {key: ranks if ranks > 1 or keys.has(key) else None} | dict.fromkeys(also)
 
-    return Idea(keys=(key,), facts=("cp", "cp_comm"), read=read, write=write)
+    return Idea(keys=(key, *also), facts=("cp", "cp_comm"), read=read, write=write)
 
 
 DEEPSPEED = Dialect(

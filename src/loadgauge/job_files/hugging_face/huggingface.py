@@ -57,10 +57,10 @@ def checkpointing(default: Any = None, *, new: str = "activation_checkpointing")
 def sharding(switched: bool = True) -> Idea:
     """The idea of sharding: FSDP, or a DeepSpeed configuration inside the file (a separate one is read as well).
 
-    switched: whether `fsdp` must be on for `fsdp_config` to count; in axolotl it counts by being there
+    switched: whether `fsdp` must be on for `fsdp_config` to count; in axolotl it counts by being there, and has no strategy
     """
     inner, sizes = deepspeed.zero(INLINE), deepspeed.engine(INLINE)
-    names = ("reshard_after_forward", "version", "sharding_strategy", "cpu_offload", "offload_params")
+    names = ("reshard_after_forward", "version", "cpu_offload", "offload_params", *["sharding_strategy"] * switched)
     keyed = {name: (f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}") for name in names}
     owned = (
         "fsdp",
@@ -72,7 +72,7 @@ def sharding(switched: bool = True) -> Idea:
     )
 
     def first(keys: Keys, name: str) -> str | None:
-        return next((key for key in keyed[name] if keys.has(key)), None)
+        return next((key for key in keyed.get(name, ()) if keys.has(key)), None)
 
     def of_fsdp(keys: Keys) -> Facts:
         words = [] if isinstance(keys.raw("fsdp"), bool) else keys.words("fsdp") or []
@@ -292,7 +292,7 @@ def processes(*, argv: bool = True) -> Idea:
     count, machines, per_node, nodes = "num_processes", "num_machines", "num_gpus", "num_nodes"
 
     def read(keys: Keys) -> Facts:
-        if argv and keys.document.syntax != "argv":
+        if argv and keys.document.syntax not in ("argv", "python"):
             return {}
         if argv and keys.has(per_node):
             return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
@@ -522,7 +522,7 @@ TRANSFORMERS = Dialect(
     name="transformers",
     title="transformers TrainingArguments",
     versions="transformers 4.40 - 5.23",
-    syntaxes=("yaml", "json", "argv"),
+    syntaxes=("yaml", "json", "argv", "python"),
     auto=True,
     objects=OWN,
     blank=BLANK,
@@ -550,7 +550,7 @@ TRL = Dialect(
     trainers="trl",
     title="TRL",
     versions="TRL 0.12 - 1.16",
-    syntaxes=("yaml", "json", "argv"),
+    syntaxes=("yaml", "json", "argv", "python"),
     auto=True,
     objects=OWN,
     # What is a key of its trainer alone, at its default.
@@ -577,5 +577,6 @@ TRL = Dialect(
         evaluation(),
         SAVING,
     ),
+    last=trl_tasks.last,
     programs=trl_tasks.OTHERS,
 )

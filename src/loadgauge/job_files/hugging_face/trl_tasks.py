@@ -6,11 +6,12 @@ Defaults are those of 1.16 (`trainer/*_config.py`, `experimental/*/*_config.py`)
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.coverage import words
+from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 PAIRS = words(
@@ -81,28 +82,10 @@ STARTED = (
 """Command lines that start one of them."""
 OTHERS = {
     r"\btrl (ppo|online_dpo|nash_md|xpo|bco|prm|distillation|vllm-serve)\b": "starts a trainer that is not read",
-    r"(?i)(?:^|[\s/])\w*(?:ppo|online_dpo|nash_md|xpo|bco|prm|vlm|async|distillation|gold|sdpo)\w*\.py\b":
+    r"(?i)(?:^|[\s/])\w*(?:ppo|online_dpo|nash_md|xpo|bco|prm|async|distillation|gold|sdpo)\w*\.py\b":
         "starts a trainer that is not read",
 }  # fmt: skip
 """Command lines of those that are not."""
-STOPS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "sync_ref_model": ((False,), "copies the policy into the reference now and then, which is not counted"),
-    "generate_during_eval": ((False,), "generates answers between the steps, which is not counted"),
-    "ds3_gather_for_generation": ((True,), "gathers every layer for every token, which is not counted"),
-    "generation_batch_size": ((), "counts the sequences of all GPUs; steps_per_generation, of one, is read"),
-    "generation_kwargs": (({},), "changes how answers are generated in a way that is not read"),
-    "cache_implementation": ((), "keeps keys and values in a way that is not read"),
-    "vllm_model_impl": (("vllm", "auto"), "runs another implementation of the model, which is not counted"),
-    "cast_lm_head_to_fp32": ((False,), "makes the logits of float32 weights, which is not counted"),
-    "entropy_coef": ((0, 0.0), "keeps the entropy of each token for backward, which is not counted"),
-    "use_adaptive_entropy": ((False,), "keeps the entropy of each token for backward, which is not counted"),
-    "max_tool_calling_iterations": ((), "answers in several turns, which is said by --rollout with turns="),
-    "use_transformers_continuous_batching": ((False,), "generates with a cache of pages, which is not counted"),
-    "transformers_continuous_batching_config": ((), "generates with a cache of pages, which is not counted"),
-    "use_transformers_paged": ((False,), "generates with a cache of pages, which is not counted"),
-    "seq_kd": ((False,), "generates answers of the teacher, which is not counted"),
-}  # fmt: skip
-"""Keys, values at which they change nothing that is not counted, and what they do at others."""
 
 
 def trainer_of(keys: Keys) -> str | None:
@@ -118,6 +101,11 @@ def trainer_of(keys: Keys) -> str | None:
     loss = keys.words("loss_type") or []
     ours = [word.strip("[]'\"") for word in loss]
     chosen = [one for one in OWN if set(ours) & LOSSES.get(one, frozenset())]
+    among = [one for one in chosen or OWN if {key.split(".")[0] for key in present} <= OWN[one]]
+    of_path = [one for one in among if one in words_of_path(keys.file)]
+    if present and started is None and len(among) > 1 and len(of_path) == 1 and named in (None, of_path[0]):
+        keys.remarks[f"its trainer is {of_path[0]}'s, as the name of the file or of its folder says"] = None
+        among = of_path
     if named is not None:
         for key in present:
             if key.split(".")[0] not in OWN[named]:
@@ -125,12 +113,43 @@ def trainer_of(keys: Keys) -> str | None:
         return named
     if not present and not chosen:
         return None
-    among = [one for one in chosen or OWN if {key.split(".")[0] for key in present} <= OWN[one]]
     if len(among) != 1:
         first = present[0] if present else "loss_type"
         tasks = ", ".join("rm" if one == "reward" else one for one in among or OWN)
         raise keys.wrong(first, f"is an argument of another trainer than SFT; say which with --task ({tasks})")
     return among[0]
+
+
+def words_of_path(file: str) -> frozenset[str]:
+    """The words in the names of a file and of the two folders around it.
+
+    >>> sorted(words_of_path("recipes/zephyr/dpo/config_full.yaml"))
+    ['config', 'dpo', 'full', 'yaml', 'zephyr']
+    """
+    parts = PurePath(file).parts[-3:]
+    return frozenset(word for part in parts for word in re.split(r"[^a-z0-9]+", part.lower()) if word)
+
+
+LAST: dict[str, tuple[int, ...]] = {
+    "torch_dtype": (0, 26), "max_seq_length": (0, 19), "use_liger": (0, 17), "chars_per_token": (0, 17), "use_liger_loss": (0, 27),
+    "num_of_sequences": (0, 17), "rpo_alpha": (0, 28), "reference_free": (0, 28), "force_use_ref_model": (0, 28),
+    "use_logits_to_keep": (0, 28), "wandb_log_unique_prompts": (0, 26), "vllm_guided_decoding_regex": (0, 27),
+    "vllm_device": (0, 17), "vllm_dtype": (0, 17), "vllm_max_model_len": (0, 17), "model_adapter_name": (0, 28),
+}  # fmt: skip
+"""Keys that TRL has no more, and the last release that had them."""
+LAST_OF: dict[str, dict[str, tuple[int, ...]]] = {
+    "max_prompt_length": {"dpo": (0, 28), "orpo": (0, 27), "cpo": (0, 27), "kto": (0, 26), "grpo": (0, 27), "rloo": (0, 28)},
+    "generate_during_eval": {"dpo": (0, 28), "kto": (1, 0)}, "max_completion_length": {"dpo": (0, 28), "kto": (0, 26)},
+}  # fmt: skip
+"""The same of keys that trainers lost one after another."""
+
+
+def last(keys: Keys) -> tuple[tuple[int, ...], str] | None:
+    """The newest release that has all keys of a file, and the key that decides; None where the newest of all has."""
+    present = [key for key in keys.document.names() if key in LAST or key in LAST_OF]
+    trainer = trainer_of(keys) if present else None
+    ends = {key: LAST.get(key) or LAST_OF[key].get(trainer or "") for key in present}
+    return min(((end, key) for key, end in ends.items() if end is not None), default=None)
 
 
 def colocated(ranks: int, share: float, at_once: int, asleep: bool, context: int | None = None) -> str:
@@ -149,6 +168,14 @@ def colocated(ranks: int, share: float, at_once: int, asleep: bool, context: int
     return Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()
 
 
+def gpus_of(keys: Keys) -> int:
+    """The GPUs of a job, where a key counts what all of them do. Raises `ConfigError` where neither the file nor a flag says it."""
+    number = keys.given.get("gpus") or (keys.whole("num_processes") if keys.document.syntax != "yaml" else None)
+    if number is None:
+        raise ConfigError("says what all GPUs do together, and not how many there are; give --gpus", file=keys.file)
+    return int(number)
+
+
 def old_logprobs(accumulated: int, every: int, corrected: bool) -> bool:
     """Whether GRPO makes old log-probs: it leaves them out where whole generations, of `every` micro-batches, are trained on before
     a step of the optimizer, unless vLLM's are corrected (`_generate_and_score_completions` of trainer/grpo_trainer.py)."""
@@ -161,19 +188,14 @@ def task() -> Idea:
     precompute, beta, share = "precompute_ref_log_probs", "beta", "vllm_gpu_memory_utilization"
     likelihood, share_s, longest_s, teacher = "cpo_alpha", "lmbda", "max_new_tokens", "teacher_model_name_or_path"
     ranks, longest, steps = "vllm_tensor_parallel_size", "vllm_max_model_length", "steps_per_generation"
+    batch = "generation_batch_size"
 
     def read(keys: Keys) -> Facts:
         trainer = trainer_of(keys)
         if trainer is None:
             return {}
-        if not keys.since(1, 16) and (trainer in GENERATES or trainer == "gkd" or not keys.since(1, 0)):
-            raise ConfigError(f"TRL's {trainer} is read of release 1.16 and later", key="version")
-        for key, (values, what) in STOPS.items():
-            value = keys.raw(key)
-            off = key in ("generation_kwargs",) and value in ({}, "{}")
-            if value is None or off or value in values or str(value).lower() in [str(one).lower() for one in values]:
-                continue
-            raise keys.wrong(key, what)
+        if not keys.since(0, 15):
+            raise ConfigError(f"TRL's {trainer} is read of release 0.15 and later", key="version")
         if trainer in GENERATES:
             return _of_answers(keys, trainer)
         if trainer == "reward":
@@ -218,28 +240,37 @@ def task() -> Idea:
     def _of_answers(keys: Keys, trainer: str) -> Facts:
         each = keys.whole(micro) or 8
         at_once = each * (keys.whole(steps) or keys.whole(accumulation) or 1)
+        if (whole := keys.whole(batch)) is not None:
+            ranks_all = gpus_of(keys)
+            if whole % ranks_all:
+                raise keys.wrong(batch, f"{whole} cannot be split over {ranks_all} GPUs")
+            at_once = whole // ranks_all
         weight = keys.real(beta)
-        refers = (0.05 if trainer == "rloo" else 0.0) if weight is None else weight
+        usual = 0.05 if trainer == "rloo" else 0.0 if keys.since(0, 19) else 0.04
+        refers = usual if weight is None else weight
         facts: Facts = {
             "task": trainer,
             "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
             "generated": at_once,
             "epochs": keys.whole("num_iterations") or 1,
-            "answers": str(keys.whole("max_completion_length") or 512),
-            "prompt_len": keys.whole("max_prompt_length"),
+            "answers": str(keys.whole("max_completion_length") or (512 if keys.since(1, 10) else 256)),
+            "prompt_len": keys.whole("max_prompt_length") or (None if keys.since(0, 26) else 512),
             "reward_model": keys.word("reward_model_name_or_path"),
             "reference": None if refers else "none",
             "old_logprobs": None if _passes_twice(keys, trainer) else "none",
         }
         if not keys.flag("use_vllm"):
             return facts | {"rollout": f"hf:batch={at_once}"}
-        if (keys.choice("vllm_mode", {"colocate": "colocate", "server": "server"}) or "colocate") == "server":
-            raise keys.wrong(
-                "vllm_mode",
-                "'server' has GPUs of its own, which the file does not say: --placement split: with a MODEL",
-            )
+        mode = keys.choice("vllm_mode", {"colocate": "colocate", "server": "server"})
+        if (mode or ("colocate" if keys.since(1, 0) else "server")) == "server":
+            several = gpus_of(keys)
+            own = next((ranks for ranks in range(several - 1, 0, -1) if at_once * ranks % facts["samples"] == 0), 0)
+            if not own:
+                raise keys.wrong("vllm_mode", "'server' has GPUs of its own; give --gpus with those too")
+            keys.remarks[f"vLLM's server is taken to have {several - own} of the {several} GPUs"] = None
+            return facts | {"placement": f"split:{own}+{several - own}", "rollout": "vllm:tp=1"}
         if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
-            raise keys.wrong("use_vllm", "generates with weights of bitsandbytes, which is not counted")
+            keys.remarks["vLLM's weights are taken to be whole, and not of bitsandbytes"] = None
         asleep = bool(keys.flag("vllm_enable_sleep_mode"))
         used = keys.real(share)
         text = colocated(keys.whole(ranks) or 1, 0.3 if used is None else used, at_once, asleep, keys.whole(longest))
@@ -307,6 +338,7 @@ def task() -> Idea:
 
     facts = names_in(
         "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
-        " old_logprobs"
+        " old_logprobs placement"
     )
-    return Idea(keys=EVERY, facts=facts, read=read, write=write)
+    unread = key_lists("trl").stops
+    return Idea(keys=tuple(key for key in EVERY if key not in unread), facts=facts, read=read, write=write)

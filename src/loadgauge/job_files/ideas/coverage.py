@@ -1,9 +1,11 @@
 """Keys that no idea of a dialect reads. No key is ignored silently; each is one of
 
 harmless: it changes neither memory nor the time of a step (logging, saving, data paths, learning efficiencies)
-stops: it changes the answer in a way that is not modelled, so there is none (`Stop`)
+stops: it changes the answer in a way that is not modelled (`Stop`); with an effect that has a bound the answer names it and its
+range has it, without one there is no answer
 bounded: it changes the answer by no more than is known (`Bound`): the range is widened by that, and says so
-unknown: no list has it; it also stops the answer where its name suggests memory or time, and is reported otherwise
+unknown: no list has it. Where its name suggests memory or time the answer depends on it; where name and value say a size or
+another model or task, there is none (`primary`)
 
 The lists are `data/keys/<dialect>.toml`. A group that names the files of the tool that were `read` is proven; the others are
 known by their names alone, so a pattern there (`logger.*`) covers no key whose name suggests memory or time.
@@ -46,8 +48,42 @@ SUSPECT = words(
 """Parts of names that suggest memory or time. The list is reviewed by hand: it may stop too often, not too seldom."""
 STEMS = ("optim", "quant", "offload", "recomput", "checkpointing", "parallel", "shard", "precision", "dtype", "seq")
 """Beginnings of such parts."""
+ASIDE = words(
+    """
+    steps interval intervals freq frequency every path paths dir directory folder file files schedule scheduler schedules logger
+    loggers log logs logging seed seeds name names url urls id ids tag tags project entity timeout retries warmup lr beta betas eps
+    decay momentum coef coefficient temperature prefix suffix verbose debug format style
+    """
+)
+"""Last parts of names that say how often, where or how fast, and so neither memory nor time, whatever comes before them."""
+SIZES = re.compile(
+    r"(.*_)?(seq|sequence|context|ctx|prompt|response|completion|answer|cutoff|model_max|max|block)_?(len|length|size)(_\w*)?"
+    r"|(.*_)?max_(seq_?len|tokens|new_tokens|position_embeddings)(_\w*)?|n_?ctx|seq_?len(gth)?"
+    r"|(.*_)?(batch_?size|bsz|micro_?batch(es|_size)?|mini_?batch(_size)?|global_?batch(_size)?|mbs|gbs)(_\w*)?"
+    r"|(.*_)?accum(ulat\w*)?(_steps)?|(.*_)?acc_steps"
+    r"|(.*_)?(num|n)_(hidden_)?layers?|(.*_)?hidden_(size|dim)|(.*_)?(ffn|intermediate)_(hidden_)?(size|dim)|d_model|n_embd?"
+    r"|(.*_)?vocab(ulary)?_size|(.*_)?(num|n)_(\w+_)?experts|(.*_)?(num|n)_(\w+_)?heads"
+    r"|(.*_)?parallel(ism)?(_(size|degree|dim|world_size))?|(tp|pp|cp|ep|dp|sp|fsdp|ulysses\w*)(_(size|degree|shard\w*|replicate\w*))?"
+    r"|(.*_)?shard(ing)?_(size|degree|group_size)|num_shards|zero_stage"
+    r"|(.*_)?(num_|n_)?(gpus?|nodes|nnodes|devices|workers_per_node|nproc)(_per_\w+)?|world_size|num_processes"
+    r"|(.*_)?(lora|adapter|peft)_?(r|rank|dim)",
+)
+"""Names that say a size of the run: of a sequence, a batch, the model, the GPUs and how they share the work, or adapters."""
+UNTRAINED = words(
+    "eval evaluation val valid validation test dev log logging save saving map preprocess preprocessing tokenize upload download"
+    " writer infer inference buffer filter min dataset cache"
+)
+"""Parts of names of sizes that no training step has."""
+OTHERS = re.compile(
+    r"(use_|enable_|do_|is_|run_)?(distill(ation)?|teacher|student|reward|critic|dpo|kto|orpo|ppo|grpo|rlhf)"
+    r"(_model|_training|_mode)?(_name)?(_or)?(_path)?(_enabled?|_name)?"
+)
+"""Names that say another model or another task."""
+TASKS = words("dpo ipo kto orpo simpo cpo ppo grpo rloo gkd rlhf reward rm distill distillation", "")
+"""Values of a `task`, `stage` or `method` that say so."""
 
 
+SUGGESTED = "is not known here, and its name suggests that it changes memory or time"
 Effect = Literal["", "saves", "costs", "either"]
 
 
@@ -128,13 +164,16 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         return ()
 
     def stop(self, key: str, value: Any) -> Stop | None:
-        """The rule by which a key with this value stops the answer, or None. A key in no list stops it if its name suggests so."""
+        """The rule of what a key changes at this value that is not modelled, or None; of a key in no list, by its name."""
         kind: Kind = next(iter(self.kinds(key)), "unknown")
         if kind == "stops":
             rule = next(self.stops[name] for name in _names(key) if name in self.stops)
             return None if value is None or _among(value, rule.off) else rule
-        if kind == "unknown" and suspect(key) and not _among(value, OFF):
-            return Stop("is not known here, and its name suggests that it changes memory or time")
+        if kind == "unknown" and not _among(value, OFF):
+            if primary(key, value):
+                return Stop("is not known here, and says a size, a model or a task that the run would have")
+            if suspect(key):
+                return Stop(SUGGESTED, effect="either")
         return None
 
     def bound(self, key: str, value: Any) -> tuple[str, Bound] | None:
@@ -203,15 +242,48 @@ def _plain(value: Any) -> str:
     return {"no": "false", "off": "false", "yes": "true", "on": "true", "none": "null"}.get(text, text)
 
 
+def _parts(name: str) -> list[str]:
+    """The words of a name. ``_parts("weightQuantBits") == ["weight", "quant", "bits"]``"""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[-500:])
+    return [part for part in re.split(r"[^a-z0-9]+", spaced.lower()) if part]
+
+
 def suspect(key: str) -> bool:
     """Return whether the name of an unknown key suggests that it affects memory or time.
 
-    >>> suspect("model.weightQuantBits"), suspect("project_title")
-    (True, False)
+    >>> [suspect(key) for key in ("model.weightQuantBits", "project_title", "checkpointing_steps")]
+    [True, False, False]
     """
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[-500:])
-    parts = [part for part in re.split(r"[^a-z0-9]+", spaced.lower()) if part]
-    return any(part in SUSPECT or part.startswith(STEMS) for part in parts)
+    parts = _parts(key)
+    return bool(parts) and parts[-1] not in ASIDE and any(part in SUSPECT or part.startswith(STEMS) for part in parts)
+
+
+def primary(key: str, value: Any) -> bool:
+    """Return whether the last part of an unknown name and its value say a size of the run, another model or another task.
+
+    >>> pairs = (("tp_size", 4), ("tp_size", 1), ("eval_batch_size", 8), ("use_teacher", True), ("stage", "dpo"))
+    >>> [primary(*pair) for pair in pairs]
+    [True, False, False, True, True]
+    """
+    *before, last = [part for part in re.split(r"[.\s]", key.strip("-+~")[-500:]) if part] or [""]
+    if last in ("enable", "enabled", "name", "path", "value") and before:
+        last = before[-1]
+    parts = _parts(last)
+    name = "_".join(parts)
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool):
+        return value and OTHERS.fullmatch(name) is not None
+    try:
+        number = float(str(value).replace("_", "")) if len(str(value)) < 30 else 0.0
+    except ValueError:
+        text = str(value).strip().lower()
+        if name in ("task", "stage", "method", "algorithm", "trainer", "task_type", "training_type", "train_type"):
+            return bool(TASKS & set(_parts(text)))
+        if "$" in text:
+            return SIZES.fullmatch(name) is not None and not UNTRAINED & set(parts)
+        return bool(text) and OTHERS.fullmatch(name) is not None
+    return number > 1 and SIZES.fullmatch(name) is not None and not UNTRAINED & {*parts, *before}
 
 
 class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

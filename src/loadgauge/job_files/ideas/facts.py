@@ -20,7 +20,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
 
 NAMES = (
-    "model", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
+    "model", "head", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
     "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "target_len",
     "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank",
     "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype", "kbit_upcast", "use_dora",
@@ -28,7 +28,7 @@ NAMES = (
     "gradient_sync", "engine", "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts",
     "samples", "generated", "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout",
     "placement", "staleness", "reference", "loss_terms", "on_policy", "teacher", "reward_model", "critic", "critic_batch",
-    "frozen_offload", "frozen_weights", "rollout_offload",
+    "frozen_offload", "frozen_weights", "rollout_offload", "mtp",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)
@@ -44,12 +44,14 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     config: the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
     generated: sequences that one data parallel rank generates for a step
+    head: columns of a classifier of every token, in the place of the language model's head
     layers_per_stage: how a pipeline's stages share out the layers of a model that is not known yet (`virtual_stages`)
     """
 
     config: dict[str, Any] | None = None
     accumulation: int | None = None
     generated: int | None = None
+    head: int | None = None
     layers_per_stage: str | None = None
 
 
@@ -169,6 +171,7 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
     )
     return job, Extra(
         config=_value(facts, "config"),
+        head=_value(facts, "head"),
         accumulation=accumulation if batch is None else None,
         generated=_value(facts, "generated") if "prompts" not in facts else None,
         layers_per_stage=_value(facts, "layers_per_stage"),

@@ -102,24 +102,32 @@ def frozen_share() -> Idea:
     return Idea(keys=(share, names, pattern, frozen, frozen_pattern), facts=("train",), read=read, write=write)
 
 
-FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")
 
 
-def freeze(method: str = "finetuning_type") -> Idea:
+def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
     """The idea of LLaMA-Factory's `finetuning_type: freeze`: the last layers (the first, where negative), modules in them, and
-    others (`model/adapter.py`, `_setup_freeze_tuning`)."""
-    layers, modules, others = FREEZE
+    others (`model/adapter.py`, `_setup_freeze_tuning`); with LLaMA Pro as many, from the first part to the last."""
+    layers, modules, others, spread = (f"{prefix}{name}" for name in FREEZE)
 
     def read(keys: Keys) -> Facts:
         if str(keys.raw(method) or "").lower() != "freeze":
             return {"train": None}
         if not keys.flag("pure_bf16"):
-            raise keys.wrong(
-                method,
-                "freeze makes what is trained float32 beside frozen weights in 16 bits, which is not read; with pure_bf16 it is",
+            keys.note(
+                method, "keeps what is frozen in 16 bits, which is counted in 32", "saves", "weights gathered", 0.5
             )
         count = keys.whole(layers, minimum=-(10**6))
         count = 2 if count is None else count
+        if keys.flag(spread):
+            keys.note(
+                spread,
+                "trains layers from all over the model, which are counted as its first",
+                "saves",
+                "activations",
+                0.5,
+            )
+            count = -abs(count)
         where = f"-{count}:" if count > 0 else f":{-count}"
         inside = [name for name in keys.words(modules) or ["all"] if name]
         found = [f"layers.{where}" if name == "all" else f"layers.{where}.{name}" for name in inside] if count else []
@@ -128,7 +136,7 @@ def freeze(method: str = "finetuning_type") -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         given = facts.get("train")
         if given is None:
-            return dict.fromkeys(FREEZE)
+            return dict.fromkeys((layers, modules, others, spread))
         found = [re.fullmatch(r"layers\.(-\d+:|:\d+)(?:\.(\w+))?", word) for word in given.split(",")]
         ranges = {match[1] for match in found if match}
         inside = [match[2] or "all" for match in found if match]
@@ -143,7 +151,7 @@ def freeze(method: str = "finetuning_type") -> Idea:
             others: ",".join(extra) or None,
         }
 
-    return Idea(keys=FREEZE, facts=("train",), read=read, write=write)
+    return Idea(keys=(layers, modules, others, spread), facts=("train",), read=read, write=write)
 
 
 def _listed(keys: Keys, key: str) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.stacks import NEWEST
-from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
 
@@ -74,10 +74,21 @@ class Keys:
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
+        self.noted: dict[str, Uncounted] = {}
+        """What an idea has read a key as, and what of it is not counted."""
+        self.remarks: dict[str, None] = {}
+        """What was taken for granted in reading the file, in words."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
+
+    def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
+        """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
+        shown = self.document.shown(key)
+        value = self.plain(key)
+        note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
+        self.noted[shown] = Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share)
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
@@ -251,14 +262,12 @@ class Idea(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a file says, in a few keys.
 
     read: facts from the keys, with the tool's defaults; write: values of keys from facts, None to remove a key
-    beside: what the keys ask for, by default too, that its facts do not count
     """
 
     keys: tuple[str, ...]
     facts: tuple[str, ...]
     read: Read
     write: Write
-    beside: Callable[[Keys], tuple[Uncounted, ...]] = lambda keys: ()
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +281,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
+    last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
     style, objects: of options on its command line (`Argv`)
     """
 
@@ -290,8 +300,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     style: str = "value"
     objects: frozenset[str] = frozenset()
     layers: str = ""
+    last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
+    renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
+    """Which variant of the tool a document is for, and its own names of keys (`reading/renamed.py`)."""
 
     @property
     def coverage(self) -> Coverage:
@@ -400,27 +413,28 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return errors
 
     def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
-        """Return what a document asks for that is not counted: keys whose effect is bounded, and keys in no list."""
-        items: list[Uncounted] = [item for idea in self.ideas for item in idea.beside(keys)]
+        """Return what a document asks for that is not counted: keys with an effect that has a bound, and keys in no list."""
+        items: dict[str, Uncounted] = {}
         covering = self.covering(keys.document)
         for key in self._rest(keys.document):
             value, shown = keys.plain(key), keys.document.shown(key)
-            bound = covering.bound(key, value)
+            bound, stop = covering.bound(key, value), covering.stop(key, value)
+            note = shown if value is True else f"{shown} = {short(value)}"
+            item: Uncounted | None = None
             if bound is not None and bound[0].endswith("*"):
-                line = f"{bound[0]}: {bound[1].why}"
-                if line not in (item.note for item in items):  # once for all of a section
-                    items.append(Uncounted(line, bound[0]))
+                shown = bound[0]  # once for all of a section
+                item = Uncounted(f"{shown}: {bound[1].why}", shown)
             elif bound is not None:
                 rule = bound[1]
                 low, high = rule.extra(value)
-                note = f"{shown}: {rule.why}" if value is True else f"{shown} = {short(value)}: {rule.why}"
-                items.append(Uncounted(note, shown, True, low, high, rule.kernels, rule.parameter))
-            elif (stop := covering.stop(key, value)) is not None and stop.effect:
-                note = f"{shown}: {stop.why}" if value is True else f"{shown} = {short(value)}: {stop.why}"
-                items.append(Uncounted(note, shown, effect=stop.effect, parts=stop.parts, share=stop.share))
-            elif not covering.kinds(key) and stop is None:
-                items.append(Uncounted(f"{shown}: {UNKNOWN}", shown, known=False))
-        return tuple(items)
+                item = Uncounted(f"{note}: {rule.why}", shown, True, low, high, rule.kernels, rule.parameter)
+            elif not covering.kinds(key):
+                item = Uncounted(f"{shown}: {UNKNOWN}", shown, known=False, effect="" if stop is None else stop.effect)
+            elif stop is not None and stop.effect:
+                item = Uncounted(f"{note}: {stop.why}", shown, effect=stop.effect, parts=stop.parts, share=stop.share)
+            if item is not None and (stop is None or stop.effect):
+                items.setdefault(shown, msgspec.structs.replace(item, file=keys.file))
+        return tuple(items.values())
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:

@@ -1,23 +1,26 @@
-"""A command line, or the shell script that contains one, as a document. It is parsed and never run."""
+"""A command line, or the shell script that contains one, as a document. It is parsed and never run.
+
+Of several commands the first that trains is the document's; where none has options, what the script's variables hold is.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import MISSING
-from loadgauge.job_files.reading.shell import Word, variables_of, words_of
+from loadgauge.job_files.reading.shell import Shell, Word
 
 Style = Literal["switch", "flags", "value", "tyro", "hydra"]
 SWITCHES = ("switch", "flags")
 NAME = re.compile(r"--[A-Za-z][\w.\-]*(?:=|$)")
 HYDRA = re.compile(r"\+{0,2}[A-Za-z_][\w@/]*(?:\.\w+)+=")
 UNDOTTED = re.compile(r"[a-z_]+=")
-ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}$")
+VARIABLE = re.compile(r"\$(?:\{\w+\[[@*]\]\}|@|\{?\w*(?:ARG|OPT|FLAG|PARAM|OVERRIDE|EXTRA)\w*\}?)$", re.IGNORECASE)
+"""A variable that holds options, by its name."""
 SUBCOMMAND = re.compile(r"[a-z][a-z-]*:[a-z][a-z-]*$")
 
 
@@ -39,6 +42,8 @@ class Argv:
         `tyro` (torchtitan: --a.b, --a.no-b) or
         `hydra` (verl: a.b=True), in which new options are written
     objects: options whose value is a JSON object
+    outside: variables that are set where it is started; file: the script, beside which others are read
+    skipped: what was taken for something that is not known, in words
 
     >>> script = "torchrun --nproc-per-node 8 pretrain_gpt.py \\\\\\n  --bf16 \\\\\\n  --micro-batch-size 1  # small\\n"
     >>> document = Argv(script)
@@ -55,21 +60,51 @@ class Argv:
 
     syntax = "argv"
 
-    def __init__(self, text: str, style: Style = "switch", objects: frozenset[str] = frozenset()) -> None:
-        self.source, self.style, self.objects = text, style, objects
+    def __init__(
+        self,
+        text: str,
+        style: Style = "switch",
+        objects: frozenset[str] = frozenset(),
+        outside: Mapping[str, str] | None = None,
+        file: str = "",
+    ) -> None:
+        self.source, self.style, self.objects, self.outside, self.file = text, style, objects, outside, file
         self._parse()
 
     def _parse(self) -> None:
-        self.variables = variables_of(self.source)
-        self.words = list(words_of(self.source, self.variables))
+        self.shell = Shell(self.source, self.outside, self.file)
+        self.variables = self.shell.variables
+        self.words = self._chosen()
+        self.skipped = tuple(dict.fromkeys(self.shell.notes))
         self.options: dict[str, list[Option]] = {}
         for option in _options(self.words):
             self.options.setdefault(option.name, []).append(option)
-        self.doubtful = {
-            name
-            for name, options in self.options.items()
-            if len({tuple(word.text for word in option.values[:1]) for option in options}) > 1
-        }
+
+    def _chosen(self) -> list[Word]:
+        """The words of the command that trains: a program's with its launcher, without the words that start those."""
+        commands = [_program(command) for command in self.shell.commands]
+        commands = [command for command in commands if any(_begins(word) for word in command)]
+        ranks = [_rank(command) for command in commands]
+        best = max(ranks, default=0)
+        lines = [word for command in self.shell.commands if command[0].text.startswith("-") for word in command]
+        if best < 1 or (lines and best < 2):
+            held = [
+                word._replace(first=index == 0)
+                for value in self.shell.values.values()
+                for text in (value if isinstance(value, list) else [value])
+                if re.match(r"\s*--[A-Za-z]", text.text)
+                for index, word in enumerate(self.shell.words_in(text))
+            ]
+            if held or lines:
+                return lines or held
+        if not commands:
+            return [word for command in self.shell.commands for word in command]
+        others = sum(rank == best for rank in ranks) - 1
+        if others > 0 and best > 0:
+            self.shell.notes.append(
+                f"{others} more {'commands train' if others > 1 else 'command trains'}; the first is read"
+            )
+        return commands[ranks.index(best)]
 
     def names(self) -> tuple[str, ...]:
         """The names of all options, in order; of an option whose value is JSON, the paths inside it."""
@@ -81,10 +116,10 @@ class Argv:
 
     def _object(self, name: str) -> dict[str, Any] | None:
         options = self.options.get(name)
-        if not options or not options[0].values or not options[0].values[0].text.lstrip().startswith("{"):
+        if not options or not options[-1].values or not options[-1].values[0].text.lstrip().startswith("{"):
             return None
         try:
-            value = json.loads(options[0].values[0].text)
+            value = json.loads(options[-1].values[0].text)
         except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
@@ -92,7 +127,7 @@ class Argv:
     def get(self, key: str) -> Any:
         """The value of an option: True for a switch, a word, a list of words, False for `--no-key`, or `MISSING`.
 
-        Raises `ConfigError` where it is given twice with different values.
+        Of an option that is given twice, as a tool reads them, the last.
         """
         options = self.options.get(key)
         if options is None:
@@ -103,12 +138,7 @@ class Argv:
             for part in rest.split("."):
                 node = node.get(part, MISSING) if isinstance(node, dict) else MISSING
             return node
-        if key in self.doubtful:
-            first, second = (" ".join(word.text for word in option.values) for option in (options[0], options[-1]))
-            raise ConfigError(
-                f"is given as {first!r} and as {second!r}; a script is not run, so keep one", key=options[0].shown
-            )
-        values = [word.text for word in options[0].values]
+        values = [word.text for word in options[-1].values]
         if not values:
             return True
         inner = self._object(key)
@@ -136,11 +166,10 @@ class Argv:
         words = [] if value is True and self.style in (*SWITCHES, "tyro") else _spelled(value)
         if self.style == "hydra" and isinstance(value, list):
             words = [f"'[{','.join(words)}]'"]
-        options = self.options.get(key)
-        if options:
-            for option in reversed(options):
-                self._replace(option, words, isinstance(value, list))
-        else:
+        options = [option for option in self.options.get(key, ()) if option.start >= 0]
+        for option in sorted(options, reverse=True, key=_start):
+            self._replace(option, words, isinstance(value, list))
+        if not options:
             self._insert(key, words)
         self._parse()
 
@@ -187,11 +216,12 @@ class Argv:
             option.end if not option.values else option.values[0 if launcher else -1].end
             for options in self.options.values()
             for option in options
-            if (option.name in LAUNCHER) == launcher and ":" not in option.name
+            if (option.name in LAUNCHER) == launcher and ":" not in option.name and option.start >= 0
         ]
         if ends:
             return max(ends)
-        return None if not self.words else self.words[0].end if launcher else self.words[-1].end
+        words = [word for word in self.words if word.start >= 0]
+        return None if not words else words[0].end if launcher else words[-1].end
 
     def _in_array(self, place: int) -> bool:
         return self.source.rfind("=(", 0, place) > self.source.rfind(")", 0, place)
@@ -206,7 +236,7 @@ class Argv:
                 place = place[part]
             del place[rest.rpartition(".")[2]]
             if inner:
-                self._replace(self.options[name][0], _spelled(inner), False)
+                self._replace(self.options[name][-1], _spelled(inner), False)
             else:
                 self.drop(name)
             self._parse()
@@ -214,6 +244,8 @@ class Argv:
         for option in sorted(
             [*self.options.get(key, ()), *self.options.get(_negative(key), ())], reverse=True, key=_start
         ):
+            if option.start < 0:
+                continue
             end = option.values[0].end if option.values and not option.inline else option.end
             start = option.start
             if (
@@ -263,6 +295,54 @@ LAUNCHER = words(
 """Options of torchrun, `accelerate launch` and `deepspeed`."""
 
 
+WRAPPERS = words(
+    """
+    uv srun env exec nohup time sudo numactl nsys ray mpirun mpiexec docker singularity apptainer stdbuf timeout command
+    setsid torchx sky kubectl poetry pdm conda micromamba pixi ncu strace xargs echo
+    """
+)
+"""Programs that start another one, which their last words are."""
+PROGRAM = re.compile(
+    r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|swift|megatron|llamafactory-cli|axolotl|tune|trl|litgpt|xtuner"
+    r"|automodel|composer|lightning|bash|sh|\S+\.(?:py|sh)|\$\{?\w*PYTHON\w*\}?)$"
+)
+TRAINS = re.compile(
+    r"train|tune|sft|dpo|grpo|ppo|rlhf|run_|torchrun|distributed|accelerate|deepspeed|main|swift|\.py$|-m$"
+)
+OTHERWISE = re.compile(
+    r"(?:^|[/_.-])(?:pip3?|ray|serve|server|api_server|launch_server|convert\w*|preprocess\w*|prepare\w*|merge\w*|download\w*"
+    r"|tokenize\w*|export|eval|evaluate|infer\w*|generate|wandb|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
+    r"|git|docker|ssh|nvidia-smi|awk|data_preprocess|lm_eval|quantize)(?:$|[/_.-])"
+)
+"""Programs that do something else than train."""
+
+
+LAUNCHES = re.compile(r"torchrun|accelerate|deepspeed|torch\.distributed")
+
+
+def _program(command: list[Word]) -> list[Word]:
+    """The words of a command from its program on, without those that only start it."""
+    texts = [word.text for word in command]
+    if texts[0].rpartition("/")[2] not in WRAPPERS and not texts[0].startswith("$"):
+        start = 0
+    else:
+        start = next((index for index, text in enumerate(texts) if index and PROGRAM.fullmatch(text)), 0)
+    # The script that a launcher starts is no value of the launcher's option before it.
+    script = next((index for index, text in enumerate(texts) if index > start and text.endswith(".py")), 0)
+    if script and LAUNCHES.search(" ".join(texts[start : start + 3])):
+        command = [*command[:script], command[script]._replace(first=True), *command[script + 1 :]]
+    return command[start:]
+
+
+def _rank(command: list[Word]) -> int:
+    """2 for a command that trains by its name, 1 for one that may, 0 for one that does something else."""
+    program = [word.text for word in command[:40] if " " not in word.text and "=" not in word.text]
+    names = [text for text in program if not text.startswith("--")][:6]
+    if any(OTHERWISE.search(name) for name in names[:4]):
+        return 0
+    return 1 + any(TRAINS.search(name) for name in names)
+
+
 def _start(option: Option) -> int:
     return option.start
 
@@ -297,8 +377,8 @@ def _options(words: list[Word]) -> Iterator[Option]:
         index += 1
         if _overrides(word) or (NAME.match(word.text) and "=" in word.text):
             name, _, value = word.text.partition("=")
-            inner = word.start + word.raw.index("=") + 1
-            end = word.end - (word.raw[0] in "\"'")
+            equals = word.raw.find("=") if word.start >= 0 else -1
+            inner, end = (word.start + equals + 1, word.end - (word.raw[0] in "\"'")) if equals >= 0 else (-1, -1)
             yield Option(
                 name.lstrip("-+").replace("-", "_"),
                 name.lstrip("+"),
@@ -322,7 +402,7 @@ def _options(words: list[Word]) -> Iterator[Option]:
 
 def _begins(word: Word) -> bool:
     # All the words of an array are options of their own.
-    return bool(NAME.match(word.text) or _overrides(word) or SUBCOMMAND.match(word.text) or ARRAY.match(word.text))
+    return bool(NAME.match(word.text) or _overrides(word) or SUBCOMMAND.match(word.text) or VARIABLE.match(word.text))
 
 
 def _pairs(word: Word) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
@@ -15,6 +16,8 @@ MOST_NODES = 50_000
 DEEPEST = 60
 MAGIC = re.compile(r"^([ \t]*)[%!](?:.*\\\n)*.*$", re.MULTILINE)
 """Lines of a notebook that are IPython's or the shell's, with those that a backslash joins to them."""
+LEADING = re.compile(r"(?<![\w.\"'])0+([1-9]\d*)(?![\w.\"'])")
+"""Numbers that begin with a zero, which Python does not take and a notebook may hold all the same."""
 OTHER_CELLS = re.compile(r"\s*%%(?!capture|time)")
 """Cells that are not Python: `%%bash`, `%%writefile`."""
 
@@ -22,15 +25,16 @@ OTHER_CELLS = re.compile(r"\s*%%(?!capture|time)")
 class Calls:
     """The keyword arguments of some calls; a key is the section of its call and the keyword, such as `peft.r`.
 
-    A value that is no literal, nor a name that one literal is assigned to, is its source text after a dollar sign: what it
-    will be is known only where the script runs.
+    A value that does not follow from literals and from names that one value is assigned to is its source text after a dollar
+    sign: what it will be is known only where the script runs.
 
-    sections: the section of a call by the last two names of what is called, such as `FastLanguageModel.from_pretrained`
+    section: of a call, by the last two names of what is called, such as `FastLanguageModel.from_pretrained`; None: it is not read
     first: of a section, the keyword that its first positional argument is
     once: sections of which the first call counts: what was trained is often loaded again at the end
+    options: values of `args.NAME`, of a program's own arguments
 
     >>> script = "size = 2048  # tokens\\nm = F.load(name, max_seq_length=size, load_in_4bit=True)\\n"
-    >>> document = Calls(script, {"F.load": "model"}, {"model": "model_name"})
+    >>> document = Calls(script, {"F.load": "model"}.get, {"model": "model_name"})
     >>> [(key, document.get(key)) for key in document.names()]
     [('model.model_name', '$name'), ('model.max_seq_length', 2048), ('model.load_in_4bit', True)]
     >>> document.put("model.load_in_4bit", False)
@@ -43,17 +47,24 @@ class Calls:
     syntax = "python"
 
     def __init__(
-        self, text: str, sections: Mapping[str, str], first: Mapping[str, str], once: frozenset[str] = frozenset()
+        self,
+        text: str,
+        section: Callable[[str], str | None],
+        first: Mapping[str, str],
+        once: frozenset[str] = frozenset(),
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.source, self.sections, self.first, self.once = text, sections, first, once
+        self.source, self.section, self.first, self.once, self.options = text, section, first, once, options or {}
         self.notebook = text.lstrip().startswith("{")
         self._parse()
 
     def _parse(self) -> None:
         code, self.skipped = _cells(self.source) if self.notebook else (self.source, [])
+        self.code = code
         tree = _tree(code)
         self.lines = _starts(code)
-        self.constants = _constants(tree)
+        self.tree = tree = _Taken(Names(tree), self.options).visit(tree)
+        self.constants = Names(tree)
         self.values: dict[str, ast.expr] = {}
         self.calls: dict[str, ast.Call] = {}
         self.programs: list[str] = []
@@ -61,7 +72,7 @@ class Calls:
         for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
             name = _called(call.func)
             self.programs.append(name)
-            section = self.sections.get(name)
+            section = self.section(name)
             if section is None or (section in self.once and section in self.calls):
                 continue
             self.calls.setdefault(section, call)
@@ -84,10 +95,13 @@ class Calls:
     def _spread(self, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         """`**{...}` and `**dict(...)`; any other is left as one key that no list has."""
         if isinstance(value, ast.Name):
-            value = self.constants.get(value.id, value)
+            value = self.constants.of(value.id, value.lineno) or value
         if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
             for key, inner in zip(value.keys, value.values, strict=True):
                 yield str(key.value) if isinstance(key, ast.Constant) else "", inner
+        elif isinstance(value, ast.Call) and _called(value.func) == "dict" and not value.args:
+            for word in value.keywords:
+                yield word.arg or "**arguments", word.value
         else:
             yield "**arguments", value
 
@@ -112,13 +126,8 @@ class Calls:
         return self._value(self.values[key])
 
     def _value(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name):
-            node = self.constants.get(node.id, node)
-        try:
-            value = ast.literal_eval(node)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return f"${ast.unparse(node)[:200]}"
-        return list(value) if isinstance(value, tuple | set) else value
+        value = worked_out(node, self.constants, self.options)
+        return f"${ast.unparse(node)[:200]}" if value is UNKNOWN else value
 
     def put(self, key: str, value: Any) -> None:
         """Sets the value of a keyword in place, or adds it to its call. Raises `ConfigError` for a notebook, or without a call."""
@@ -190,6 +199,98 @@ class Calls:
         return self.source
 
 
+UNKNOWN = object()
+"""The value of an expression that only a run of the program gives."""
+ARGUMENTS = re.compile(r"(?:^|_)(?:args?|arguments|config|cfg|opts?|options)$")
+"""Names of what a program's arguments are parsed into."""
+TORCH = re.compile(r"torch\.(bfloat16|float16|float32|half)")
+LARGEST = 10**12
+
+
+def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: int = 0) -> Any:
+    """The value of an expression of literals, names, sums, products and choices, or `UNKNOWN`. Nothing is run.
+
+    >>> whole = ast.parse("(size - 256) * 2 or 5", mode="eval").body
+    >>> worked_out(whole, Names(ast.parse("size = 1024")), {})
+    1536
+    """
+    if depth > 20:
+        return UNKNOWN
+
+    def inner(part: ast.expr) -> Any:
+        return worked_out(part, names, options, depth + 1)
+
+    if isinstance(node, ast.Name):
+        value = names.of(node.id, node.lineno)
+        return UNKNOWN if value is None else inner(value)
+    if isinstance(node, ast.Attribute):
+        if (match := TORCH.fullmatch(ast.unparse(node)[:40])) is not None:
+            return match[1]
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) else UNKNOWN
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        left, right = inner(node.left), inner(node.right)
+        numbers = all(type(side) in (int, float) and abs(side) < LARGEST for side in (left, right))
+        if not numbers or (isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod) and right == 0):
+            return UNKNOWN
+        return OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+        for value in map(inner, node.values):
+            if value is UNKNOWN or value:
+                return value
+        return value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        value = inner(node.operand)
+        return UNKNOWN if value is UNKNOWN else not value
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
+        left, right = inner(node.left), inner(node.comparators[0])
+        known = (
+            left is not UNKNOWN
+            and right is not UNKNOWN
+            and (isinstance(right, list) or not isinstance(node.ops[0], ast.In | ast.NotIn))
+        )
+        return COMPARED[type(node.ops[0])](left, right) if known else UNKNOWN
+    if isinstance(node, ast.IfExp):
+        test = inner(node.test)
+        return UNKNOWN if test is UNKNOWN else inner(node.body if test else node.orelse)
+    if isinstance(node, ast.JoinedStr):
+        parts = [inner(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
+        return "".join(map(str, parts)) if UNKNOWN not in parts else UNKNOWN
+    if isinstance(node, ast.Call) and _called(node.func) in ("dict", "len"):
+        return _of_call(node, inner)
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        values = list(map(inner, node.elts))
+        return UNKNOWN if any(value is UNKNOWN for value in values) else values
+    if isinstance(node, ast.Dict) and node.keys and all(isinstance(key, ast.Constant) for key in node.keys):
+        pairs = zip(node.keys, map(inner, node.values), strict=True)
+        return {str(getattr(key, "value", "")): value for key, value in pairs if value is not UNKNOWN}
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return UNKNOWN
+
+
+def _of_call(node: ast.Call, inner: Callable[[ast.expr], Any]) -> Any:
+    """The value of `dict(name=...)`, of what is known of it, and of `len([...])`."""
+    if _called(node.func) == "dict" and not node.args:
+        pairs = ((word.arg, inner(word.value)) for word in node.keywords if word.arg is not None)
+        return {key: value for key, value in pairs if value is not UNKNOWN}
+    value = inner(node.args[0]) if len(node.args) == 1 and not node.keywords else UNKNOWN
+    return len(value) if isinstance(value, list | str | dict) else UNKNOWN
+
+
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: lambda left, right: left == right, ast.IsNot: operator.ne,
+    ast.In: lambda left, right: left in right, ast.NotIn: lambda left, right: left not in right,
+}  # fmt: skip
+
+
 def _cells(text: str) -> tuple[str, list[str]]:
     """The code of a notebook's cells of Python, and why others are skipped, by their number."""
     try:
@@ -203,7 +304,7 @@ def _cells(text: str) -> tuple[str, list[str]]:
         raise ConfigError("is no notebook (JSON with cells of code)") from None
     code, skipped = [], []
     for number, part in parts:
-        lines = MAGIC.sub(r"\1pass", part)
+        lines = LEADING.sub(r"\1", MAGIC.sub(r"\1pass", part))
         try:
             ast.parse(lines)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -213,16 +314,26 @@ def _cells(text: str) -> tuple[str, list[str]]:
     return "\n".join(code) + "\n", skipped
 
 
+class _Taken(ast.NodeTransformer):
+    """Puts in the place of `if` the branch that is taken, where that is known, as of `if False:`."""
+
+    def __init__(self, names: Names, options: Mapping[str, Any]) -> None:
+        self.names, self.options = names, options
+
+    def visit_If(self, node: ast.If) -> Any:
+        """Return the statements of the branch that is taken, else the whole."""
+        test = worked_out(node.test, self.names, self.options)
+        self.generic_visit(node)
+        return node if test is UNKNOWN else (node.body if test else node.orelse) or ast.Pass()
+
+
 def _running(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every part of a program in the order of its lines, without what stands below `if False:`."""
+    """Every part of a program in the order of its lines."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
         yield node
-        inner = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value:
-            inner = list(node.orelse)
-        stack += inner[::-1]
+        stack += list(ast.iter_child_nodes(node))[::-1]
 
 
 def _tree(code: str) -> ast.Module:
@@ -248,24 +359,47 @@ def _starts(code: str) -> list[int]:
     return [0, *(place + 1 for place, letter in enumerate(code) if letter == "\n")]
 
 
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Names that one value alone is assigned to, anywhere in a script."""
-    found: dict[str, ast.expr] = {}
-    several: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name, value = node.targets[0].id, node.value
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            name, value = node.target.id, node.value
-        elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
-            several.add(node.target.id)
-            continue
-        else:
-            continue
-        if name in found and ast.dump(found[name]) != ast.dump(value):
-            several.add(name)
-        found[name] = value
-    return {name: value for name, value in found.items() if name not in several}
+class Names:
+    """What a program assigns to names.
+
+    >>> tree = ast.parse("a = 1\nprint(a)\na = 2\nprint(a)\nif b:\n    c = 1\nelse:\n    c = 2")
+    >>> names = Names(tree)
+    >>> [names.of("a", line).value for line in (2, 4)], names.of("c", 9)
+    ([1, 2], None)
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.assigned: dict[str, list[tuple[int, ast.expr | None, bool]]] = {}
+        plain = {id(statement) for statement in tree.body}
+        for node in ast.walk(tree):
+            for name, value in _assignments(node):
+                self.assigned.setdefault(name, []).append((getattr(node, "lineno", 0), value, id(node) in plain))
+
+    def of(self, name: str, line: int) -> ast.expr | None:
+        """The value of a name at a line: the only one that it gets, or the last before, where nothing but the order of the lines
+        decides; None where that is not known."""
+        several = self.assigned.get(name, [])
+        if len({"" if value is None else ast.dump(value) for _, value, _ in several}) == 1:
+            return several[0][1]
+        before = sorted((each for each in several if each[0] < line), key=lambda each: each[0])
+        return before[-1][1] if before and all(plain for _, _, plain in before) else None
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names that a statement assigns to, and their values; None where only a run gives them."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+            elif isinstance(target, ast.Tuple):
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else []
+                for place, each in enumerate(target.elts):
+                    if isinstance(each, ast.Name):
+                        yield each.id, values[place] if len(values) == len(target.elts) else None
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+        yield node.target.id, node.value
+    elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
+        yield node.target.id, None
 
 
 def _called(function: ast.expr) -> str:

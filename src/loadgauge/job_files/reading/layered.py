@@ -164,7 +164,11 @@ def _beneath(
     if depth > DEEPEST:
         raise ConfigError(f"more than {DEEPEST} files are over each other", key=key, file=file)
     layers: list[Mapping[str, Any]] = []
-    for name in names:
+    for each in names:
+        if each == "_self_":
+            continue
+        name = each.partition("@")[0]  # Hydra's package, and its names without an ending
+        name = name if Path(name).suffix in (".yaml", ".yml") else f"{name}.yaml"
         place = Path(file).parent / name
         if file and place.is_file():
             where = str(place)

@@ -190,6 +190,8 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     _refuse_tags(text)
     loader = YAML(typ="rt")
     loader.preserve_quotes = True
+    loader.constructor.allow_duplicate_keys = True
+    loader.constructor.check_mapping_key = _last_counts
     loader.width = 100_000
     sequence = re.search(r"^(\s*)[\w.-]+:[ \t]*(?:#.*)?\n(?:[ \t]*#.*\n)*(\s*)- ", text, re.MULTILINE)
     if sequence is not None and len(sequence[2]) > len(sequence[1]):
@@ -212,6 +214,11 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
         return target.getvalue()
 
     return Nested("yaml", root, dump, CommentedMap, sections)
+
+
+def _last_counts(node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
+    """Lets the last of several values of a key count, as it does in PyYAML, with which the tools read their files."""
+    return True
 
 
 def _refuse_tags(text: str) -> None:

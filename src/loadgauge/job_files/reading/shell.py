@@ -1,36 +1,57 @@
-"""Words and variables of a shell script. Nothing is run; a value that is only known at run time keeps its dollar sign."""
+"""A shell script as a shell reads it: the commands that it would start, with their words. Nothing is run.
+
+Of a loop the first round is read, of branches that depend on what is not known the first that does not give up. A value that is
+known only where the script runs keeps its dollar sign.
+"""
 
 from __future__ import annotations
 
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple
 
 from loadgauge.core.base.errors import ConfigError
-
-MOST_WORDS = 15_000
-LONGEST, DEEPEST = 500, 20
-"""Letters of a word that is expanded, and levels of an expression."""
-_BRACES = r"\$\{[^{}]*\}"
-for _ in range(3):
-    _BRACES = rf"\$\{{(?:[^{{}}]|{_BRACES})*\}}"
-WORD = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\$\(\(.*?\)\)|\$\([^)]*\)|""" + _BRACES + r"""|\\[^\n]|[^\s;()&|{}<>"'\\`])+"""
-"""A word with its quotes and expansions, which may stand in each other: `${A:-"${B}/c"}`."""
-ASSIGNED = re.compile(rf"(?:^|(?<=[\s;]))(?:export\s+|local\s+)?([A-Za-z_]\w*)=({WORD}|)", re.MULTILINE | re.DOTALL)
-LETTERS = re.compile(
-    rf"""(?P<skip>\s+|\\\r?\n|[;()&|{{}}<>`]|(?:(?<=\s)|(?<=^))\#[^\n]*)|(?P<word>{WORD})""", re.DOTALL | re.MULTILINE
+from loadgauge.core.base.files import read_text
+from loadgauge.job_files.reading.shell_words import (
+    DEEPEST,
+    MOST_WORDS,
+    Listing,
+    Node,
+    Piece,
+    Text,
+    Token,
+    Tree,
+    closing,
+    tokens,
 )
+
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
 """Operators of `$((...))`, which divides as whole numbers."""
-LARGEST = 10**12
+COMPARED: dict[str, Callable[[float, float], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-lt": operator.lt, "-ge": operator.ge, "-le": operator.le,
+}  # fmt: skip
+LARGEST, LONGEST, MOST_LETTERS, LARGEST_FILE = 10**12, 60_000, 3_000_000, 100_000
+"""A number, letters of a value, letters of all values, bytes of a file that a script reads."""
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]=]*\])?(\+?)=")
+UNKNOWN = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])")
+UNSET = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9]|\{(?:[A-Za-z_]\w*|[0-9]+)\})")
+GIVES_UP = ("exit", "return", "continue", "break")
+DECLARES = ("export", "local", "declare", "readonly", "typeset")
+EXPANSION = re.compile(r"\$\{([#!]?)([A-Za-z_]\w*|[0-9@*#?])(?:\[([^\]]*)\])?(.*)\}", re.DOTALL)
+
+Value = Text | list[Text]
 
 
 class Word(NamedTuple):
-    """A word of a script: its `text`, and `raw` as spelled from `start` to `end`; `first`: of a line or of a command."""
+    """A word of a command: its `text`, and `raw` as spelled from `start` to `end` (-1: in no place of the file); `first`: of
+    a line or of a command."""
 
     start: int
     end: int
@@ -39,138 +60,782 @@ class Word(NamedTuple):
     raw: str = ""
 
 
-def words_of(source: str, variables: dict[str, str]) -> Iterator[Word]:
-    """Yields the words of a script without its comments; a quoted "--flag value" yields the words inside.
+class _Stop(Exception):
+    """The end of a script, a function or a round of a loop, by the word that ends it."""
 
-    Raises `ConfigError` for a script of more than `MOST_WORDS` words.
+
+class Shell:
+    """What a script starts.
+
+    commands: each with its words, in order; variables: their last values that are known; documents: here-documents by the
+    file that they go to; notes: what was taken for something that is not known, in words
+
+    outside: variables that are set where the script is started, `1` for its first argument
+    file: the script, beside which those that it reads are
+
+    >>> shell = Shell('TP=${TP:-2}\\nARGS=(--tp $TP)\\nsrun torchrun x.py "${ARGS[@]}" --nodes $N')
+    >>> [word.text for word in shell.commands[0]]
+    ['srun', 'torchrun', 'x.py', '--tp', '2', '--nodes', '$N']
     """
-    place, count, first = 0, 0, True
-    while place < len(source):
-        match = LETTERS.match(source, place)
-        if match is None:
-            place += 1
-            continue
-        if match["word"] is None:
-            # A backslash before the end of a line joins it to the next.
-            first |= match["skip"][0] != "\\" and any(letter in match["skip"] for letter in "\n;()&|{}")
+
+    def __init__(
+        self,
+        source: str,
+        outside: Mapping[str, str] | None = None,
+        file: str = "",
+    ) -> None:
+        self.source, self.file = source, file
+        self.values: dict[str, Value] = {name: _plain(value) for name, value in (outside or {}).items()}
+        self.arguments: list[Text] = []
+        while str(len(self.arguments) + 1) in self.values:
+            self.arguments.append(self.values[str(len(self.arguments) + 1)])  # type: ignore[arg-type]
+        self.functions: dict[str, Listing] = {}
+        self.commands: list[list[Word]] = []
+        self.documents: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.directory = ""
+        self.said: list[Text] | None = None
+        """What a command whose output is taken has printed; None outside of one."""
+        self.whole: dict[tuple[int, int, str], tuple[Piece, ...]] = {}
+        self.text = Text([])
+        self.count = self.letters = self.depth = 0
+        with suppress(_Stop):
+            self._script(Text([Piece(source, 0, len(source))]))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that have one known value."""
+        return {
+            name: value.text
+            for name, value in self.values.items()
+            if isinstance(value, Text) and not re.search(r"[$`]", value.text)
+        }
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def _script(self, text: Text) -> bool | None:
+        before = self.text
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise ConfigError(f"starts itself, or more than {DEEPEST} scripts in each other")
+        self.text = text
+        try:
+            return self._listing(Tree(text.text).parse())
+        finally:
+            self.depth -= 1
+            self.text = before
+
+    def _listing(self, commands: Listing) -> bool | None:
+        """Reads commands; whether the last one succeeds, None where that is not known."""
+        success: bool | None = True
+        for before, node in commands:
+            if (before == "&&" and success is False) or (before == "||" and success is not False):
+                continue
+            if before in ("&&", "||") and self._gives_up([("", node)]):
+                continue
+            success = self._node(node)
+        return success
+
+    def _node(self, node: Node) -> bool | None:
+        kind = node[0]
+        if kind == "cmd":
+            return self._command(node[1], node[2])
+        if kind == "not":
+            success = self._node(node[1])
+            return None if success is None else not success
+        if kind == "pipe":
+            return self._pipe(node[1])
+        if kind == "group":
+            return self._listing(node[1])
+        if kind == "function":
+            self.functions[node[1]] = node[2]
+        elif kind == "if":
+            self._branch(node[1])
+        elif kind == "case":
+            self._case(node[1], node[2])
+        elif kind == "for":
+            self._for(node[1], node[2])
+        elif kind in ("while", "until"):
+            success = self._listing(node[1])
+            if success is (kind == "while"):
+                self._round(node[2])
+        return None
+
+    def _gives_up(self, commands: Listing, depth: int = 0) -> bool:
+        """Return whether commands end the script, and start nothing before that."""
+        ends = False
+        for _, node in commands:
+            if node[0] == "cmd":
+                names = [token.text for token in node[1]]
+                if sum(name.startswith("--") or "--" in name for name in names) > 1:
+                    return False
+                called = self.functions.get(names[0]) if names else None
+                ends |= bool(names) and names[0] in GIVES_UP
+                ends |= called is not None and depth < 3 and self._gives_up(called, depth + 1)
+            elif node[0] == "group":
+                ends |= self._gives_up(node[1], depth + 1)
+        return ends
+
+    def _branch(self, branches: list[tuple[Listing | None, Listing]]) -> None:
+        rest = [(test, body) for test, body in branches if not self._gives_up(body)]
+        for test, body in rest:
+            success = True if test is None else self._listing(test)
+            if success is None and len(branches) > 1:
+                self._chose(test)
+            if success is not False:
+                self._listing(body)
+                return
+        if rest and len(rest) < len(branches) and branches[-1][0] is None:  # none but those that give up
+            self._chose(rest[0][0])
+            self._listing(rest[0][1])
+
+    def _chose(self, test: Listing | None) -> None:
+        words = " ".join(token.text for _, node in test or () if node[0] == "cmd" for token in node[1])
+        self.notes.append(f"{words[:60] or 'a test'} is not known before it runs; the first branch is read")
+
+    def _case(self, head: list[Token], choices: list[tuple[list[Token], Listing]]) -> None:
+        subject = self._joined(head[0]) if head else ""
+        value = _settled(subject)
+        rest = [(patterns, body) for patterns, body in choices if not self._gives_up(body)]
+        for patterns, body in choices:
+            texts = [self._joined(pattern)[:200] for pattern in patterns]
+            if value is not None and any(fnmatchcase(value[:1000], pattern) for pattern in texts):
+                if self._gives_up(body):
+                    break
+                self._listing(body)
+                return
+        if value and not any(self._gives_up(body) for _, body in choices):
+            return
+        default = next((body for patterns, body in rest if "*" in (pattern.text for pattern in patterns)), None)
+        if default is None and rest:
+            name = UNSET.fullmatch(subject)
+            chosen = self._joined(rest[0][0][0]) if rest[0][0] else ""
+            if not chosen.startswith("-"):
+                self.notes.append(f"{subject or 'a case'} is set nowhere; its first choice, {chosen}, is read")
+                if name is not None and not re.search(r"[*?\[]", chosen):
+                    self.values[subject.strip("${}")] = _plain(chosen)
+            else:
+                return
+            default = rest[0][1]
+        if default is not None:
+            self._listing(default)
+
+    def _for(self, head: list[Token], body: Listing) -> None:
+        if not head:
+            return
+        if head[0].text.startswith("(("):
+            match = re.match(r"\(\(\s*(\w+)\s*=\s*(\w+)", head[0].text)
+            if match is not None:
+                self._set(match[1], _plain(match[2]))
         else:
-            count += 1
-            if count > MOST_WORDS:
-                raise ConfigError(f"has more than {MOST_WORDS} words")
-            yield from _parts(match.start(), match["word"], first, variables)
-            first = False
-        place = match.end()
+            words = [Text(field) for token in head[2:] for field in self._fields(token)]
+            if len(words) > 1:
+                self.notes.append(
+                    f"{head[0].text} goes through {len(words)} values; the first, {words[0].text[:60]}, is read"
+                )
+            if words:
+                self._set(head[0].text, words[0])
+        self._round(body)
 
+    def _round(self, body: Listing) -> None:
+        try:
+            self._listing(body)
+        except _Stop as stop:
+            if str(stop) not in ("continue", "break"):
+                raise
 
-def _parts(start: int, text: str, first: bool, variables: dict[str, str]) -> Iterator[Word]:
-    inner = text[1:-1]
-    if text[0] in "\"'" and text[-1] == text[0] and inner.startswith("--") and " " in inner:
-        # A quoted "--flag value" of an array: its words, each at its place.
-        for part in re.finditer(r"\S+", inner):
-            place = start + 1 + part.start()
-            yield Word(place, place + len(part[0]), _value(part[0], variables), not part.start(), part[0])
-    else:
-        yield Word(start, start + len(text), _value(text, variables), first, text)
+    def _pipe(self, nodes: list[Node]) -> bool | None:
+        """Reads a pipeline; of output that is taken, filters that only change blanks leave it as it is."""
+        success: bool | None = None
+        for index, node in enumerate(nodes):
+            names = [token.text for token in node[1]] if node[0] == "cmd" else []
+            if index and self.said is not None and self.said and names:
+                blank = names[0] in ("xargs", "sed", "tr") and re.search(r"\\n| |^xargs$", " ".join(names))
+                if names[0] == "tr" and "upper" in names[-1] and "lower" in names[-2]:
+                    self.said[-1] = _plain(self.said[-1].text.upper())
+                elif names[0] == "tr" and "lower" in names[-1]:
+                    self.said[-1] = _plain(self.said[-1].text.lower())
+                elif not blank:
+                    raise _Stop("unknown")
+                continue
+            success = self._node(node)
+        return None if len(nodes) > 1 else success
 
+    def _command(self, given: list[Token], redirects: list[Token]) -> bool | None:
+        self.count += 1 + len(given)
+        if self.count > 2 * MOST_WORDS:
+            raise ConfigError(f"has more than {MOST_WORDS} words")
+        index = 0
+        while index < len(given) and (given[index].kind == "array" or ASSIGNED.match(given[index].text)):
+            self._assign(given[index])
+            index += 1
+        rest = given[index:]
+        if not rest:
+            return True
+        name = rest[0].text
+        if name in DECLARES:
+            for token in rest[1:]:
+                if token.kind == "array" or ASSIGNED.match(token.text):
+                    self._assign(token)
+            return True
+        if name in GIVES_UP:
+            raise _Stop(name)
+        if name.startswith("[["):
+            inner = name[2:-2]
+            return self._tested(inner, tokens(inner))
+        if name in ("[", "test"):
+            return _test([field for token in rest[1:] for field in self._tests(token, self.text)], self.values)
+        if name.startswith("(("):
+            return None
+        if name == "eval":
+            pieces = [[*self._expanded(self.text, token.start, token.end), Piece(" ", -1, -1)] for token in rest[1:]]
+            self._script(Text(piece for part in pieces for piece in part))
+            return None
+        words = [word for token in rest for word in self._words(token)]
+        self._documents(words, redirects)
+        if not words:
+            return True
+        words[0] = words[0]._replace(first=True)
+        return self._started(words, redirects)
 
-def _value(text: str, variables: dict[str, str]) -> str:
-    single = text.startswith("'") and text.endswith("'")
-    plain = re.sub(r"\\(.)", r"\1", re.sub(r"(?<!\\)[\"']", "", text)) if not single else text[1:-1]
-    return plain if single else _expanded(plain, variables)
+    def _documents(self, words: list[Word], redirects: list[Token]) -> None:
+        target = next((token for token in redirects if token.text in (">", ">>")), None)
+        document = next((token for token in redirects if token.kind == "doc"), None)
+        if target is not None and document is not None and words and words[0].text in ("cat", "tee"):
+            body = self.text.text[document.start : document.end]
+            text = "".join(piece.text for piece in self._expanded(Text([Piece(body, -1, -1)]), 0, len(body)))
+            self.documents[self._joined(target)] = text
 
-
-def variables_of(source: str) -> dict[str, str]:
-    """The variables of a script, by name, that are set to one plain value; one set to different values is left out."""
-    variables: dict[str, str] = {}
-    unknown: set[str] = set()
-    for match in ASSIGNED.finditer(source):
-        line = source.rfind("\n", 0, match.start()) + 1
-        before = source[line : match.start()].strip()
-        if before.startswith("#") or (
-            before not in ("", "export", "local") and not re.fullmatch(r"(?:\w+=\S*\s*;?\s*)+", before)
+    def _started(self, words: list[Word], redirects: list[Token]) -> bool | None:
+        name, texts = words[0].text, [word.text for word in words]
+        if name in self.functions and self.depth < DEEPEST:
+            self._called(name, words)
+            return None
+        if name in ("source", ".") and len(words) > 1:
+            self._sourced(texts[1])
+            return True
+        if name == "set":
+            if "--" in texts:
+                self.arguments = [_plain(text) for text in texts[texts.index("--") + 1 :]]
+        elif name == "shift":
+            del self.arguments[: int(texts[1]) if len(texts) > 1 and texts[1].isdecimal() and len(texts[1]) < 5 else 1]
+        elif name == "unset":
+            for text in texts[1:]:
+                self.values.pop(text, None)
+        elif name == "read":
+            self._read(texts, redirects)
+        elif name in (
+            "true",
+            ":",
+            "cd",
+            "echo",
+            "printf",
+            "pwd",
+            "dirname",
+            "basename",
+            "realpath",
+            "readlink",
+            "expr",
+            "seq",
         ):
-            continue
+            self._printed(name, words)
+            return True
+        elif name == "false":
+            return False
+        elif self.said is not None:
+            raise _Stop("unknown")
+        else:
+            self.commands.append(words)
+            for index in range(2, len(texts)):
+                if re.fullmatch(r"-[el]*c", texts[index - 1]) and texts[index - 2].rpartition("/")[2] in ("bash", "sh"):
+                    self._script(Text(self._pieces(words[index])))
+            if name == "exec":
+                raise _Stop("exit")
+        return None
+
+    def _called(self, name: str, words: list[Word]) -> None:
+        before, self.arguments = self.arguments, [self._text(word) for word in words[1:]]
+        self.depth += 1
+        try:
+            self._listing(self.functions[name])
+        except _Stop as stop:
+            if str(stop) != "return":
+                raise
+        finally:
+            self.depth -= 1
+            self.arguments = before
+
+    def _text(self, word: Word) -> Text:
+        literal = word.end - word.start == len(word.text) and word.start >= 0
+        return Text([Piece(word.text, word.start, word.end)]) if literal else Text([Piece(word.text, -1, -1)])
+
+    def _pieces(self, word: Word) -> tuple[Piece, ...]:
+        return self.whole.get((word.start, word.end, word.text), self._text(word).pieces)
+
+    def _sourced(self, name: str) -> None:
+        if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
+            return
+        here = Path(self.file).resolve().parent
+        root = Path.cwd() if here.is_relative_to(Path.cwd()) else here
+        for place in (here / name, root / name):
+            path = place.resolve()
+            if path.is_relative_to(root) and path.is_file() and path.stat().st_size <= LARGEST_FILE:
+                text = read_text(path, LARGEST_FILE)
+                try:
+                    self._script(Text([Piece(text, -1, -1)]))
+                except _Stop as stop:
+                    if str(stop) != "return":
+                        raise
+                return
+        if not name.startswith(("/", "~")):
+            self.notes.append(f"{name} is not there, so what it sets is not known")
+
+    def _read(self, texts: list[str], redirects: list[Token]) -> None:
+        """`IFS=, read -r A B <<< "$X"`, and `read -a ARRAY`."""
+        source = next((token for token in redirects if token.text == "<<<"), None)
+        value = None if source is None else self._joined(source)
+        if value is None or re.search(r"[$`]", value):
+            return
+        separators = self.values.pop("IFS", None)
+        split = re.split(
+            f"[{re.escape(separators.text)}]" if isinstance(separators, Text) and separators.text else r"\s+",
+            value.strip(),
+        )
+        names = [text for text in texts[1:] if not text.startswith("-")]
+        if "-a" in texts or "-ra" in texts or "-rA" in texts:
+            self.values[names[-1]] = [_plain(text) for text in split]
+            return
+        for index, name in enumerate(names):
+            self._set(name, _plain(split[index] if index < len(split) else ""))
+
+    def _printed(self, name: str, words: list[Word]) -> None:
+        """What a command prints, where its output is taken, and where `cd` goes."""
+        texts = [word.text for word in words[1:] if word.text not in ("-e", "-n", "-f", "-P", "--", "-m", "-ne", "-en")]
+        if self.said is None:
+            return
+        if name == "cd":
+            self.directory = texts[0] if texts else "$HOME"
+            return
+        if name in ("true", ":"):
+            return
+        if name == "echo":
+            pieces: list[Piece] = []
+            for word in words[1:]:
+                if word.text not in ("-e", "-n", "-ne"):
+                    pieces += [*self._pieces(word), Piece(" ", -1, -1)]
+            self.said.append(Text(pieces[:-1]))
+            return
+        if name == "pwd":
+            result = self.directory
+        elif name == "dirname" and texts:
+            result = texts[-1].rpartition("/")[0] or "."
+        elif name == "basename" and texts:
+            result = texts[0].rstrip("/").rpartition("/")[2].removesuffix(texts[1] if len(texts) > 1 else "\0")
+        elif name in ("realpath", "readlink") and texts:
+            result = texts[-1]
+        elif name == "expr":
+            result = _quotient(" ".join(texts))
+        elif name == "seq" and texts:
+            result = "1" if len(texts) == 1 else texts[0]
+        elif name == "printf" and texts and len(texts) == 1:
+            result = texts[0]
+        else:
+            result = ""
+        if not result:
+            raise _Stop("unknown")
+        self.said.append(_plain(result))
+
+    def words_in(self, text: Text) -> Iterator[Word]:
+        """The words of a value that is a list of options."""
+        for part in _split(text):
+            start, end = self._span(part)
+            yield Word(start, end, Text(part).text, False, self.source[start:end] if start >= 0 else "")
+
+    # -- tests ---------------------------------------------------------------------------------------------------------
+
+    def _tested(self, text: str, parts: list[Token]) -> bool | None:
+        """`[[ A && B || C ]]`, from the left."""
+        result: bool | None = None
+        group: list[str | None] = []
+        joined = ""
+        for token in [*parts, Token("op", "&&", 0, 0)]:
+            if token.text in ("(", ")"):
+                return None
+            if token.kind == "op" and token.text in ("&&", "||"):
+                value = _test(group, self.values)
+                if joined == "&&":
+                    result = False if False in (result, value) else None if None in (result, value) else True
+                elif joined == "||":
+                    result = True if True in (result, value) else None if None in (result, value) else False
+                else:
+                    result = value
+                group, joined = [], token.text
+            elif token.kind == "word":
+                group += self._tests(token, Text([Piece(text, -1, -1)]))
+            else:
+                group.append(token.text)
+        return result
+
+    def _tests(self, token: Token, text: Text) -> list[str | None]:
+        """The value of a word of a test: one that is set nowhere is empty, one that is not known None."""
+        before, self.text = self.text, text
+        try:
+            fields = [Text(field).text for field in self._fields(token)]
+        finally:
+            self.text = before
+        return [_settled(field) for field in fields or ([""] if token.text[:1] in "\"'" else [])]
+
+    # -- words ---------------------------------------------------------------------------------------------------------
+
+    def _assign(self, token: Token) -> None:
+        match = ASSIGNED.match(token.text)
+        if match is None:
+            return
         name = match[1]
-        value = _value(match[2], variables) if match[2] else ""
-        if variables.get(name, value) != value:
-            unknown.add(name)
-        variables[name] = value
-    return {name: value for name, value in variables.items() if name not in unknown and "$" not in value}
+        value: Value
+        if token.kind == "array":
+            value = [Text(field) for word in token.words for field in self._fields(word)]
+        else:
+            value = Text(self._expanded(self.text, token.start + match.end(), token.end))
+        before = self.values.get(name)
+        if match[2] and isinstance(value, Text):
+            value = [*(before if isinstance(before, list) else ()), _plain(f"{match[2]}={value.text}".replace('"', ""))]
+        elif match[3]:
+            if isinstance(before, list) or isinstance(value, list):
+                left = before if isinstance(before, list) else [before] if before is not None and before.text else []
+                value = [*left, *(value if isinstance(value, list) else [value])]
+            elif before is not None:
+                value = Text([*before.pieces, *value.pieces])
+        self._set(name, value)
+
+    def _set(self, name: str, value: Value) -> None:
+        if isinstance(value, Text):
+            self.letters += len(value.text)
+            if len(value.text) > LONGEST or self.letters > MOST_LETTERS:
+                raise ConfigError(f"sets {name} to more than {LONGEST} letters")
+            if name in self.values and UNSET.fullmatch(value.text):
+                return  # set where the script is started, as `NAME=$1` is
+        self.values[name] = value
+
+    def _joined(self, token: Token) -> str:
+        return Text(self._expanded(self.text, token.start, token.end)).text
+
+    def _words(self, token: Token) -> Iterator[Word]:
+        """The words that a word of the script becomes; a quoted "--flag value" those inside."""
+        fields = self._fields(token)
+        whole = self.text.part(token.start, token.end)
+        for field in fields:
+            text = Text(field)
+            start, end = self._span(field)
+            if (
+                len(fields) == 1
+                and whole[0].start >= 0
+                and (not field or whole[0].start <= field[0].start < whole[-1].end)
+            ):
+                start, end = whole[0].start, whole[-1].end
+            self.whole[start, end, text.text] = tuple(field)
+            if len(fields) == 1 and re.match(r"\s*--[A-Za-z][\w.-]*\s", text.text):
+                yield from self.words_in(text)
+            else:
+                yield Word(start, end, text.text, False, self.source[start:end] if start >= 0 else text.text)
+
+    def _span(self, pieces: list[Piece]) -> tuple[int, int]:
+        """Where pieces that follow each other are written; -1 where they do not."""
+        places = [place for piece in pieces for place in (piece.start, piece.end)]
+        return (places[0], places[-1]) if places and places[0] >= 0 and places == sorted(places) else (-1, -1)
+
+    def _fields(self, token: Token) -> list[list[Piece]]:
+        """A word as the fields that it is split into."""
+        fields: list[list[Piece]] = [[]]
+        quoted = False
+        text, index = self.text.text, token.start
+        while index < token.end:
+            letter = text[index]
+            end = min(token.end, closing(text, index) if letter in "\\'\"`$" else self._plain_end(index, token.end))
+            if letter in "'\"" and not (
+                letter == '"' and re.fullmatch(r'"\$\{?(?:@|\w+\[@\]).*"', text[index:end], re.DOTALL)
+            ):
+                quoted = True
+                fields[-1] += self._expanded(self.text, index, end)
+            elif letter in '"$':
+                inner = text[index:end].strip('"')
+                place = index + (letter == '"')
+                value = self._value(inner, place, place + len(inner))
+                parts = value if isinstance(value, list) else [value]
+                whole = letter == '"' or (not isinstance(value, list) and value.text == inner)
+                split = [piece for part in parts for piece in ([list(part.pieces)] if whole else _split(part))]
+                blank = not isinstance(value, list) and value.text[:1].isspace() and bool(fields[-1])
+                if blank:
+                    fields.append([])
+                fields[-1] += split[0] if split else []
+                fields += split[1:]
+            else:
+                fields[-1] += self._expanded(self.text, index, end)
+            index = end
+        return [field for field in fields if field or (quoted and len(fields) == 1)]
+
+    def _plain_end(self, start: int, end: int) -> int:
+        match = re.compile(r"[^\\'\"`$]+").match(self.text.text, start, end)
+        return start + 1 if match is None else match.end()
+
+    def _expanded(self, text: Text, start: int, end: int, within: bool = False) -> list[Piece]:
+        """The pieces of a part of a text, without its quotes and with its expansions."""
+        pieces: list[Piece] = []
+        index = start
+        before, self.text = self.text, text
+        while index < end:
+            letter = text.text[index]
+            if letter == "'" and not within:
+                stop = min(end, closing(text.text, index))
+                pieces += text.part(index + 1, max(index + 1, stop - 1))
+            elif letter == '"' and not within:
+                stop = min(end, closing(text.text, index))
+                pieces += self._expanded(text, index + 1, max(index + 1, stop - 1), True)
+            elif letter == "\\":
+                stop = min(end, index + 2)
+                escaped = text.text[index + 1 : stop]
+                place = text.part(index, stop)
+                if escaped == "\n":
+                    pass
+                elif within and escaped not in ('"', "$", "`", "\\"):
+                    pieces += place
+                else:
+                    pieces.append(Piece(escaped, place[0].start, place[-1].end))
+            elif letter in "$`":
+                stop = min(end, closing(text.text, index))
+                value = self._value(text.text[index:stop], index, stop)
+                if isinstance(value, list):
+                    for part in value:
+                        pieces += [*part.pieces, Piece(" ", -1, -1)]
+                    pieces = pieces[:-1] if value else pieces
+                else:
+                    pieces += value.pieces
+            else:
+                match = re.compile(r"[^\\\"`$]+" if within else r"[^\\'\"`$]+").match(text.text, index, end)
+                stop = index + 1 if match is None else match.end()
+                pieces += text.part(index, stop)
+            index = max(stop, index + 1)
+        self.text = before
+        return pieces
+
+    def _value(self, raw: str, start: int, end: int) -> Value:
+        """What an expansion becomes; as it is spelled where that is not known. A plain value is where it is used."""
+        self.letters += len(raw)
+        if self.letters > MOST_LETTERS:
+            raise ConfigError("is too much to expand")
+        place = self.text.part(start, end)
+        first, last = (place[0].start, place[-1].end) if place else (-1, -1)
+        value = self._looked_up(raw)
+        if value is None:
+            return Text([Piece(raw, first, last)])
+        if isinstance(value, list):
+            return value
+        self.letters += len(value.text)
+        if re.search(r"\s", value.text) or value.text.startswith("--") or first < 0:
+            return value
+        return Text([Piece(value.text, first, last)])
+
+    def _looked_up(self, raw: str) -> Value | None:
+        if raw.startswith("$(("):
+            inner = Text(self._expanded(_plain(raw[3:-2]), 0, len(raw) - 5)).text
+            number = _arithmetic(inner, self._plainly)
+            return None if number is None else _plain(str(number))
+        if raw.startswith(("$(", "`")):
+            return self._output(raw[2:-1] if raw[0] == "$" else raw[1:-1])
+        match = EXPANSION.fullmatch(raw)
+        if match is None:
+            return self._named(raw[1:])
+        prefix, name, index, change = match.groups()
+        value = self._named(name, index)
+        if prefix == "#":
+            known = value if isinstance(value, list) else None if value is None else value.text
+            return None if known is None or change else _plain(str(len(known)))
+        if prefix == "!":
+            if isinstance(value, list):
+                return [_plain(str(number)) for number in range(len(value))]
+            return None if value is None else self._named(value.text)
+        return self._changed(raw, name, value, change) if change else value
+
+    def _named(self, name: str, index: str | None = None) -> Value | None:
+        if name in ("@", "*"):
+            return list(self.arguments)
+        if name == "#":
+            return _plain(str(len(self.arguments)))
+        if name in ("0", "BASH_SOURCE") and self.file:
+            return _plain(f"./{Path(self.file).name}")
+        if name.isdecimal() and len(name) < 4:
+            return self.arguments[int(name) - 1] if 0 < int(name) <= len(self.arguments) else None
+        value = self.values.get(name)
+        if index is None:
+            return (value[0] if value else Text([])) if isinstance(value, list) else value
+        if index in ("@", "*"):
+            return value if isinstance(value, list) else [] if value is None else [value]
+        key = Text(self._expanded(_plain(index), 0, len(index))).text
+        number = _arithmetic(key, self._plainly)
+        if isinstance(value, list):
+            for element in value:
+                if element.text.startswith(f"[{key}]="):
+                    return _plain(element.text[len(key) + 3 :])
+            return value[number] if number is not None and -len(value) <= number < len(value) else None
+        return value if number == 0 else None
+
+    def _plainly(self, name: str) -> str:
+        value = self._named(name)
+        if not isinstance(value, Text):
+            raise KeyError(name)
+        return value.text
+
+    def _changed(self, raw: str, name: str, value: Value | None, change: str) -> Value | None:
+        """`${NAME...}` with a default, another value, a part taken off, or other letters."""
+        colon, sign = change[0] == ":", change[1:2] if change[0] == ":" else change[0]
+        rest = change[1 + colon :]
+        if isinstance(value, list):
+            number = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", change)
+            if number and name in "@*":  # the first argument is number 1
+                return value[max(0, int(number[1]) - 1) :][: int(number[2]) if number[2] else None]
+            return value[int(number[1]) :][: int(number[2]) if number[2] else None] if number else value
+        plain = None if value is None else value.text
+        if sign in "-=+?" and sign:
+            missing = plain is None or (colon and plain == "") or bool(UNSET.fullmatch(plain))
+            if sign == "+":
+                return Text([]) if missing else Text(self._expanded(_plain(rest), 0, len(rest)))
+            if not missing:
+                return value
+            if sign == "?":
+                return None
+            default = Text(self._expanded(_plain(rest), 0, len(rest)))
+            if sign == "=":
+                self._set(name, default)
+            return default
+        if plain is None or re.search(r"[$`]", plain):
+            return None
+        if sign == "/" and not colon:
+            old, new = [*re.split(r"(?<!\\)/", rest.lstrip("/#%"), maxsplit=1), ""][:2]
+            old, new = (Text(self._expanded(_plain(part), 0, len(part))).text for part in (old, new))
+            return _plain(plain.replace(old, new, -1 if rest[:1] == "/" else 1)) if old and "*" not in old else None
+        pattern = Text(self._expanded(_plain(rest), 0, len(rest))).text
+        if sign and sign in "#%" and not colon:
+            return _plain(_taken_off(plain, pattern, sign))
+        if change in ("^^", ",,"):
+            return _plain(plain.upper() if change == "^^" else plain.lower())
+        number = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", change)
+        return _plain(plain[int(number[1]) :][: int(number[2]) if number[2] else None]) if number else None
+
+    def _output(self, script: str) -> Value | None:
+        """What `$(...)` prints, where it is a plain one such as `$(dirname "$0")` or `$(echo "$A")`."""
+        before = self.said, self.directory, self.text
+        self.said, self.directory = [], ""
+        try:
+            self._script(Text([Piece(script, -1, -1)]))
+            return self.said[-1] if self.said else None
+        except _Stop:
+            return None
+        finally:
+            self.said, self.directory, self.text = before
 
 
-def _expanded(text: str, variables: dict[str, str]) -> str:
-    """`$NAME`, `${NAME}`, `${NAME:-default}`, `$((A * B + C))` and `$(expr A / B)`, as far as they are known.
-
-    >>> _expanded("${DIR:-${HOME:-/home}/x}-$((2 * (N + 1)))-$N", {"N": "3"})
-    '/home/x-8-3'
-    >>> _expanded("$((N / 0)) ${M}", {"N": "3"})
-    '$((N / 0)) ${M}'
-    """
-    if "$" not in text or len(text) > LONGEST:
-        return text
-    parts: list[str] = []
-    start = 0
-    while start < len(text):
-        end = _expansion_end(text, start)
-        raw = text[start:end]
-        parts.append(_expand_one(raw, variables) if raw[0] == "$" else raw)
-        start = end
-    return "".join(parts)
+def _plain(text: str) -> Text:
+    return Text([Piece(text, -1, -1)])
 
 
-def _expansion_end(text: str, start: int) -> int:
-    """Where an expansion that begins at a dollar sign ends, else where the next one begins."""
-    if text[start] != "$":
-        following = text.find("$", start)
-        return len(text) if following < 0 else following
-    bracket = text[start + 1 : start + 2]
-    if bracket not in ("{", "("):
-        name = re.compile(r"[A-Za-z_]\w*").match(text, start + 1)
-        return start + 1 if name is None else name.end()
-    depth, closing = 0, {"{": "}", "(": ")"}[bracket]
-    for index in range(start + 1, len(text)):
-        depth += (text[index] == bracket) - (text[index] == closing)
-        if depth == 0:
-            return index + 1
-    return len(text)
+def _settled(text: str) -> str | None:
+    """A value in a test: what is set nowhere is empty, and what is not known None."""
+    rest = UNSET.sub("", text)
+    return None if re.search(r"[$`]", rest) else rest
 
 
-def _expand_one(raw: str, variables: dict[str, str]) -> str:
-    """One expansion; as it is spelled where its value is not known."""
-    if raw.startswith("$(("):
-        value = _arithmetic(_expanded(raw[3:-2], variables), variables)
-        return raw if value is None else str(value)
-    if raw.startswith("$("):
-        return re.sub(r"\$\(expr\s+([\d\s*/\\]{1,100})\)$", _quotient, "$(" + _expanded(raw[2:], variables))
-    match = re.fullmatch(r"\$\{?([A-Za-z_]\w*)(?::?[-=](.*?))?\}?", raw, re.DOTALL)
-    if match is None:
-        return raw
-    if match[1] in variables:
-        return variables[match[1]]
-    default = None if match[2] is None else _expanded(match[2], variables).strip("\"'")
-    return raw if default is None or "$" in default else default
+def _split(text: Text) -> list[list[Piece]]:
+    """The words of an unquoted value; one with quotes inside is one word, for those who mean to run it again."""
+    words: list[list[Piece]] = []
+    index = 0
+    while index < len(text.text):
+        if text.text[index].isspace():
+            index += 1
+            continue
+        parts: list[Piece] = []
+        while index < len(text.text) and not text.text[index].isspace():
+            letter = text.text[index]
+            end = closing(text.text, index) if letter in "'\"" else index + 1
+            if end > index + 1 and text.text[end - 1] == letter:
+                parts += text.part(index + 1, end - 1)
+            else:
+                match = re.compile(r"[^\s'\"]+").match(text.text, index)
+                end = index + 1 if match is None else match.end()
+                parts += text.part(index, end)
+            index = end
+        words.append(parts)
+    return words
 
 
-def _arithmetic(text: str, variables: dict[str, str]) -> int | None:
+def _test(words: list[str | None], values: Mapping[str, object]) -> bool | None:
+    """Whether the words of `[ ... ]` are true; None where that is not known."""
+    words = [word for word in words if word != "]"]
+    if words[:1] == ["!"]:
+        inner = _test(words[1:], values)
+        return None if inner is None else not inner
+    for joint in ("-o", "||", "-a", "&&"):
+        if joint in words:
+            index = words.index(joint)
+            left, right = _test(words[:index], values), _test(words[index + 1 :], values)
+            decisive = joint in ("-o", "||")
+            return decisive if decisive in (left, right) else None if None in (left, right) else not decisive
+    if len(words) <= 1:
+        return None if words[:1] == [None] else bool(words) and words not in (["-n"], [""])
+    if len(words) == 2:
+        switch, value = words
+        if switch == "-z":
+            return None if value is None else value == ""
+        if switch == "-v":
+            return value in values
+        if switch == "-n":
+            return None if value is None else value != ""
+        return None
+    left, how, right = words[0], words[1], words[2]
+    if left is None or right is None or len(words) > 3:
+        return None
+    if how in ("=", "==", "!="):
+        same = fnmatchcase(left[:1000], right[:200]) if "*" in right else left == right
+        return same if how != "!=" else not same
+    if how in COMPARED:
+        try:
+            return COMPARED[how](float(left or 0), float(right or 0))
+        except ValueError:
+            return None
+    return None
+
+
+def _taken_off(text: str, pattern: str, sign: str) -> str:
+    """A text without the beginning (`#`) or the end (`%`) that a pattern has; of a doubled sign the longest."""
+    longest = pattern[:1] == sign
+    pattern = pattern[longest:][:200]
+    cuts: Iterable[int] = range(min(len(text), 1000) + 1)
+    if sign == "#":
+        cuts = reversed(list(cuts)) if longest else cuts
+        return next((text[cut:] for cut in cuts if fnmatchcase(text[:cut], pattern)), text)
+    cuts = cuts if longest else reversed(list(cuts))
+    return next((text[:cut] for cut in cuts if fnmatchcase(text[cut:], pattern)), text)
+
+
+def _arithmetic(text: str, value_of: Callable[[str], str]) -> int | None:
     """The value of an expression of whole numbers and names; None where it has anything else."""
     try:
-        return _worked_out(ast.parse(text.strip(), mode="eval").body, variables, 0)
+        return _worked_out(ast.parse(text.strip()[:500], mode="eval").body, value_of, 0)
     except (ValueError, SyntaxError, ZeroDivisionError, KeyError, TypeError, RecursionError, MemoryError):
         return None
 
 
-def _worked_out(node: ast.expr, variables: dict[str, str], depth: int) -> int:
+def _worked_out(node: ast.expr, value_of: Callable[[str], str], depth: int) -> int:
     if depth > DEEPEST:
         raise ValueError
     if isinstance(node, ast.Constant) and type(node.value) is int:
         value = node.value
     elif isinstance(node, ast.Name):
-        value = int(variables[node.id])
+        value = int(value_of(node.id))
     elif isinstance(node, ast.BinOp):
-        left, right = (_worked_out(side, variables, depth + 1) for side in (node.left, node.right))
+        left, right = (_worked_out(side, value_of, depth + 1) for side in (node.left, node.right))
         value = OPERATORS[type(node.op)](left, right)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = -_worked_out(node.operand, variables, depth + 1)
+        value = -_worked_out(node.operand, value_of, depth + 1)
     else:
         raise ValueError
     if abs(value) > LARGEST:
@@ -178,14 +843,14 @@ def _worked_out(node: ast.expr, variables: dict[str, str], depth: int) -> int:
     return value
 
 
-def _quotient(match: re.Match[str]) -> str:
-    """`$(expr 32 / 4 / 2)` as a number, where it is one of whole numbers, times and divided by."""
-    first, *rest = re.sub(r"\\", "", match[1]).split()
-    if not first.isdecimal() or len(match[1]) > 60 or len(rest) % 2:
-        return match[0]
+def _quotient(text: str) -> str:
+    """What `expr 32 / 4 / 2` prints, where it is of whole numbers, times and divided by; else nothing."""
+    first, *rest = text.split() or [""]
+    if not first.isdecimal() or len(text) > 60 or len(rest) % 2:
+        return ""
     result = int(first)
     for sign, word in zip(rest[::2], rest[1::2], strict=True):
         if sign not in ("*", "/") or not word.isdecimal() or (sign == "/" and int(word) == 0):
-            return match[0]
+            return ""
         result = result * int(word) if sign == "*" else result // int(word)
     return str(result)

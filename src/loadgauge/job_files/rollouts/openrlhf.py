@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.huggingface import processes
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in
 from loadgauge.job_files.ideas.words import ATTENTION
@@ -91,18 +90,12 @@ def _gpus() -> Idea:
         """Return whether a model is on the actor's GPUs."""
         return bool(keys.flag(at(keys, everything)) or (role == "ref" and keys.flag(at(keys, pair))))
 
-    def apart(keys: Keys) -> tuple[Uncounted, ...]:
-        """Models on GPUs of their own, which are counted on the actor's."""
-        alone = [role for role in _roles(keys) if not _shares(keys, role)] if _generates(keys) else []
-        key = keys.document.shown(at(keys, everything))
-        note = (
-            f"{key}: without it {', '.join(map(_said, alone))} have GPUs of their own, and are counted on the actor's"
-        )
-        parts = ("weights", "gradients", "optimizer")
-        return (Uncounted(note, key, effect="saves", parts=parts, share=0.7),) if alone else ()
-
     def _same_gpus(keys: Keys, trainer: int) -> None:
-        """Refuses a model on other GPUs than the actor's where they share them."""
+        """Refuses a model on other GPUs than the actor's where they share them; one on its own is counted on the actor's."""
+        alone = [_said(role) for role in _roles(keys) if not _shares(keys, role)]
+        if alone:
+            said = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
+            keys.note(at(keys, everything), said, "saves", "weights gradients optimizer", 0.7)
         for role in _roles(keys):
             where = [keys.whole(at(keys, f"{role}.num_{what}")) for what in ("nodes", "gpus_per_node")]
             beside = _shares(keys, role)

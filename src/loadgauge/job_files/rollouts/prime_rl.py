@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.core.resolve.uncounted import Uncounted
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in
 
@@ -431,6 +430,12 @@ def _optimizer() -> Idea:
     kinds = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum", "sign_sgd": "sgd"}
 
     def read(keys: Keys) -> Facts:
+        whole = _section(keys, _of(keys, "model.full_offload"), usual=False) or keys.flag(
+            _of(keys, "model.fsdp_cpu_offload")
+        )
+        if keys.flag(_of(keys, moved)) is not False and not whole and keys.since(0, 6):
+            said = "moves the optimizer's states to the host between its steps, and they are counted on the card"
+            keys.note(_of(keys, moved), f"{said} (it is on unless a file says otherwise)", "saves", "optimizer")
         return {"optimizer": keys.choice(_of(keys, kind), kinds) or "adamw"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -438,18 +443,7 @@ def _optimizer() -> Idea:
         word = next((word for word, ours in kinds.items() if ours == plain), None)
         return {_of(keys, kind): word} if word else {}
 
-    def beside(keys: Keys) -> tuple[Uncounted, ...]:
-        """States wait on the host between steps, so that they and activations are never on the card together; by default."""
-        key = _of(keys, moved)
-        off = keys.flag(key) is False or keys.flag(_of(keys, "model.fsdp_cpu_offload")) or not keys.since(0, 6)
-        if off or _section(keys, _of(keys, "model.full_offload"), usual=False):
-            return ()
-        note = f"{key}: moves the optimizer's states to the host between its steps, and they are counted on the card"
-        return (
-            Uncounted(f"{note} (it is on unless a file says otherwise)", key, effect="saves", parts=("optimizer",)),
-        )
-
-    return Idea(keys=_both(kind, moved), facts=("optimizer",), read=read, write=write, beside=beside)
+    return Idea(keys=_both(kind, moved), facts=("optimizer",), read=read, write=write)
 
 
 def _loss() -> Idea:

@@ -1,126 +1,342 @@
-"""verl: its PPO / GRPO trainer, whose actor's update is read here and the step around it in `verl_step`, and its SFT trainer; YAML
-or Hydra's overrides."""
+"""verl: its PPO / GRPO trainers, whose actor's update is read here and the step around it in `verl_step`, and its SFT trainer; YAML
+or Hydra's overrides.
+
+Each engine has a section of its own (`actor.veomni`, `engine` of the SFT trainer); they are read under the names of two: those that
+shard with FSDP as `actor.fsdp_config`, those of Megatron-Core as `actor.megatron`.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION, TRANSFORMER_ENGINE
-from loadgauge.job_files.pre_training.megatron import launched, recompute
+from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.micro_batches import fitted
+from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, Unknown, names_in, row
+from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES, TRANSFORMER_ENGINE
+from loadgauge.job_files.pre_training.bridge import TARGETS
+from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute
 from loadgauge.job_files.rollouts import verl_step
+from loadgauge.job_files.rollouts.verl_step import on_its_own, sharing, ulysses
 
-A = "actor_rollout_ref.actor."
-F, M = f"{A}fsdp_config.", f"{A}megatron."
-T = f"{M}override_transformer_config."
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+F, M, O, W = f"{A}fsdp_config.", f"{A}megatron.", f"{A}optim.", "actor_rollout_ref.model."
+T, OVER = f"{M}override_transformer_config.", f"{O}override_optimizer_config."
+ENGINES = {
+    "dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp", "fsdp_turbo": "fsdp", "megatron": "megatron", "mindspeed": "megatron",
+    "mlite": "mlite", "veomni": "veomni", "torchtitan": "torchtitan", "automodel": "automodel",
+}  # fmt: skip
+OWN = {
+    "fsdp": f"{A}fsdp_config.", "megatron": M, "mlite": f"{A}engine.", "veomni": f"{A}veomni.", "torchtitan": f"{A}torchtitan.",
+    "automodel": f"{A}automodel.",
+}  # fmt: skip
+"""Sections of engines."""
+SIZES = {
+    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size", "ep": "expert_model_parallel_size", "etp": "expert_tensor_parallel_size",
+}  # fmt: skip
+ALSO = {
+    "mlite": SIZES,
+    "veomni": {
+        "ulysses_parallel_size": "ulysses_sequence_parallel_size", "enable_full_shard": "reshard_after_forward",
+        "enable_fsdp_offload": "offload_policy",
+    },
+    "automodel": {
+        "tp_size": "tensor_parallel_size", "cp_size": "context_parallel_size", "ep_size": "expert_parallel_size",
+        "pp_size": "pipeline_parallel_size", "dp_replicate_size": "data_parallel_replicate_size",
+        "defer_fsdp_grad_sync": "use_no_sync_for_gradient_accumulation",
+    },
+}  # fmt: skip
+"""What engines call the same (`workers/config/engine.py`, and Megatron Lite's `verl_mlite`)."""
+DENSE = {
+    axis: f"{F}{name}_parallel_size"
+    for axis, name in zip(("tp", "pp", "ep"), ("tensor", "pipeline", "expert"), strict=True)
+}
+
+
+def variant(document: Document) -> tuple[str, list[tuple[str, str]]]:
+    """The trainer (`sft` or `rl`) and the engine of a document, as one word, and the names of its keys."""
+    names = document.names()
+    trainer = "rl" if any(name.startswith("actor_rollout_ref.") for name in names) else "sft"
+    words = [str(document.get(key)) for key in (f"{A}strategy", "model_engine", "engine") if key in names]
+    words += [
+        str(document.get(key)).partition("_actor")[0] for key in ("actor@actor_rollout_ref.actor",) if key in names
+    ]
+    engine = next((ENGINES[word] for word in words if word in ENGINES), None)
+    if engine is None and "megatron" in str(document.get("config_name")):
+        engine = "megatron"
+    if engine is None:
+        inside = [name for name, section in OWN.items() if any(key.startswith(section) for key in names)]
+        engine = next((name for name in inside if name != "fsdp"), "fsdp")
+    section = M if engine in ("megatron", "mlite") else F
+    own = "engine." if trainer == "sft" else OWN[engine]
+    pairs = [(f"{own}{theirs}", f"{section}{ours}") for theirs, ours in ALSO.get(engine, {}).items()]
+    pairs += [(own, section)] if own != section else []
+    if trainer == "sft":
+        pairs += [("model.", W), ("optim.", O), ("engine", "model_engine")]
+    return f"{trainer} {engine}", pairs
 
 
 def _engine(keys: Keys) -> str:
-    """`fsdp` or `megatron`."""
-    strategy = keys.choice(f"{A}strategy", {"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"})
-    if strategy is not None:
-        return str(strategy)
-    inside = any(key.startswith(M) for key in keys.document.names())
-    return "megatron" if inside else "fsdp"
+    """`fsdp`, `veomni`, `torchtitan`, `automodel` or `megatron`."""
+    engine = str(getattr(keys.document, "variant", "rl fsdp")).partition(" ")[2]
+    return "megatron" if engine == "mlite" else engine
+
+
+def _actor(keys: Keys) -> bool:
+    """Return whether a file is one of PPO's or GRPO's trainer, and not of SFT's."""
+    return not str(getattr(keys.document, "variant", "rl")).startswith("sft")
+
+
+EACH, NODES, STARTED = "trainer.n_gpus_per_node", "trainer.nnodes", ("nproc_per_node", "nnodes")
+APART = (("rollout.n_gpus_per_node", "rollout.nnodes"), (f"{R}n_gpus_per_node", f"{R}nnodes"))
+"""GPUs of the rollout's own: of a fully asynchronous or one-step-off trainer, and of v1's `separate_async`."""
+
+
+def _pools(keys: Keys) -> tuple[int, int, int, int]:
+    """GPUs of a node and nodes, of the trainer and of the rollout's own."""
+    separate = on_its_own(keys)
+    width, nodes = APART[not separate]
+    count = keys.whole(nodes, minimum=0)
+    per_node = keys.whole(EACH) or 8
+    count = int(bool(separate)) if count is None else count
+    return per_node, keys.whole(NODES) or 1, keys.whole(width) or (8 if separate else per_node), count
+
+
+def _gpus() -> Idea:
+    """GPUs of all; what torchrun starts of an SFT trainer."""
+
+    def read(keys: Keys) -> Facts:
+        if not _actor(keys):
+            names = STARTED if keys.has(*STARTED) and keys.document.syntax == "argv" else (EACH, NODES)
+            sizes = {"gpus_per_node": keys.whole(names[0]) or 1, "nodes": keys.whole(names[1]) or 1}
+            return sizes if keys.has(*names) else {}
+        per_node, count, width, others = _pools(keys)
+        if not others:
+            return {"gpus_per_node": per_node, "nodes": count}
+        return {"gpus_per_node": max(per_node, width), "gpus": per_node * count + width * others}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if "gpus" not in facts:
+            return {}
+        if not _actor(keys) and not keys.has(EACH) and keys.document.syntax == "argv":
+            return dict(zip(STARTED, machines(facts, keys.whole(STARTED[0])), strict=True))
+        split, usual = split_of(facts.get("placement")), keys.whole(EACH) if keys.has(EACH) else None
+        own = facts if split is None else {"gpus": split[0]}
+        values: dict[str, Any] = dict(zip((EACH, NODES), machines(own, usual), strict=True))
+        if split is None:
+            return values
+        theirs = APART[not on_its_own(keys)]
+        return values | dict(zip(theirs, machines({"gpus": split[1]}, keys.whole(theirs[0])), strict=True))
+
+    owned = (EACH, NODES, *STARTED, *APART[0], *APART[1])
+    return Idea(keys=owned, facts=names_in("gpus gpus_per_node nodes"), read=read, write=write)
+
+
+def _placement() -> Idea:
+    """Whether the rollout has GPUs of its own, and how many updates its answers may be behind."""
+    behind, each = "async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"
+
+    def read(keys: Keys) -> Facts:
+        if not _actor(keys):
+            return {}
+        if not on_its_own(keys) and not keys.whole(APART[1][1], minimum=0):
+            return {}
+        per_node, count, width, others = _pools(keys)
+        late = max(1, math.ceil(keys.real(behind) or 0))
+        return {"placement": f"split:{per_node * count}+{width * others}", "staleness": late} if others else {}
+
+    return Idea(keys=(behind, each), facts=("placement", "staleness"), read=read, write=lambda facts, keys: {})
 
 
 def _layout() -> Idea:
-    sizes = {
-        "tp": f"{M}tensor_model_parallel_size",
-        "pp": f"{M}pipeline_model_parallel_size",
-        "vpp": f"{M}virtual_pipeline_model_parallel_size",
-        "cp": f"{M}context_parallel_size",
-        "ep": f"{M}expert_model_parallel_size",
-    }
-    etp, sp, distributed = f"{M}expert_tensor_parallel_size", f"{M}sequence_parallel", f"{M}use_distributed_optimizer"
-    ulysses, group, reshard = f"{A}ulysses_sequence_parallel_size", f"{F}fsdp_size", f"{F}reshard_after_forward"
-    policy, strategy = f"{F}offload_policy", f"{A}strategy"
+    sizes = {axis: f"{M}{name}" for axis, name in SIZES.items() if axis != "etp"}
+    etp, sp, distributed = f"{M}{SIZES['etp']}", f"{M}sequence_parallel", f"{M}use_distributed_optimizer"
+    shards, how = f"{M}use_megatron_fsdp", f"{M}override_ddp_config.data_parallel_sharding_strategy"
+    older, newer = f"{A}ulysses_sequence_parallel_size", f"{F}ulysses_sequence_parallel_size"
+    ring, shared = f"{F}context_parallel_size", f"{F}sequence_parallel"
+    group, reshard = f"{F}fsdp_size", f"{F}reshard_after_forward"
+    copies, parts = f"{F}data_parallel_replicate_size", f"{F}data_parallel_shard_size"
+    policy, strategy, kind = f"{F}offload_policy", f"{A}strategy", f"{F}distributed_strategy"
     once = f"{F}use_no_sync_for_gradient_accumulation"
-    megatron = (*sizes.values(), etp, sp, distributed)
+    megatron = (*sizes.values(), etp, sp, distributed, shards, how)
+    dense = (*DENSE.values(), ring, shared, copies, parts, kind)
+    chosen = (strategy, "model_engine", "config_name", "actor@actor_rollout_ref.actor", f"{F}strategy")
+
+    def of_megatron(keys: Keys) -> Facts:
+        facts: Facts = {name: keys.whole(key) or 1 for name, key in sizes.items()}
+        stages = facts["pp"] > 1
+        zero = 0 if keys.flag(distributed) is False else 1
+        if keys.flag(shards):
+            said = keys.choice(how, STRATEGIES)
+            zero = 3 if said is None else said
+        return facts | {
+            "framework": "megatron",
+            "sequence_parallel": keys.flag(sp) is not False and facts["tp"] > 1,
+            "etp": keys.whole(etp) or (facts["tp"] if facts["ep"] > 1 else 1),
+            "vpp": facts["vpp"] if stages else 1,
+            "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
+            "zero": zero,
+        }
 
     def read(keys: Keys) -> Facts:
-        if _engine(keys) == "megatron":
-            facts: Facts = {name: keys.whole(key) or 1 for name, key in sizes.items()}
-            shared = keys.flag(sp) is not False
-            stages = facts["pp"] > 1
-            return facts | {
-                "framework": "megatron",
-                "sequence_parallel": shared and facts["tp"] > 1,
-                "etp": keys.whole(etp) or (facts["tp"] if facts["ep"] > 1 else 1),
-                "vpp": facts["vpp"] if stages else 1,
-                "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
-                "zero": 0 if keys.flag(distributed) is False else 1,
-            }
-        ranks = keys.whole(ulysses) or 1
+        engine = _engine(keys)
+        if engine == "megatron":
+            return of_megatron(keys)
+        own = engine in ("torchtitan", "automodel")
+        ranks = keys.whole(ring) or 1 if own else ulysses(keys)
         # Its configuration has gradients reduced with every micro-batch; before 0.9 there is nothing to choose.
         # param_offload and optimizer_offload move only between the updates; this is FSDP2's own offload.
-        moved = "all" if keys.flag(policy) else "none"
-        size = keys.whole(group, minimum=-1)
-        facts = {
-            "framework": "huggingface",
+        stage = 2 if str(keys.raw(reshard)).lower() in ("false", "never") else 3
+        if own and keys.word(kind) == "ddp":
+            stage = 0
+        facts: Facts = {axis: keys.whole(key) or 1 for axis, key in DENSE.items()}
+        facts |= {
+            "framework": "torchtitan" if own or facts["ep"] > 1 else "huggingface",
             "cp": ranks,
-            "cp_comm": "all_to_all" if ranks > 1 else None,
-            "offload": moved,
-            "zero": 2 if keys.flag(reshard) is False else 3,
-            "tp": 1,
-            "pp": 1,
-            "gradient_sync": "last" if keys.flag(once) else "each",
+            "cp_comm": None if ranks == 1 else "ring" if own else "all_to_all",
+            "offload": "all" if keys.flag(policy) else "none",
+            "zero": stage,
+            "sequence_parallel": own and facts["tp"] > 1 and (engine == "torchtitan" or bool(keys.flag(shared))),
+            "gradient_sync": "last" if keys.flag(once) or (engine == "automodel" and not keys.has(once)) else "each",
         }
-        if size is not None and size > 0:
-            # A group of the device mesh counts Ulysses' ranks among its own.
-            whole, left = divmod(size, ranks)
+        if own:
+            return facts | ({"replicas": keys.whole(copies)} if (keys.whole(copies) or 1) > 1 else {})
+        size, total = keys.whole(group, minimum=-1), _known_gpus(keys)
+        if size is not None and size > 0 and (total is None or size < total):
+            # A group of the device mesh counts Ulysses' ranks among its own; VeOmni's does not.
+            whole, left = divmod(size, 1 if engine == "veomni" else ranks)
             if left or not whole:
-                raise keys.wrong(group, f"{size} cannot be split over {keys.document.shown(ulysses)} = {ranks}")
+                raise keys.wrong(group, f"{size} cannot be split over {keys.document.shown(newer)} = {ranks}")
             facts["shards"] = whole
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if _engine(keys) in ("torchtitan", "automodel", "veomni"):
+            return {}
         wide = (facts.get("tp") or 1, facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1, 1)
+        stage = facts.get("zero") or 0
         if facts.get("framework") == "megatron" or wide:
-            values: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, policy, once)) | {strategy: "megatron"}
+            values: dict[str, Any] = dict.fromkeys((newer, older, group, reshard, policy, once)) | {
+                strategy: "megatron"
+            }
             values |= {key: facts.get(name) or 1 for name, key in sizes.items() if name != "vpp"}
             virtual, ranks = facts.get("vpp") or 1, facts.get("tp") or 1
             within = facts.get("etp") or 1
-            shared = bool(facts.get("sequence_parallel"))
             return values | {
                 sizes["vpp"]: virtual if virtual > 1 else None,
-                sp: shared if ranks > 1 else None,
+                sp: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
                 etp: within if (facts.get("ep") or 1) > 1 or within > 1 else None,
-                distributed: bool(facts.get("zero")),
+                distributed: bool(stage),
+                shards: True if stage > 1 else False if keys.has(shards) else None,
+                how: {number: word for word, number in STRATEGIES.items()}[stage] if stage > 1 else None,
             }
-        ranks, moved, shards = facts.get("cp") or 1, facts.get("offload") or "none", facts.get("shards")
-        if not facts.get("zero"):
+        ranks, moved, pieces = facts.get("cp") or 1, facts.get("offload") or "none", facts.get("shards")
+        if not stage:
             return {}
         replicated = (facts.get("replicas") or 1) > 1 or keys.has(group)
         return dict.fromkeys(megatron) | {
             strategy: keys.document.get(strategy)
             if keys.word(strategy) in ("fsdp", "fsdp2") and moved == "none"
             else "fsdp2",
-            ulysses: ranks,
+            older: ranks,
+            newer: ranks if keys.has(newer) else None,
             policy: True if moved == "all" else False if keys.has(policy) else None,
             once: True if facts.get("gradient_sync") == "last" else False if keys.has(once) else None,
-            reshard: (facts.get("zero") or 0) == 3,
-            group: shards * ranks if replicated and shards is not None else None,
+            reshard: stage == 3,
+            group: pieces * ranks if replicated and pieces is not None else None,
         }
 
-    keys = (*megatron, ulysses, group, reshard, policy, strategy, once)
+    keys = (*megatron, *dense, older, newer, group, reshard, policy, once, *chosen)
     facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas gradient_sync")
     return Idea(keys=keys, facts=(*sizes, *facts), read=read, write=write)
 
 
-def _actor(keys: Keys) -> bool:
-    """Return whether a file is one of PPO's or GRPO's trainer, and not of SFT's."""
-    return any(key.startswith("actor_rollout_ref.") for key in keys.document.names())
+def _known_gpus(keys: Keys) -> int | None:
+    """GPUs of the trainer, where they are known: a flag's, or the file's."""
+    try:
+        facts = _gpus().read(keys)
+        split = split_of(_placement().read(keys).get("placement"))
+    except Unknown:
+        facts, split = {}, None
+    if split is not None:
+        return split[0]
+    return keys.given.get("gpus") or (facts["gpus_per_node"] * facts["nodes"] if "nodes" in facts else None)
+
+
+def _host() -> Idea:
+    """The optimizer of Megatron in host memory; of a part of it the rest stays."""
+    whole = offload(OVER)
+    part = whole.keys[1]
+
+    def read(keys: Keys) -> Facts:
+        share = keys.real(part)
+        if _engine(keys) != "megatron":
+            return {}
+        if share not in (None, 0.0, 1.0) and keys.flag(whole.keys[0]):
+            keys.note(
+                part,
+                "so much of the optimizer is in host memory, and none is counted there",
+                "saves",
+                "optimizer",
+                share,
+            )
+            return {"offload": "none"}
+        return whole.read(keys)
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return whole.write(facts, keys) if facts.get("offload") == "optimizer" or keys.has(*whole.keys) else {}
+
+    return Idea(keys=whole.keys, facts=("offload",), read=read, write=write)
+
+
+OPTIMIZERS = {
+    "torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd", **BITSANDBYTES,
+    "bitsandbytes.optim.AdamW": "adamw-bnb-32bit", "torchao.optim.AdamW8bit": "adamw-torchao-8bit",
+    "torchao.optim.AdamW4bit": "adamw-4bit", "torchao.optim.AdamWFp8": "adamw-fp8",
+    "adam": "adamw", "adamw": "adamw", "sgd": "sgd-momentum", "muon": "muon", "anyprecision_adamw": "adamw-anyprecision",
+}  # fmt: skip
+"""Classes of FSDP's engines, with their modules, and names of Megatron's and VeOmni's."""
+
+
+def _optimizer() -> Idea:
+    name, module, own = f"{O}optimizer", f"{O}optimizer_impl", f"{O}name"
+
+    def read(keys: Keys) -> Facts:
+        word = keys.word(name) or keys.word(own)
+        if word is None:
+            return {}
+        full = f"{keys.word(module) or 'torch.optim'}.{word}"
+        found = OPTIMIZERS.get(full) or (None if keys.has(module) else OPTIMIZERS.get(word.lower()))
+        if found is None:
+            keys.note(name, "another optimizer, counted as AdamW with states in float32", "either", "optimizer")
+        return {"optimizer": None if found == "adamw" else found}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = facts.get("optimizer") or "adamw"
+        if wanted.startswith("adamw") and wanted not in OPTIMIZERS.values():
+            wanted = "adamw"
+        if wanted == "adamw":
+            return dict.fromkeys((name, module))
+        full = next((word for word, ours in OPTIMIZERS.items() if ours == wanted), None)
+        if full is None:
+            return {}
+        where, _, what = full.rpartition(".")
+        return {name: what, module: where or None}
+
+    return Idea(keys=(name, module, own), facts=("optimizer",), read=read, write=write)
 
 
 def _attention() -> Idea:
     """transformers' `attn_implementation`, or Megatron's backend."""
-    ours, theirs = "actor_rollout_ref.model.override_config.attn_implementation", f"{T}attention_backend"
+    ours, theirs = f"{W}override_config.attn_implementation", f"{T}attention_backend"
+    engine = f"{F}attn_implementation"
+    words = {**ATTENTION, "te": "cudnn"}
 
     def read(keys: Keys) -> Facts:
         if _engine(keys) == "megatron":
             return {"attention": keys.choice(theirs, TRANSFORMER_ENGINE)}
-        return {"attention": keys.choice(ours, ATTENTION)}
+        return {"attention": keys.choice(engine if keys.has(engine) else ours, words)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts.get("attention") or "flash"
@@ -130,27 +346,35 @@ def _attention() -> Idea:
         # verl removes padding, which PyTorch's own attention cannot: without a word it has one that can.
         return {key: None if wanted == "flash" and not keys.has(key) else named} if named else {}
 
-    return Idea(keys=(ours, theirs), facts=("attention",), read=read, write=write)
+    return Idea(keys=(ours, theirs, engine), facts=("attention",), read=read, write=write)
 
 
 def _batch() -> Idea:
     """Sequences of an optimizer step. The mini-batch counts prompts, each with `rollout.n` answers: verl multiplies
-    (`ppo_mini_batch_size * rollout.n`, trainer/ppo/ray_trainer.py; workers/fsdp_workers.py until 0.6)."""
+    (`ppo_mini_batch_size * rollout.n`, trainer/ppo/ray_trainer.py; workers/fsdp_workers.py until 0.6).
+
+    A fully asynchronous trainer takes as many prompts as it trains on, `require_batches` mini-batches.
+    """
     mini, count, step = f"{A}ppo_mini_batch_size", verl_step.COUNT, "data.train_batch_size"
-    epochs = f"{A}ppo_epochs"
+    epochs, batches = f"{A}ppo_epochs", "async_training.require_batches"
 
     def read(keys: Keys) -> Facts:
         if not _actor(keys):
             return {"global_batch": keys.whole(step) or 256}
-        samples = keys.whole(count) or 1
-        facts = {"global_batch": (keys.whole(mini) or 256) * samples}
+        samples, prompts = keys.whole(count) or 1, keys.whole(mini) or 256
+        whole = keys.whole(step, minimum=0)
+        if on_its_own(keys) == "async":
+            whole = prompts * (keys.whole(batches) or 1)
+        whole = whole or 1024
+        if keys.has(step) and whole % prompts and verl_step.trains_answers(keys):
+            # v1 fills the batch up with sequences of one token (`upsample_batch_to_divisible_size`).
+            rounded = max(1, whole // prompts) * prompts
+            keys.note(step, f"{whole} prompts are no whole mini-batches of {prompts}; {rounded} are counted", "either")
+            whole = rounded
+        facts = {"global_batch": prompts * samples}
         if not verl_step.trains_answers(keys):
             return facts
-        return facts | {
-            "prompts": keys.whole(step) or 1024,
-            "samples": samples,
-            "epochs": keys.whole(epochs) or 1,
-        }
+        return facts | {"prompts": whole, "samples": samples, "epochs": keys.whole(epochs) or 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         batch, samples = facts.get("global_batch"), facts.get("samples") or keys.whole(count) or 1
@@ -165,35 +389,38 @@ def _batch() -> Idea:
         prompts, left = divmod(batch, samples)
         return values | ({mini: batch, count: 1} if left else {mini: prompts})
 
-    return Idea(
-        keys=(mini, count, step, epochs), facts=names_in("global_batch prompts samples epochs"), read=read, write=write
-    )
+    owned = (mini, count, step, epochs, batches)
+    return Idea(keys=owned, facts=names_in("global_batch prompts samples epochs"), read=read, write=write)
 
 
 def _micro_batch() -> Idea:
-    """Sequences of a micro-batch; with a dynamic one as many as fit into a number of tokens, Ulysses' ranks together."""
+    """Sequences of a micro-batch; with a dynamic one as many as fit into a number of tokens, Ulysses' ranks together.
+
+    They are balanced (`rearrange_micro_batches`).
+    """
     actor = (f"{A}ppo_micro_batch_size_per_gpu", f"{A}use_dynamic_bsz", f"{A}ppo_max_token_len_per_gpu")
     sft = ("data.micro_batch_size_per_gpu", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
 
     def read(keys: Keys) -> Facts:
         of_actor = _actor(keys)
         each, dynamic, tokens = actor if of_actor else sft
-        if not (keys.flag(dynamic) if keys.has(dynamic) else not of_actor):
-            return {"micro_batch": keys.whole(each) or (None if of_actor else 4)}
-        most = (keys.whole(tokens) or (16_384 if of_actor else 8192)) * (
-            keys.whole(f"{A}ulysses_sequence_parallel_size") or 1
-        )
+        if "micro_batch" in keys.given:
+            return {"micro_batch": keys.given["micro_batch"]}
         length = _seq_len().read(keys)["seq_len"]
-        if most < length:
+        asked = keys.flag(dynamic) if keys.has(dynamic) else not of_actor
+        most = (keys.whole(tokens) or (16_384 if of_actor else 8192)) * sharing(keys)
+        if asked and most < length:
             raise keys.wrong(tokens, f"{most} tokens are fewer than a sequence has ({length}), which verl refuses")
-        micro, left = divmod(most, length)
-        if left:
-            raise Unknown(
-                f"micro-batches of up to {most} tokens are no whole number of sequences of {length}",
-                key=keys.document.shown(tokens),
-                file=keys.file,
-            )
-        return {"micro_batch": micro}
+        said = keys.whole(each) or (None if of_actor else 4)
+        if not asked and said is None:
+            return {}
+        rows = most / length if asked else float(said or 1)
+        layout, gpus = _layout().read(keys), _known_gpus(keys)
+        ranks = None if gpus is None else gpus // (layout["tp"] * layout["pp"] * layout["cp"])
+        batch = keys.given.get("global_batch") or _batch().read(keys)["global_batch"]
+        own = batch // ranks if ranks and batch % ranks == 0 else None
+        said_in = f"up to {most} tokens a micro-batch" if asked else "no whole micro-batches of a rank"
+        return {"micro_batch": fitted(keys, tokens if asked else each, rows, own, length, said_in)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         each, dynamic, _ = actor if _actor(keys) else sft
@@ -210,13 +437,13 @@ def _loss() -> Idea:
     entropy reads them too (`inplace_backward`, workers/actor/dp_actor.py of 0.4 - 0.6, workers/engine/fsdp/transformer_impl.py of
     0.9); with fused kernels the logits are made a chunk at a time. With Megatron it is Megatron's own loss.
     """
-    fused = ("actor_rollout_ref.model.use_fused_kernels", f"{A}use_fused_kernels")
+    fused = (f"{W}use_fused_kernels", f"{A}use_fused_kernels")
     entropy = (f"{A}entropy_coeff", f"{A}calculate_entropy")
 
     def read(keys: Keys) -> Facts:
         if any(keys.flag(key) for key in fused):
             return {"loss": "chunked"}
-        if _actor(keys) and _engine(keys) == "megatron":
+        if _engine(keys) == "megatron":
             return {}
         if not _actor(keys) and not keys.since(0, 7):  # SFT's trainer had a loss of its own
             return {}
@@ -233,75 +460,101 @@ def _loss() -> Idea:
 
 def _liger() -> Idea:
     """Liger's norms and MLPs under FSDP; the loss is verl's own."""
-    actor, sft = "actor_rollout_ref.model.use_liger", "model.use_liger"
+    switch = f"{W}use_liger"
 
     def read(keys: Keys) -> Facts:
-        on = keys.flag(actor if _actor(keys) else sft) and _engine(keys) != "megatron"
-        return {"kernels": "liger" if on else "native"}
+        return {"kernels": "liger" if keys.flag(switch) and _engine(keys) == "fsdp" else "native"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        key, on = actor if _actor(keys) else sft, facts.get("kernels") == "liger"
+        on = facts.get("kernels") == "liger"
         if _engine(keys) == "megatron" and on:
             return {}
-        return {key: True if on else False if keys.has(key) else None}
+        return {switch: True if on else False if keys.has(switch) else None}
 
-    return Idea(keys=(actor, sft), facts=("kernels",), read=read, write=write)
+    return Idea(keys=(switch,), facts=("kernels",), read=read, write=write)
 
 
 def _seq_len() -> Idea:
     prompt, answer, sft = "data.max_prompt_length", "data.max_response_length", "data.max_length"
+    longest = (f"{R}prompt_length", f"{R}response_length")
 
     def read(keys: Keys) -> Facts:
-        if keys.has(sft):
-            return {"seq_len": keys.whole(sft)}
-        first, rest = keys.whole(prompt) or 512, keys.whole(answer) or 512
+        if not _actor(keys) or keys.has(sft):
+            return {"seq_len": keys.whole(sft) or 1024}
+        # What generation is told goes before what it is told by default.
+        first, rest = (
+            next((size for key in pair if (size := keys.whole(key))), 512)
+            for pair in zip(longest, (prompt, answer), strict=True)
+        )
         whole: Facts = {"seq_len": first + rest}
         return whole | ({"prompt_len": first, "answers": str(rest)} if verl_step.trains_answers(keys) else {})
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "prompt_len" in facts:
             # The longest is all that it says of the answers.
-            longest = str(facts.get("answers") or "")
-            return {prompt: facts["prompt_len"]} | ({answer: int(longest)} if longest.isdecimal() else {})
+            said = str(facts.get("answers") or "")
+            values = {prompt: facts["prompt_len"]} | ({answer: int(said)} if said.isdecimal() else {})
+            return values | {longest[name == answer]: None for name in values if keys.has(longest[name == answer])}
         if "seq_len" not in facts:
             return {}
-        if keys.has(sft):
+        if keys.has(sft) or not _actor(keys):
             return {sft: facts["seq_len"]}
         first = min(keys.whole(prompt) or 512, facts["seq_len"] // 2)
         return {prompt: first, answer: facts["seq_len"] - first} if first else {}
 
-    return Idea(keys=(prompt, answer, sft), facts=names_in("seq_len prompt_len answers"), read=read, write=write)
+    return Idea(
+        keys=(prompt, answer, sft, *longest), facts=names_in("seq_len prompt_len answers"), read=read, write=write
+    )
 
 
 def _recompute() -> Idea:
     inner = recompute(T, usual="group")
-    actor, sft = "actor_rollout_ref.model.enable_gradient_checkpointing", "model.enable_gradient_checkpointing"
+    ours, automodel, titan = (
+        f"{W}enable_gradient_checkpointing",
+        f"{F}activation_checkpointing",
+        f"{F}activation_checkpoint",
+    )
+    lite = f"{M}impl_cfg.recompute"
 
     def read(keys: Keys) -> Facts:
-        if _engine(keys) == "megatron":
-            return inner.read(keys)
-        return {"recompute": "none" if keys.flag(actor if _actor(keys) else sft) is False else "full"}
+        engine = _engine(keys)
+        if engine == "megatron":
+            return {"recompute": "full"} if "full" in (keys.words(lite) or []) else inner.read(keys)
+        if engine == "torchtitan":
+            return {"recompute": {"full": "full", "none": "none"}.get(keys.word(titan) or "", "per-op")}
+        if engine == "automodel":
+            return {"recompute": "full" if keys.flag(automodel) else "none"}
+        return {"recompute": "none" if keys.flag(ours) is False else "full"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if _engine(keys) == "megatron":
             return inner.write(facts, keys)
         word = facts.get("recompute") or "none"
-        return {actor if _actor(keys) else sft: word == "full"} if word in ("none", "full") else {}
+        key, values = (automodel if _engine(keys) == "automodel" else ours), {"none": False, "full": True}
+        return {key: values[word]} if word in values and _engine(keys) != "torchtitan" else {}
 
-    return Idea(keys=(actor, sft, *inner.keys), facts=("recompute",), read=read, write=write)
+    return Idea(keys=(ours, automodel, titan, lite, *inner.keys), facts=("recompute",), read=read, write=write)
 
 
 def _lora() -> Idea:
-    rank, modules = "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.target_modules"
-    dtype = f"{F}model_dtype"
+    """PEFT's adapters under FSDP, Megatron-Bridge's on Megatron's layers."""
+    rank, modules, dtype = f"{W}lora_rank", f"{W}target_modules", f"{F}model_dtype"
+    of_bridge = (f"{W}lora.rank", f"{W}lora.target_modules")
 
     def read(keys: Keys) -> Facts:
-        number = keys.whole(rank, minimum=0)
+        number = keys.whole(rank, minimum=0) or 0
+        if _engine(keys) == "megatron":
+            number = keys.whole(of_bridge[0], minimum=0) or 0
+            chosen = [word for word in keys.words(of_bridge[1]) or TARGETS if word in TARGETS]
+            names = [name for word in chosen for name in TARGETS[word]]
+            return {"lora_rank": number} | (
+                {"lora_targets": "all" if set(chosen) == set(TARGETS) else ",".join(names)} if number else {}
+            )
         if not number:
             return {"lora_rank": 0}
         chosen = keys.words(modules) or ["all-linear"]
         facts: Facts = {"lora_rank": number, "lora_targets": "all" if chosen == ["all-linear"] else ",".join(chosen)}
-        if _engine(keys) != "megatron" and keys.word(dtype) not in ("bf16", "bfloat16"):
+        if keys.word(dtype) not in ("bf16", "bfloat16"):
             # What is trained is loaded in float32 before it is given adapters (`workers/engine/fsdp/transformer_impl.py`).
             facts |= {"precision": "bf16", "weights": "float32"}
         return facts
@@ -310,13 +563,57 @@ def _lora() -> Idea:
         words = facts.get("lora_targets") or "all"
         if words == "attention":
             words = "q_proj,k_proj,v_proj,o_proj"
+        megatron = facts.get("framework") == "megatron" or _engine(keys) == "megatron"
         if not facts.get("lora_rank"):
-            return {rank: 0 if keys.has(rank) else None, modules: None}
+            return {key: 0 if keys.has(key) else None for key in (rank, of_bridge[0])} | dict.fromkeys(
+                (modules, of_bridge[1])
+            )
+        if megatron:
+            named = [word for word, names in TARGETS.items() if words == "all" or set(names) <= set(words.split(","))]
+            return {of_bridge[0]: facts["lora_rank"], of_bridge[1]: named if named else None}
         return {rank: facts["lora_rank"], modules: "all-linear" if words == "all" else words.split(",")}
 
     return Idea(
-        keys=(rank, modules), facts=("lora_rank", "lora_targets", "weights", "precision"), read=read, write=write
+        keys=(rank, modules, *of_bridge),
+        facts=("lora_rank", "lora_targets", "weights", "precision"),
+        read=read,
+        write=write,
     )
+
+
+def _precision() -> Idea:
+    """Weights are sharded in float32 and gathered in 16 bits, unless they are loaded in 16."""
+    dtype, mixed, half = f"{F}model_dtype", f"{F}mixed_precision", (f"{F}dtype", f"{M}dtype")
+    words = {"fp32": "bf16", "float32": "bf16", "bf16": "bf16-pure", "bfloat16": "bf16-pure"}
+
+    def read(keys: Keys) -> Facts:
+        engine = _engine(keys)
+        if keys.word(half[engine == "megatron"]) in ("fp16", "float16"):
+            return {"precision": "fp16"}
+        if engine == "megatron":
+            return {}
+        if engine == "veomni":
+            return {"precision": "bf16-pure" if keys.flag(mixed) is False else "bf16"}
+        return {"precision": keys.choice(dtype, words)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        spelled = {"bf16": "fp32", "bf16-pure": "bf16"}.get(facts.get("precision") or "")
+        return {dtype: spelled} if spelled and _engine(keys) != "megatron" else {}
+
+    return Idea(keys=(dtype, mixed, *half), facts=("precision",), read=read, write=write)
+
+
+def _next_tokens() -> Idea:
+    """Heads of the next tokens, where they are trained too."""
+    switch, trained = f"{W}mtp.enable", f"{W}mtp.enable_train"
+
+    def read(keys: Keys) -> Facts:
+        return {"mtp": True if keys.flag(switch) and keys.flag(trained) else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {switch: True, trained: True} if facts.get("mtp") else {trained: False if keys.has(trained) else None}
+
+    return Idea(keys=(switch, trained), facts=("mtp",), read=read, write=write)
 
 
 VERL = Dialect(
@@ -329,9 +626,15 @@ VERL = Dialect(
         "argv": f"python3 -m verl.trainer.main_ppo \\\n    {A}use_dynamic_bsz=False\n",
         "yaml": "actor_rollout_ref:\n  actor:\n    use_dynamic_bsz: false\n",
     },
+    renames=variant,
+    programs={
+        r"\bmain_gen(?:eration)?\w*\b": "generates answers and trains nothing",
+        r"\bmain_eval\b": "scores answers",
+    },
     ideas=(
-        row("model", "actor_rollout_ref.model.path", "model.path", kind="word"),
-        launched("trainer.n_gpus_per_node", "trainer.nnodes", argv=False),
+        row("model", f"{W}path", kind="word"),
+        _gpus(),
+        _placement(),
         _layout(),
         _batch(),
         _micro_batch(),
@@ -346,11 +649,9 @@ VERL = Dialect(
         verl_step.log_probs(),
         verl_step.moved(),
         verl_step.critic_batch(),
-        row(
-            "precision",
-            f"{F}model_dtype",
-            # Weights are sharded in float32 and gathered in 16 bits.
-            words={"fp32": "bf16", "float32": "bf16", "bf16": "bf16-pure", "bfloat16": "bf16-pure"},
-        ),
+        _precision(),
+        _host(),
+        _optimizer(),
+        _next_tokens(),
     ),
 )

@@ -17,10 +17,10 @@ ADVANTAGES = {
     "gae": "ppo", "rloo": "rloo", "rloo_vectorized": "rloo",
     **dict.fromkeys(
         ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "opo", "gpg", "reinforce_plus_plus",
-         "reinforce_plus_plus_baseline", "optimal_token_baseline", "tir_optimal_token_baseline"), "grpo"),
+         "reinforce_plus_plus_baseline", "optimal_token_baseline", "tir_optimal_token_baseline", "remax"), "grpo"),
 }  # fmt: skip
 """`algorithm.adv_estimator` by its roles and passes: with gae a critic is trained beside the actor; grpo's are those of all that
-compare the answers to a prompt. `remax` generates one more answer a prompt and is not among them."""
+compare the answers to a prompt."""
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "hf"}
 
 
@@ -32,11 +32,25 @@ def trains_answers(keys: Keys) -> bool:
     )
 
 
+def on_its_own(keys: Keys) -> str:
+    """Return whether the rollout has GPUs of its own in `rollout.nnodes`: `async` of a fully asynchronous trainer, `late` of one
+    that is a step off, else nothing."""
+    words = " ".join(getattr(keys.document, "program", ()))
+    if "fully_async" in words or any(key.startswith("async_training.") for key in keys.document.names()):
+        return "async"
+    return "late" if "one_step_off" in words or keys.has("rollout.nnodes", "rollout.n_gpus_per_node") else ""
+
+
 def task() -> Idea:
-    """The task by its estimator of advantages, and the models beside the actor."""
+    """The task by its estimator of advantages, and the models beside the actor.
+
+    A teacher (`distillation`) has GPUs of its own, where an engine scores what the actor has answered.
+    """
     estimator, kl, in_reward = "algorithm.adv_estimator", f"{A}use_kl_loss", "algorithm.use_kl_in_reward"
     bypassed = "algorithm.rollout_correction.bypass_mode"
     critic, scored = f"{C}model.path", ("reward.reward_model.model_path", "reward_model.model.path")
+    trained, apart = f"{C}enable", ("reward.reward_model.enable_resource_pool", "reward_model.enable_resource_pool")
+    teaches, loss = ("distillation.enabled", "distillation.enable"), "distillation.distillation_loss.loss_mode"
     rank, path, switch = (
         "actor_rollout_ref.model.lora_rank",
         "actor_rollout_ref.model.path",
@@ -46,21 +60,44 @@ def task() -> Idea:
     def read(keys: Keys) -> Facts:
         if not trains_answers(keys):
             return {}
-        chosen = keys.choice(estimator, ADVANTAGES) or "ppo"
+        word = keys.word(estimator) or "gae"
+        chosen = ADVANTAGES.get(word)
+        if chosen is None:
+            keys.note(estimator, "advantages made in a way of its own, counted as GRPO's", "either")
+        if word == "remax":
+            keys.note(estimator, "one more answer to each prompt, which is not trained on", "costs")
+        # `need_critic` of trainer/ppo/utils.py
+        asked = keys.flag(trained)
+        chosen = "ppo" if asked else "grpo" if chosen is None or (asked is False and chosen == "ppo") else chosen
         refers = keys.flag(kl) or keys.flag(in_reward)
         for name, on in zip(scored, switch, strict=True):
             if keys.flag(on) and keys.word(name) is None:
                 raise keys.wrong(on, f"is on, and {name} does not say which model scores")
+        if any(keys.flag(key) for key in teaches):
+            keys.note(
+                teaches[keys.has(teaches[1])], "a teacher scores on GPUs of its own, which are not counted", "either"
+            )
+            if "topk" in (keys.word(loss) or ""):
+                keys.note(loss, "logarithms of all probabilities in float32", "costs", "loss", 3.0)
         adapts = keys.whole(rank, minimum=0)
+        if any(keys.flag(key) for key in apart):
+            keys.note(
+                next(key for key in apart if keys.flag(key)),
+                "a reward model on GPUs of its own, which are not counted",
+                "either",
+            )
         of_critic = keys.word(critic) if chosen == "ppo" else None
         return {
             "task": chosen,
             "reference": ("adapter-off" if adapts else "model") if refers else "none",
             "critic": None if of_critic == keys.word(path) else of_critic,
             "old_logprobs": "none" if keys.flag(bypassed) else None,
+            # On GPUs of its own it is not counted.
             "reward_model": next(
                 (keys.word(name) for name, on in zip(scored, switch, strict=True) if keys.flag(on)), None
-            ),
+            )
+            if not any(keys.flag(key) for key in apart)
+            else None,
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -86,7 +123,7 @@ def task() -> Idea:
             **dict(zip(switch, (True if scores else None, None), strict=True)),
         } | kept
 
-    owned = (estimator, kl, in_reward, critic, bypassed, *scored, *switch)
+    owned = (estimator, kl, in_reward, critic, bypassed, *scored, *switch, trained, *apart, *teaches, loss)
     return Idea(keys=owned, facts=names_in("task reference critic reward_model old_logprobs"), read=read, write=write)
 
 
@@ -106,6 +143,7 @@ def engine() -> Idea:
     name, share, freed, eager = f"{R}name", f"{R}gpu_memory_utilization", f"{R}free_cache_engine", f"{R}enforce_eager"
     longest, quantised, prefixes = f"{R}max_model_len", f"{R}quantization", f"{R}enable_prefix_caching"
     data, micro = f"{R}data_parallel_size", f"{R}micro_batch_size"
+    held = tuple(f"{R}engine_kwargs.{kind}.kv_cache_dtype" for kind in ("vllm", "sglang"))
 
     def read(keys: Keys) -> Facts:
         if not trains_answers(keys):
@@ -122,24 +160,34 @@ def engine() -> Idea:
         used = keys.real(share)
         options["utilization" if kind == "vllm" else "static_fraction"] = 0.5 if used is None else used
         adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
-        options["sleep"] = 0 if keys.flag(freed) is False else 1 if adapts and kind == "vllm" else 2
+        free = keys.flag(freed) if keys.has(freed) else not on_its_own(keys)  # its trainers' own defaults
+        options["sleep"] = 0 if not free else 1 if adapts and kind == "vllm" else 2
+        if any(str(keys.raw(key)).startswith("fp8") for key in held):
+            options["kv"] = "fp8"
         options["graphs"] = "false" if keys.flag(eager) else "true"
         options["prefix"] = "false" if keys.flag(prefixes) is False else "true"
         if length := keys.whole(longest):
             options["context"] = length
-        if keys.choice(quantised, {"fp8": "fp8", "null": None, "none": None}) == "fp8":
+        word = keys.word(quantised)
+        if word == "fp8":
             options["weights"] = "fp8"
-        replica = max(options["tp"], options["ep"])
+        elif (word or "none").lower() not in ("none", "null"):
+            keys.note(quantised, "the engine's weights are quantised, and counted in 16 bits", "either")
         ranks = keys.whole(data) or 1
         if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
             raise keys.wrong(sizes["ep"][0], f"{options['ep']} is not tensor x data parallel ranks of the engine")
-        if ranks > 1 and replica == options["tp"]:
-            raise keys.wrong(data, f"{ranks} is read beside expert_parallel_size = {options['tp'] * ranks}")
+        if ranks > 1 and options["ep"] == 1:
+            keys.note(data, "ranks of one engine, counted as engines of their own", "either")
         return {"rollout": Engine.parse(f"{kind}:" + ",".join(f"{key}={one}" for key, one in options.items())).text()}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = Engine.parse(facts["rollout"])
-        if wanted.kv != "bf16" or wanted.accepted or wanted.turns > 1 or wanted.weights not in ("bf16", "fp8"):
+        if (
+            wanted.kv not in ("bf16", "fp8")
+            or wanted.accepted
+            or wanted.turns > 1
+            or wanted.weights not in ("bf16", "fp8")
+        ):
             return {}
         if wanted.kind == "hf":
             return {name: "hf", micro: wanted.batch}
@@ -154,10 +202,40 @@ def engine() -> Idea:
             quantised: "fp8" if wanted.weights == "fp8" else None,
             prefixes: None if wanted.prefix else False,
             data: wanted.ep // wanted.tp if wanted.ep > wanted.tp else None,
+            held[wanted.kind == "sglang"]: "fp8" if wanted.kv == "fp8" else None,
         }
 
-    own = (*(key for key, _ in sizes.values()), name, share, freed, eager, longest, quantised, prefixes, data, micro)
+    own = (
+        *(key for key, _ in sizes.values()),
+        name,
+        share,
+        freed,
+        eager,
+        longest,
+        quantised,
+        prefixes,
+        data,
+        micro,
+        *held,
+    )
     return Idea(keys=own, facts=("rollout",), read=read, write=write)
+
+
+def sharing(keys: Keys) -> int:
+    """Ranks whose tokens count together in a dynamic micro-batch (`sp_size` of workers/engine): those of Ulysses, of Megatron's
+    context parallelism, and with torchtitan of tensor parallelism."""
+    engine = str(getattr(keys.document, "variant", "rl fsdp")).partition(" ")[2]
+    name = {"megatron": "megatron.context_parallel_size", "mlite": "megatron.context_parallel_size",
+            "torchtitan": "fsdp_config.tensor_parallel_size"}.get(engine)  # fmt: skip
+    if engine == "automodel":
+        return 1
+    return keys.whole(f"{A}{name}") or 1 if name else ulysses(keys)
+
+
+def ulysses(keys: Keys) -> int:
+    """Ranks of a sequence: the older key goes before the engine's where it is more than 1 (`FSDPActorConfig`)."""
+    older = keys.whole(f"{A}ulysses_sequence_parallel_size") or 1
+    return older if older > 1 else keys.whole(f"{A}fsdp_config.ulysses_sequence_parallel_size") or 1
 
 
 def log_probs() -> Idea:
@@ -177,16 +255,17 @@ def log_probs() -> Idea:
                 asked = keys.flag(f"{A}use_dynamic_bsz")
             if asked:
                 number = keys.whole(most) or keys.whole(f"{A}ppo_max_token_len_per_gpu") or 16_384
-                tokens.append(number * (keys.whole(f"{A}ulysses_sequence_parallel_size") or 1))
+                tokens.append(number * sharing(keys))
             elif (said := keys.whole(each)) is not None:
                 rows.append(said)
         if tokens and rows:
-            raise keys.wrong(both[1][1], "is read where both scoring passes count tokens, or both sequences")
+            length = sum(keys.whole(f"data.max_{part}_length") or 512 for part in ("prompt", "response"))
+            tokens, rows = [*tokens, *(each * length for each in rows)], []
         return {"logprob_tokens": max(tokens, default=None), "logprob_batch": max(rows, default=None)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
-        ranks = keys.whole(f"{A}ulysses_sequence_parallel_size") or 1
+        ranks = sharing(keys)
         if tokens is not None and tokens % ranks:
             return {}
         values: dict[str, Any] = {}
@@ -208,12 +287,9 @@ def moved() -> Idea:
     inner = {word: (f"{A}fsdp_config.{word}_offload", f"{A}megatron.{word}_offload") for word in ("param", "optimizer")}
     frozen = (f"{REF}fsdp_config.param_offload", f"{REF}megatron.param_offload")
     gradients, dtype = f"{A}megatron.grad_offload", f"{REF}fsdp_config.model_dtype"
-    strategy = f"{A}strategy"
 
     def megatron(keys: Keys) -> bool:
-        return keys.word(strategy) == "megatron" or (
-            not keys.has(strategy) and any(key.startswith(f"{A}megatron.") for key in keys.document.names())
-        )
+        return str(getattr(keys.document, "variant", "")).endswith((" megatron", " mlite"))
 
     def read(keys: Keys) -> Facts:
         if not trains_answers(keys):
@@ -221,7 +297,7 @@ def moved() -> Idea:
         which = int(megatron(keys))
         weights, states = (bool(keys.flag(inner[word][which])) for word in ("param", "optimizer"))
         if keys.flag(gradients) and not weights:
-            raise keys.wrong(gradients, "moves the gradients alone, which is not read; param_offload moves both")
+            keys.note(gradients, "gradients alone are moved to the host between their updates", "saves", "gradients")
         held = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
         # The engines of 0.9 load a reference as the actor is loaded; before, in bfloat16 (workers/fsdp_workers.py).
         usual = "float32" if keys.since(0, 9) else "bfloat16"

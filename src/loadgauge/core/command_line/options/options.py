@@ -50,6 +50,9 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
     if field.kind in ("whole", "positive", "count"):
         kind = Read(field.read)
     completed = _completed(name, field)
+    if field.repeats:
+        joined = {"multiple": True, "callback": lambda ctx, param, texts: ",".join(texts) or None}
+        return click.option(flag, *more, name, metavar=field.metavar, help=field.help, **joined)
     return click.option(flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.definitions.hardware.host import ActivationOffload
+from loadgauge.core.definitions.job.file_fields import OfFiles
 from loadgauge.core.definitions.job.job_field import Field as Field
 from loadgauge.core.definitions.job.job_field import about as _field
 from loadgauge.core.definitions.job.posttrain_fields import OfModel, OfTask
@@ -28,7 +29,7 @@ def _degree(help: str, high: int = 10**6) -> msgspec.Meta:
     return _field("whole", "layout", help, low=1, high=high)
 
 
-class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
+class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
           repr_omit_defaults=True):  # fmt: skip
     """A training job as asked for. None: not given, so the default applies, which `Estimate.assumed` lists.
 
@@ -102,7 +103,8 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         str | None,
         _field(
             "text", "layout",
-            "none, selective, full, full:every=N, full:layers=N, full:group=N, remat:POLICY (MaxText's), or names of operations.",
+            "none, selective, full, full:every=N, full:layers=N, full:group=N, memory_budget=0.5 (torch.compile's),"
+            " remat:POLICY (MaxText's), or names of operations.",
             metavar="WHAT", values=("none", "selective", "full", "full:every=2", "full:every=4"),
         ),
     ] = None  # fmt: skip
@@ -154,20 +156,6 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
             f"bf16, fp16 (the framework's recipe), {', '.join(PRECISIONS)}; products in 8 or 4 bits: {', '.join(LOW_NAMES)}"
             " (those that the framework has).",
             metavar="NAME", values=("bf16", "fp16", *PRECISIONS, *LOW_NAMES),
-        ),
-    ] = None  # fmt: skip
-    beside: Annotated[
-        str | None,
-        _field(
-            "text", "file",
-            "Further job files of the same run, such as accelerate's or DeepSpeed's beside the trainer's; several with commas.",
-            metavar="FILE,...", aliases=("with",),
-        ),
-    ] = None  # fmt: skip
-    dialect: Annotated[
-        str | None,
-        _field(
-            "text", "file", "Tool that MODEL is a job file of, where its keys do not tell.", metavar="DIALECT", aliases=("from",),
         ),
     ] = None  # fmt: skip
     weights: Annotated[
@@ -451,8 +439,8 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         str | None,
         _field(
             "text", "layout",
-            f"Communication hidden under compute: none, all, or some of {', '.join(Overlap.__struct_fields__)}"
-            " (default: the framework's).",
+            f"Communication hidden under compute beside what the framework hides: {', '.join(Overlap.__struct_fields__)}, all;"
+            " `none,dp` is dp alone.",
             metavar="WHAT", values=("none", "all", *Overlap.__struct_fields__), needs="gpu",
         ),
     ] = None  # fmt: skip
@@ -573,7 +561,7 @@ def fields() -> dict[str, Field]:
     (0, 3, 'layout')
     """
     # Not `get_type_hints`: the annotations of this module are no strings, which spares a cold start their compilation.
-    annotations = OfModel.__annotations__ | OfTask.__annotations__ | Job.__annotations__
+    annotations = OfModel.__annotations__ | OfTask.__annotations__ | OfFiles.__annotations__ | Job.__annotations__
     return {name: annotations[name].__metadata__[0].extra["field"] for name in Job.__struct_fields__}
 
 
@@ -586,5 +574,7 @@ WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "res
 """Fields that describe the whole training run instead of one step."""
 POSTTRAIN = OfTask.__struct_fields__[1:]
 """Fields that say what `task` trains, and of what."""
+FILES = tuple(name for name in OfFiles.__struct_fields__ if name not in OfTask.__struct_fields__)
+"""Fields that say how job files are read."""
 AROUND = ("eval_batch", "eval_batches", "generate", "save")
 """Fields that describe what happens between steps."""

@@ -17,6 +17,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     low, high: bounds of a whole number; choices: all values of a choice; values: the usual values of a text
     unit: of a number in text form (GB/s); metavar: the placeholder in `--help`; aliases: other spellings of the flag
+    repeats: whether the flag may be given several times, whose texts are joined with commas
     needs: the field that must be given for this one to have a meaning
     group: `file` is about job files on the disk of whoever types the command, and no control of the page; neither is
         `posttrain`, which says what `--task` does
@@ -33,6 +34,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     metavar: str | None = None
     aliases: tuple[str, ...] = ()
     needs: str = ""
+    repeats: bool = False
 
     def read(self, value: object) -> bool | int | float | str:
         """Read a value of this field from text (or a number, a bool or a path). Raises `ConfigError`.

@@ -311,6 +311,30 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             raise LayoutError("; ".join(problems))
 
 
+def shared_out(layers: int, pp: int, parts: int = 1, mtp: int = 0) -> tuple[int, ...]:
+    """Return the layers of each stage where they do not divide: the embedding and the loss each count as a layer.
+
+    So Megatron-LM (`account-for-embedding-in-pipeline-split`) and Llama 3 shared theirs out (source: dubey2024, 3.3.2). What is
+    left over goes to the chunks in the middle.
+
+    layers: of the model; parts: chunks of each stage; mtp: further layers beside the loss
+
+    >>> shared_out(126, 16, 8), shared_out(61, 16, mtp=1), shared_out(10, 4)
+    ((7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7), (3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2), (2, 3, 3, 2))
+    """
+    chunks = pp * parts
+    each, left = divmod(layers + 2 + mtp, chunks)
+    sizes = [each] * chunks
+    for place in range(left):
+        sizes[(chunks - left) // 2 + place] += 1
+    first, last = min(1, sizes[0]), min(1 + mtp, sizes[-1])
+    sizes[0] -= first
+    sizes[-1] -= last
+    for _ in range(2 + mtp - first - last):  # ends with less than they would give up
+        sizes[sizes.index(max(sizes))] -= 1
+    return tuple(sum(sizes[stage::pp]) for stage in range(pp))
+
+
 _COUNTS = (*SIZES, "replicas", "micro_batch", "global_batch", "seq_len")
 
 

@@ -29,19 +29,26 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     launch: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Overlap:
+    def parse(cls, text: str, base: Overlap | None = None) -> Overlap:
         """Read switches such as `dp,pp`, or `none` or `all`. Raises `ConfigError`.
+
+        base: what is hidden already, to which the switches add; `none,dp` is dp alone
 
         >>> Overlap.parse("dp,pp").tp, Overlap.parse("all").tp
         (False, True)
+        >>> Overlap.parse("dp", Overlap(tp=True)).text(), Overlap.parse("none,dp", Overlap(tp=True)).text()
+        ('tp,dp,prefetch,cp,pp', 'dp')
         """
         known = cls.__struct_fields__
-        names = {"none": set(), "all": set(known)}.get(text, {name.strip() for name in text.split(",")})
+        words = {name.strip() for name in text.split(",")}
+        names = set(known) if words == {"all"} else words - {"none"}
         if names - set(known):
             raise ConfigError(
                 f"unknown {', '.join(sorted(names - set(known)))!r} (known: none, all, {', '.join(known)})",
                 key="overlap",
             )
+        if base is not None and "none" not in words:
+            names |= {name for name in known if getattr(base, name)}
         return cls(**{name: name in names for name in known})
 
     def text(self) -> str:
@@ -52,3 +59,12 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
         """
         hidden = [name for name in self.__struct_fields__ if getattr(self, name)]
         return "all" if len(hidden) == len(self.__struct_fields__) else ",".join(hidden) or "none"
+
+    def alone(self) -> str:
+        """Return the text that means this and nothing more, whatever a framework hides by itself.
+
+        >>> Overlap(tp=True).alone(), Overlap.parse("all").alone()
+        ('none,tp,prefetch,cp,pp', 'all')
+        """
+        text = self.text()
+        return text if text in ("none", "all") else f"none,{text}"

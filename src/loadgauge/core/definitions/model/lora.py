@@ -47,6 +47,14 @@ BASE_FORMATS: dict[str, BaseFormat] = {
         nbytes=0.5 + 1 / 64 + 4 / (64 * 256), words="4.127 bits (NF4, scales quantised too)", source="dettmers2023",
         kernels=3,
     ),
+    # axolotl's `quantize_moe_experts`, which quantises the experts' tensors as they are loaded.
+    "nf4-experts": BaseFormat(
+        nbytes=0.5 + 1 / 64 + 4 / (64 * 256), words="4.127 bits (NF4, routed experts too)", source="dettmers2023", kernels=3,
+    ),
+    "int8-experts": BaseFormat(
+        nbytes=1, words="8 bits (LLM.int8, routed experts too)", source="dettmers2022", keeps_input=True, kernels=2,
+        input_moves=9, output_moves=12, remade=7,
+    ),
     # As bitsandbytes does unless it is to quantise the scales: a float32 scale for each block of 64.
     "nf4-single": BaseFormat(nbytes=0.5 + 4 / 64, words="4.5 bits (NF4, float32 scales)", source="dettmers2023"),
     # bitsandbytes' other 4-bit type: the same bytes as NF4.
@@ -75,7 +83,9 @@ BASE_FORMATS: dict[str, BaseFormat] = {
 }  # fmt: skip
 """Formats of a frozen base, by name."""
 
-BaseName = Literal["nf4", "nf4-single", "fp4", "int8", "gptq", "awq", "hqq", "int4-torchao", "mxfp4"]
+BaseName = Literal[
+    "nf4", "nf4-experts", "nf4-single", "fp4", "int8", "int8-experts", "gptq", "awq", "hqq", "int4-torchao", "mxfp4"
+]  # fmt: skip
 
 ADAPTER_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an adapter's weight."""

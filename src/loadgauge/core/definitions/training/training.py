@@ -248,7 +248,7 @@ def training(
     pieces = chosen.kernels.loss_pieces
     if chunks and kind in IN_PIECES:
         pieces, chunks = int(chunks), ""
-    if lora is not None and lora.quantised in (True, "nf4", "nf4-single", "fp4"):
+    if lora is not None and lora.quantised in (True, "nf4", "nf4-experts", "nf4-single", "fp4"):
         lora = msgspec.structs.replace(
             lora, keeps_inputs=KEPT_INPUT.at(stack).value == "yes", branching=BRANCHING.at(stack).value == "yes"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -137,7 +138,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """Return whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
-        return judge(self.low, self.high, self.capacity, self.widest.high)
+        fewer = sum(thing.fewer for thing in self.unsaid if thing.key)
+        least = self.margins.widened(fewer, 0.0).needed(self.allocated).low
+        endless = any(thing.endless for thing in self.unsaid)
+        return judge(self.low, self.high, self.capacity, math.inf if endless else self.widest.high, least)
 
     @property
     def fits(self) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -22,17 +23,24 @@ class Unsaid(msgspec.Struct, frozen=True):
     """Something that the job does not say: the flag that says it, the value assumed, and what it may be as well.
 
     key: instead of a flag, a key of a job file that was not read
+    endless: whether it may change the peak by no amount that is known
     """
 
     flag: str
     assumed: str
     others: tuple[Alternative, ...]
     key: bool = False
+    endless: bool = False
 
     @property
     def fewer(self) -> float:
         """Bytes by which the peak may be lower."""
         return max(0.0, *(-other.change for other in self.others))
+
+    @property
+    def least(self) -> Alternative:
+        """The value with the lowest peak."""
+        return min(self.others, key=lambda other: other.change)
 
     @property
     def most(self) -> Alternative:
@@ -44,9 +52,10 @@ class Unsaid(msgspec.Struct, frozen=True):
         """Bytes by which the peak may be higher."""
         return max(0.0, self.most.change)
 
-    def fields(self, value: str) -> dict[str, str]:
+    def fields(self, value: str) -> dict[str, Any]:
         """Return the field of a job that says a value; nothing for a key of a file."""
-        return {} if self.key else {self.flag.strip("-").replace("-", "_"): value}
+        typed: Any = {"on": True, "off": False}.get(value, int(value) if value.isdecimal() else value)
+        return {} if self.key else {self.flag.strip("-").replace("-", "_"): typed}
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -58,7 +67,7 @@ class Choice(msgspec.Struct, frozen=True):
     low: float
     high: float
     verdict: Verdict
-    fields: Mapping[str, str]
+    fields: Mapping[str, Any]
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -67,6 +76,11 @@ class Question(msgspec.Struct, frozen=True):
     flag: str
     choices: tuple[Choice, ...]
     key: bool = False
+
+    @property
+    def endless(self) -> bool:
+        """Return whether a key decides of which no amount is known, so that no change of the run is an answer."""
+        return len(self.choices) == 1
 
     def words(self) -> str:
         """Return what decides, and what each answer comes to.
@@ -81,15 +95,18 @@ class Question(msgspec.Struct, frozen=True):
             for choice in self.choices
         ]
         asked = f"{self.flag} of the file, not read, decides" if self.key else f"{self.flag} decides"
+        if self.endless:
+            asked = f"{self.flag} of the file, not read, may change memory by an amount that is not known"
         return f"{asked}: {'; '.join(answers)}"
 
 
 def ask(
     unsaid: Sequence[Unsaid], verdict: Verdict, ends: Callable[[float], Reading], capacity: float | None
 ) -> Question | None:
-    """Return the unsaid thing that makes a verdict worse, with each of its answers; None where none does.
+    """Return the unsaid thing that makes a verdict another, with each of its answers; None where none does.
 
-    Of several the one that may add the most; where no thing does it alone, all together at their most.
+    Of several the one that may change the most; where no thing does it alone, all together at their most. A thing that may change
+    it by an amount that is not known decides where nothing else does.
     ends: what a card must have where the peak is higher by so many bytes
 
     >>> dtype = Unsaid("--weights", "bfloat16", (Alternative("float32", 30.0),))
@@ -100,7 +117,7 @@ def ask(
     if verdict not in ("depends", "tight"):
         return None
 
-    def choice(value: str, change: float, fields: Mapping[str, str], assumed: bool = False) -> Choice:
+    def choice(value: str, change: float, fields: Mapping[str, Any], assumed: bool = False) -> Choice:
         needed = ends(change)
         word = judge(needed.low, needed.high, capacity)
         return Choice(value, assumed, needed.value, needed.low, needed.high, word, fields)
@@ -108,18 +125,32 @@ def ask(
     def answers(thing: Unsaid) -> tuple[Choice, ...]:
         return tuple(choice(other.value, other.change, thing.fields(other.value)) for other in thing.others)
 
-    bar = RANK[max(verdict, "depends", key=RANK.__getitem__)]
-    growing = sorted((thing for thing in unsaid if thing.more > 0), key=lambda thing: -thing.more)
-    for thing in growing:
-        others = answers(thing)
-        if any(RANK[other.verdict] > bar for other in others):
-            break
+    def own(thing: Unsaid) -> Choice:
+        return choice(thing.assumed, 0.0, thing.fields(thing.assumed), assumed=True)
+
+    alone = choice("", 0.0, {}).verdict
+    if alone == "does not fit":  # which what is not read may change
+        moving = sorted((thing for thing in unsaid if thing.key and thing.fewer > 0), key=lambda thing: -thing.fewer)
+        ends_of = [(thing, thing.least) for thing in moving]
     else:
-        if verdict == "tight" or not growing:
-            return None
-        thing, *rest = growing
-        words = [thing.most.value, *(f"with {each.flag} {each.most.value}" for each in rest)]
-        fields = {name: value for each in growing for name, value in each.fields(each.most.value).items()}
-        others = (choice(" ".join(words), sum(each.more for each in growing), fields),)
-    own = choice(thing.assumed, 0.0, thing.fields(thing.assumed), assumed=True)
-    return Question(thing.flag, (own, *others), thing.key)
+        moving = sorted((thing for thing in unsaid if thing.more > 0), key=lambda thing: -thing.more)
+        ends_of = [(thing, thing.most) for thing in moving]
+    bar = RANK[max(verdict, "depends", key=RANK.__getitem__)]
+
+    def decides(answer: Choice) -> bool:
+        return RANK[answer.verdict] < RANK[alone] if alone == "does not fit" else RANK[answer.verdict] > bar
+
+    for thing in moving:
+        if any(map(decides, others := answers(thing))):
+            return Question(thing.flag, (own(thing), *others), thing.key)
+    if verdict == "tight":
+        return None
+    if ends_of:
+        (thing, end), *rest = ends_of
+        words = [end.value, *(f"with {each.flag} {other.value}" for each, other in rest)]
+        fields = {name: value for each, other in ends_of for name, value in each.fields(other.value).items()}
+        whole = choice(" ".join(words), sum(other.change for _, other in ends_of), fields)
+        if decides(whole):
+            return Question(thing.flag, (own(thing), whole), thing.key)
+    endless = next((thing for thing in unsaid if thing.endless), None)
+    return None if endless is None else Question(endless.flag, (own(endless),), endless.key)

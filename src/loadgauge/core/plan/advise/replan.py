@@ -140,7 +140,7 @@ def _training(case: Case, fields: dict[str, Any]) -> Training | None:
     if "offload" in fields:
         return msgspec.structs.replace(old, offload=fields["offload"])
     if "overlap" in fields:
-        return msgspec.structs.replace(old, overlap=Overlap.parse(fields["overlap"]))
+        return msgspec.structs.replace(old, overlap=Overlap.parse(fields["overlap"], old.overlap))
     if "lora_rank" in fields:
         return _adapted(old, Lora(rank=fields["lora_rank"]))
     if "qlora" in fields:

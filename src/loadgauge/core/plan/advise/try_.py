@@ -65,6 +65,9 @@ def try_change(setup: Setup, fields: dict[str, Any], why: str = "") -> Tried | N
     fields = complete(setup, fields)
     job = setup.job.replace(**fields)
     try:
-        return Tried(fields, why, resolve_job(job, setup.model).estimate(), job)
+        run = resolve_job(job, setup.model)
+        unread = tuple(item for item in setup.uncounted if item.file)
+        run = msgspec.structs.replace(run, uncounted=(*run.uncounted, *unread))
+        return Tried(fields, why, run.estimate(), job)
     except Error:
         return None

@@ -12,7 +12,15 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import length_words
 from loadgauge.core.text.table import console, draw_lines, terminal_width
-from loadgauge.core.text.verdict import WORDS, effort, left_out_words, question_words, range_words, verdict_words
+from loadgauge.core.text.verdict import (
+    WORDS,
+    effort,
+    left_out_words,
+    question_words,
+    range_words,
+    unread_words,
+    verdict_words,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +44,9 @@ def brief(given: Setup, result: Estimate, counter: Counter | None = None, target
     wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
     lines = (_counter(result, counter), _step(result), question_words(memory), *wide, _remedy(given, result))
     left_out = left_out_words(result.model, result.training.precision.weight)
-    short(memory, memory.parts, [*left_out, _run(given, result)], lines, target)
+    unread = " ".join(unread_words(given.unread(result)))
+    head = [*([unread] if unread else []), *left_out, _run(given, result)]
+    short(memory, memory.parts, head, lines, target)
 
 
 def short(
@@ -102,7 +112,7 @@ def _step(result: Estimate) -> str:
 
 def _remedy(given: Setup, result: Estimate) -> str:
     """The mildest change that makes it fit, and what it costs."""
-    if result.memory.verdict in ("fits", "unknown"):
+    if result.memory.verdict in ("fits", "unknown") or (result.memory.question and result.memory.question.endless):
         return ""
     from loadgauge.core.plan.advise.advice import advice  # only where it may not fit
 

@@ -25,6 +25,7 @@ from loadgauge.core.text.verdict import (
     left_out_words,
     question_words,
     range_words,
+    unread_words,
     verdict_words,
 )
 
@@ -44,7 +45,7 @@ def report(given: Setup, result: Estimate, target: Console | None = None, counte
     """Print the whole estimate to `target`, by default the terminal. counter: one whose reading is asked for"""
     target = target or console()
     _verdict(target, given, result, counter)
-    if result.memory.fits is False:
+    if result.memory.fits is False and not (result.memory.question and result.memory.question.endless):
         _advice(target, given, result)
     _parts(target, result)
     _moments(target, result)
@@ -102,7 +103,7 @@ def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter |
     ]
     if result.time is not None:
         lines.append(headline(result.time))
-    points(target, lines, "")
+    points(target, [*unread_words(given.unread(result)), *lines], "")
     asked = question_words(memory)
     points(target, [*([asked] if asked else []), *range_words(memory)], "", style=STYLES.get(memory.verdict, ""))
     points(target, [_counters(memory, counter)], "")

@@ -14,7 +14,7 @@ from loadgauge.core.post_training.roles import Run
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.table import Column, console, draw, heading, points
-from loadgauge.core.text.verdict import WORDS, left_out_words, verdict_words
+from loadgauge.core.text.verdict import WORDS, left_out_words, unread_words, verdict_words
 
 
 def report(
@@ -23,7 +23,8 @@ def report(
     """Print the answer. remedies: flags that were tried, with the memory of the run under them; took: lines about its time"""
     target, worst = console(), memory.worst
     target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
-    points(target, [*_left_out(run), *_lines(run, memory), *took, *_next(memory, remedies)], "")
+    lines = [*_unread(run, memory), *_left_out(run), *_lines(run, memory), *took, *_next(memory, remedies)]
+    points(target, lines, "")
     roles = list(dict.fromkeys(one.role for phase in memory.phases for one in phase.residents))
     rows = [
         [
@@ -49,13 +50,20 @@ def report(
         draw(target, [Column("of a node"), Column("GiB", "right")], rows, "Host memory")
     print_assumed(target, run.assumed)
     heading(target, "Not counted")
-    points(target, NOT_COUNTED)
+    points(target, [*(item.note for item in run.uncounted if item.note), *NOT_COUNTED])
 
 
 def brief(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]], took: Sequence[str]) -> None:
     """Print the answer in ten lines: the verdict, the run, the largest parts of the fullest phase, the step, the remedy."""
-    first = [*_left_out(run), f"{_lines(run, memory)[0]} Fullest in {memory.worst.name}."]
+    first = [*_unread(run, memory), *_left_out(run), f"{_lines(run, memory)[0]} Fullest in {memory.worst.name}."]
     short(memory, memory.worst.parts, first, (*took, *_next(memory, remedies)[:1]))
+
+
+def _unread(run: Run, memory: PostMemory) -> list[str]:
+    """The keys of job files that are not counted, and the one that decides."""
+    items = [item.document(memory.unread) for item in run.uncounted if item.file]
+    asked = memory.question
+    return [*unread_words(items), *([] if asked is None else [f"{asked.words()}."])]
 
 
 def _left_out(run: Run) -> list[str]:

@@ -1,0 +1,65 @@
+"""What is assumed of a GPU where no source states it (`data/usual_figures.toml`): a wide range is better than none."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.units import parse
+from loadgauge.core.definitions.hardware.hardware import Gpu, Quantity
+
+ASSUMED = "assumed"
+"""Citation key of these figures."""
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(read_data("usual_figures.toml"))
+
+
+def usual_network(gpu: Gpu) -> tuple[float, str]:
+    """Return the bandwidth between nodes of a GPU whose file states none [byte/s], and why.
+
+    >>> from loadgauge.core.definitions.hardware.hardware import gpu
+    >>> usual_network(gpu("mi300x"))[0], usual_network(gpu("rtx4090"))[0]
+    (50000000000.0, 390625000.0)
+    """
+    rows = _table()["network"]
+    row = next((row for row in rows if gpu.id in row.get("gpus", "").split()), None)
+    row = row or next(row for row in rows if gpu.segment in row.get("segments", "").split())
+    return parse(row["each"], "each", "byte/s")[0], row["why"]
+
+
+def with_usual(gpu: Gpu) -> tuple[Gpu, dict[str, str]]:
+    """Return a GPU with figures in the place of those that no source states, and what was assumed, by name.
+
+    16-bit products that no source states run at the rate of float32.
+
+    >>> from loadgauge.core.definitions.hardware.hardware import gpu
+    >>> filled, assumed = with_usual(gpu("m2-max-64gb"))
+    >>> filled.peak("bf16") == filled.peak("fp32"), assumed["memory bandwidth"]
+    (True, '400 GB/s')
+    """
+    texts = {
+        name: next((text for text, ids in rows.items() if gpu.id in ids.split()), None)
+        for name, rows in _table()["figures"].items()
+    }
+    assumed: dict[str, str] = {}
+    memory, link, peaks = gpu.memory, gpu.interconnect, gpu.peaks
+    if memory.bandwidth is None and (text := texts["memory_bandwidth"]):
+        memory = msgspec.structs.replace(memory, bandwidth=Quantity(text, (ASSUMED,)))
+        assumed["memory bandwidth"] = text
+    if link.bandwidth is None and (text := texts["link_bandwidth"]):
+        link = msgspec.structs.replace(link, bandwidth=Quantity(text, (ASSUMED,)))
+        assumed["link bandwidth"] = text
+    if peaks.bf16 is None and peaks.fp16 is None and (texts["half"] or peaks.fp32):
+        half = Quantity(texts["half"], (ASSUMED,)) if texts["half"] else peaks.fp32
+        peaks = msgspec.structs.replace(peaks, bf16=half, fp16=half)
+        assumed["peak in 16 bits"] = half.text if half is not None else ""
+    if not assumed:
+        return gpu, {}
+    return msgspec.structs.replace(gpu, memory=memory, interconnect=link, peaks=peaks), assumed

@@ -1,0 +1,181 @@
+"""LLaMA-Factory's second layout (`llamafactory.v1`): one level of keys, with sections that name a plugin each.
+
+A model that is trained whole is made float32 (`core/model_engine.py`); only FSDP2 and DeepSpeed compute it in bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION
+from loadgauge.job_files.fine_tuning.started import started
+from loadgauge.job_files.hugging_face.deepspeed import context_parallel
+from loadgauge.job_files.hugging_face.huggingface import dropout, targets
+from loadgauge.job_files.ideas.partial import freeze
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.pre_training.megatron import launched
+
+METHOD, SHARDED, KERNELS, QUANTISED = "peft_config.name", "dist_config.name", "kernel_config.name", "quant_config.name"
+
+
+def _sharding() -> Idea:
+    """FSDP2 (`plugins/trainer_plugins/distributed/fsdp2.py`), DeepSpeed by its file, or nothing but data parallelism."""
+    reshard, moved, pinned = (
+        f"dist_config.{name}" for name in ("reshard_after_forward", "offload_params", "pin_memory")
+    )
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice(SHARDED, {"fsdp2": "fsdp2", "deepspeed": "deepspeed", "fsdpturbo": "fsdp2"})
+        if name is None:
+            return {"framework": "huggingface", "zero": 0, "offload": "none"}
+        if name == "deepspeed":
+            return {"framework": "deepspeed"}
+        if keys.word(SHARDED) != "fsdp2":
+            keys.note(SHARDED, "shards in a way of its own, and is counted as FSDP2", "either", "gathered transient")
+        away = keys.flag(moved)
+        return {
+            "framework": "huggingface",
+            "zero": 2 if keys.flag(reshard) is False else 3,
+            "offload": "all" if away else "none",
+            "pin_memory": False if away and keys.flag(pinned) is False else None,
+        }
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        stage, away = facts.get("zero") or 0, facts.get("offload") == "all"
+        if keys.word(SHARDED) == "deepspeed" or stage == 1 or facts.get("offload") == "optimizer":
+            return {}
+        if not stage:
+            return dict.fromkeys((SHARDED, reshard, moved, pinned))
+        return {SHARDED: "fsdp2", reshard: False if stage == 2 else None, moved: True if away else None}
+
+    return Idea(
+        keys=(SHARDED, reshard, moved, pinned),
+        facts=("framework", "zero", "offload", "pin_memory"),
+        read=read,
+        write=write,
+    )
+
+
+def _precision() -> Idea:
+    """`bf16`, which is FSDP2's: without it nothing casts, so that a whole model runs in float32, adapters in the checkpoint's
+    bfloat16."""
+    key = "bf16"
+
+    def read(keys: Keys) -> Facts:
+        whole, sharded = not keys.has(METHOD) or keys.word(METHOD) == "freeze", keys.word(SHARDED)
+        if sharded == "deepspeed":  # by its file, bfloat16 where that leaves it open
+            return {"precision": "bf16"}
+        if sharded is not None and keys.flag(key) is not False:
+            return {"precision": "bf16", "weights": "float32" if whole else "bfloat16"}
+        if sharded is not None and keys.word("flash_attn") == "flash_attention_2":  # which has no float32
+            keys.note(
+                key, "computes in float32 what is counted in bfloat16", "costs", "gathered activations loss transient"
+            )
+            return {"precision": "bf16", "weights": "float32" if whole else "bfloat16"}
+        return (
+            {"precision": "fp32", "weights": "float32"} if whole or sharded is not None else {"precision": "bf16-pure"}
+        )
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts.get("precision") or "bf16"
+        return {key: None if name == "bf16" else False} if name in ("bf16", "fp32") else {}
+
+    return Idea(keys=(key,), facts=("precision", "weights"), read=read, write=write)
+
+
+def _adapter() -> Idea:
+    """LoRA (`plugins/model_plugins/peft.py`), on a base that bitsandbytes quantises where it is said (`quantization.py`)."""
+    inner = targets("peft_config.r", "peft_config.target_modules", (METHOD, None, "lora"), 8, "all")
+    bits, nested, kind = (
+        f"quant_config.{name}" for name in ("quantization_bit", "double_quantization", "quantization_type")
+    )
+    dora, saved, out = (f"peft_config.{name}" for name in ("use_dora", "modules_to_save", "export_dir"))
+
+    def read(keys: Keys) -> Facts:
+        if keys.has(out):
+            raise keys.wrong(out, "writes a model with its adapters, and trains nothing")
+        method = keys.choice(METHOD, {"lora": "lora", "freeze": "freeze"})
+        quantised = keys.has(QUANTISED) and (keys.has(bits) or keys.word(QUANTISED) == "bnb")
+        if method != "lora":
+            if quantised:
+                raise keys.wrong(QUANTISED, "goes with peft_config.name lora")
+            return {"lora_rank": 0, "qlora": False}
+        words = keys.words(saved)
+        facts = inner.read(keys)
+        facts["lora_targets"] = facts.get("lora_targets") or "all"
+        base = None
+        if quantised:
+            four = "nf4-single" if keys.flag(nested) is False else "nf4"
+            base = "int8" if keys.whole(bits) == 8 else keys.choice(kind, {"nf4": four, "fp4": "fp4"}) or four
+        return facts | {
+            "qlora": quantised,
+            "base": base,
+            "kbit_upcast": "none" if quantised else None,
+            "use_dora": keys.flag(dora) or None,
+            "modules_to_save": ",".join(words) if words else None,
+        }
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        base, quantised, save = facts.get("base") or "nf4", bool(facts.get("qlora")), facts.get("modules_to_save")
+        if (facts.get("adapter") or "lora") != "lora" or (quantised and base not in ("nf4", "nf4-single", "int8")):
+            return {}
+        return inner.write(facts, keys) | {
+            QUANTISED: "bnb" if quantised else None,
+            bits: (8 if base == "int8" else 4) if quantised else None,
+            nested: False if quantised and base == "nf4-single" else None,
+            kind: None,
+            dora: True if facts.get("use_dora") else None,
+            saved: save.split(",") if save else None,
+        }
+
+    facts = ("adapter", "lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save")
+    return Idea(
+        keys=(*inner.keys, QUANTISED, bits, nested, kind, dora, saved, out), facts=facts, read=read, write=write
+    )
+
+
+def _kernels() -> Idea:
+    """Liger's kernels, whose loss is left out as the trainer needs the logits (`require_logits`)."""
+
+    def read(keys: Keys) -> Facts:
+        names = keys.words(KERNELS) or []
+        others = [name for name in names if name != "liger_kernel"]
+        if others:
+            keys.note(
+                KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5
+            )
+        return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {KERNELS: "liger_kernel" if facts.get("kernels") == "liger" else None}
+
+    return Idea(keys=(KERNELS,), facts=("kernels", "loss"), read=read, write=write)
+
+
+V1 = Dialect(
+    name="llamafactory-v1",
+    title="LLaMA-Factory v1",
+    versions="LLaMA-Factory 0.9.5 (llamafactory.v1)",
+    syntaxes=("yaml", "json"),
+    objects=frozenset({"peft_config", "kernel_config", "quant_config", "dist_config", "optim_config"}),
+    blank={"yaml": "model_class: llm\nsample_backend: hf\n", "json": '{\n  "model_class": "llm",\n  "sample_backend": "hf"\n}\n'},
+    ideas=(
+        launched(),
+        started(),
+        row("model", "model", kind="word"),
+        row("head", "model_class", words={"llm": None, "cls": 1}),
+        _sharding(),
+        context_parallel("dist_config.cp_size", "cp_size"),
+        row("micro_batch", "micro_batch_size", default=1),
+        row("global_batch", "global_batch_size", add=False),
+        row("seq_len", "cutoff_len", default=2048),
+        _adapter(),
+        dropout("peft_config.lora_dropout", METHOD, 0.05),
+        freeze(METHOD, "peft_config."),
+        row("recompute", "enable_activation_checkpointing", words={"true": "full", "false": "none"}, default="full"),
+        _precision(),
+        row("attention", "flash_attn", words=ATTENTION | {"eager": "eager", "flash_attention_2": "fa2"}, default="flash"),
+        _kernels(),
+    ),
+    programs={r"\bllamafactory-cli merge\b": "merges adapters and trains nothing"},
+)  # fmt: skip

@@ -1,0 +1,56 @@
+"""What the variables that a tool is started with say: how many processes, on how many GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+
+PER_NODE, HOSTS, VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
+LAUNCHERS = ("nproc_per_node", "num_processes", "num_gpus", "config_file")
+"""Options by which another launcher says how many processes it starts."""
+
+
+def variable(keys: Keys, name: str) -> Any:
+    """The value of a variable that a program is started with, in a script or in a file's section `ENV`."""
+    return keys.raw(f"ENV.{name}") or getattr(keys.document, "variables", {}).get(name)
+
+
+def count(value: Any) -> int | None:
+    """A variable's value as a whole number above 0; None for anything else."""
+    text = str(value or "")
+    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else None
+
+
+def cards(keys: Keys) -> int | None:
+    """The GPUs that a process sees by `CUDA_VISIBLE_DEVICES`; None without it."""
+    value = str(variable(keys, VISIBLE) or "")
+    return value.count(",") + 1 if value and "$" not in value else None
+
+
+def world(keys: Keys) -> int | None:
+    """The processes that a command starts, one for each GPU: those that are known from elsewhere, or by its variables."""
+    given = keys.given.get("gpus")
+    if given is not None:
+        return int(given)
+    processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
+    if processes is None and keys.has(LAUNCHERS[0]):
+        processes, nodes = keys.whole(LAUNCHERS[0]), keys.whole("nnodes") if keys.has("nnodes") else None
+    return None if processes is None else processes * (nodes or 1)
+
+
+def started(*own: str) -> Idea:
+    """The idea of the GPUs by variables: a process for each, or for each card that is visible. `own`: keys of a number of
+    workers, which goes before them."""
+
+    def read(keys: Keys) -> Facts:
+        workers = keys.agreed(own, keys.whole)
+        if workers is not None and workers > 1:
+            return {"gpus": workers}
+        processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
+        if processes is None and "gpus" not in keys.given and not keys.has(*LAUNCHERS):
+            processes = cards(keys)
+        return {} if processes is None else {"gpus_per_node": processes, "nodes": nodes or 1}
+
+    keys = (*(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE)), *own)
+    return Idea(keys=keys, facts=("gpus", "gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {})

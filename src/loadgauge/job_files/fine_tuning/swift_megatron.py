@@ -1,0 +1,145 @@
+"""ms-swift's trainers with Megatron-Core: `megatron sft`, `pt` and `rlhf`, with Megatron's arguments and words of ms-swift.
+
+Defaults are those of 4.6 (`swift/megatron/arguments/megatron_args.py`), which differ from Megatron-LM's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from loadgauge.job_files.fine_tuning.started import world
+from loadgauge.job_files.fine_tuning.swift import (
+    DTYPES,
+    MODEL,
+    adapters,
+    batch,
+    environment,
+    labels,
+    length,
+    lora_dropout,
+    read_only,
+    rlhf,
+)
+from loadgauge.job_files.fine_tuning.swift_answers import answers, of_all
+from loadgauge.job_files.ideas.partial import frozen_share
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
+from loadgauge.job_files.pre_training.megatron import (
+    context,
+    launched,
+    loss,
+    offload,
+    overlap,
+    pipeline,
+    precision,
+    recompute,
+    tensor_parallel,
+    zero,
+)
+
+KERNELS = TRANSFORMER_ENGINE | {"flash_2": "fa2", "flash_3": "fa3", "flash_4": "fa4"}
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
+
+
+def _usual(idea: Idea, key: str, facts: Callable[[Keys], Facts], *also: str) -> Idea:
+    """The idea with other facts where a file lacks the key; `also`: further keys that these are read from."""
+
+    def read(keys: Keys) -> Facts:
+        return idea.read(keys) | ({} if keys.has(key) else facts(keys))
+
+    return msgspec.structs.replace(idea, keys=(*idea.keys, *also), read=read)
+
+
+def _half(keys: Keys) -> Facts:
+    """16 bits by the format that weights are loaded in, the checkpoint's where nothing is said: nearly always bfloat16
+    (`_init_mixed_precision` of `arguments/base_args/model_args.py`)."""
+    if keys.has("bf16", "fp16", "fp8_format", "fp4_format"):
+        return {}
+    loaded = keys.choice("torch_dtype", DTYPES) or "bfloat16"
+    return {"precision": "bf16" if loaded == "bfloat16" else "fp16"}
+
+
+def _zero() -> Idea:
+    """The distributed optimizer, which is on unless it is said, and never with Muon (`_check_muon`)."""
+    inner, switch = zero(), "use_distributed_optimizer"
+
+    def read(keys: Keys) -> Facts:
+        facts = inner.read(keys)
+        muon = "muon" in (keys.word("optimizer") or "")
+        if keys.flag("use_megatron_fsdp"):
+            return facts
+        return facts | {"zero": 0 if muon or keys.flag(switch) is False else 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values = inner.write(facts, keys)
+        return values | {switch: None if facts.get("zero") else False}
+
+    return msgspec.structs.replace(inner, read=read, write=write)
+
+
+def _experts() -> Idea:
+    """Expert parallelism; where nothing says on how many GPUs, the fewest that hold all experts."""
+    ep, etp = "expert_model_parallel_size", "expert_tensor_parallel_size"
+
+    def read(keys: Keys) -> Facts:
+        ranks, within = keys.whole(ep) or 1, keys.whole(etp) or 1
+        facts: Facts = {"ep": ranks, "etp": within}
+        inside = (keys.whole("tensor_model_parallel_size") or 1) * (keys.whole("context_parallel_size") or 1)
+        if world(keys) is None and ranks * within > inside:
+            facts["gpus"] = (keys.whole("pipeline_model_parallel_size") or 1) * ranks * within
+        return facts
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: facts[name] if (facts.get(name) or 1) > 1 else None for name, key in (("ep", ep), ("etp", etp))}
+
+    return Idea(keys=(ep, etp), facts=("ep", "etp"), read=read, write=write)
+
+
+MEGATRON_SWIFT = Dialect(
+    name="megatron-swift",
+    title="ms-swift with Megatron",
+    versions="ms-swift 3.4 - 4.6",
+    syntaxes=("argv", "yaml"),
+    framework="megatron",
+    style="value",
+    objects=frozenset({"model_kwargs", "megatron_extra_kwargs"}),
+    blank={"argv": "megatron sft --output_dir output\n", "yaml": "finetune: true\nsplit_dataset_ratio: 0\n"},
+    blanks={
+        task: f"megatron rlhf --rlhf_type {word} --output_dir output\n"
+        for task, word in {"dpo": "dpo", "kto": "kto", "rm": "rm", "grpo": "grpo", "gkd": "gkd", "opd": "gkd"}.items()
+    },
+    ideas=(
+        read_only(launched()),
+        environment(),
+        row("model", *MODEL, kind="word"),
+        labels(),
+        tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
+        pipeline({
+            "pp": "pipeline_model_parallel_size", "chunks": "virtual_pipeline_model_parallel_size", "layers": "num_layers",
+            "size": "num_virtual_stages_per_pipeline_rank", "chunk_layers": "num_layers_per_virtual_pipeline_stage",
+            "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
+        }),
+        context("context_parallel_size", "cp_comm_type"),
+        _experts(),
+        _zero(),
+        _usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}),
+        batch("micro_batch", "micro_batch_size", 1),
+        batch("global_batch", "global_batch_size", 16),
+        length(),
+        _usual(precision(), "bf16", _half, "torch_dtype"),
+        row("optimizer", "optimizer", words=OPTIMIZERS, default="adamw"),
+        overlap(),
+        offload(),
+        row("attention", "attention_backend", words=KERNELS, default="fa2"),
+        _usual(loss(), "cross_entropy_loss_fusion", lambda keys: {"loss": "jit" if keys.since(4, 0) else None}),
+        adapters("full"),
+        lora_dropout("full"),
+        frozen_share(),
+        rlhf(),
+        answers(of_all, on=True),
+    ),
+    programs={r"\bmegatron export\b": "writes weights in another format and trains nothing"},
+)  # fmt: skip

@@ -1,0 +1,126 @@
+"""open-instruct's `finetune.py` and `dpo_tune_cache.py`: YAML, or the command line of `accelerate launch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.job_files.hugging_face.huggingface import BATCH, checkpointing, dropout, liger, processes
+from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.pre_training.megatron import launched
+
+LINEAR = "q_proj,o_proj,v_proj,k_proj,gate_proj,up_proj,down_proj"
+"""What gets adapters; no argument says otherwise."""
+LORA, QLORA, RANK, EIGHT, FUSED = "use_lora", "use_qlora", "lora_rank", "use_8bit_optimizer", "fused_optimizer"
+LOSSES = {"dpo": "dpo", "dpo_norm": "dpo", "wpo": "dpo", "simpo": "simpo"}
+"""Losses of preferences, which differ in sums of the same log-probabilities; SimPO's has no reference."""
+KINDS = ("dpo_loss_type", "loss_type")
+OF_PAIRS = (
+    *KINDS,
+    *names_in(
+        "dpo_beta beta dpo_gamma_beta_ratio gamma_beta_ratio dpo_label_smoothing label_smoothing concatenated_forward"
+        " dpo_use_paged_optimizer"
+    ),
+)
+"""Arguments that only the training on preferences has."""
+
+
+def of_pairs(keys: Keys) -> bool:
+    """Return whether a file is `dpo_tune_cache.py`'s: by the command line, its arguments, or `dpo` in the path of the file."""
+    program = " ".join(getattr(keys.document, "program", ()))
+    if "finetune.py" in program:
+        return False
+    if "dpo_tune" in program or keys.has(*OF_PAIRS):
+        return True
+    named = "dpo" in words_of_path(keys.file)
+    if named:
+        keys.remarks["it is taken for dpo_tune_cache.py's, by its name or folder"] = None
+    return named
+
+
+def _task() -> Idea:
+    def read(keys: Keys) -> Facts:
+        if not of_pairs(keys):
+            return {}
+        task = keys.agreed(KINDS, lambda key: keys.choice(key, LOSSES)) or "dpo"
+        # The reference's log-probabilities are made once, before the first step, with the model that is trained.
+        simpo = {"task": task, "loss_terms": "no-nll"}
+        return simpo if task == "simpo" else {"task": task, "reference": "precomputed"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task = facts.get("task")
+        if task not in LOSSES or (task == "dpo" and facts.get("reference") != "precomputed"):
+            return {}
+        key = next((key for key in KINDS if keys.has(key)), KINDS[0])
+        return {key: task}
+
+    return Idea(keys=OF_PAIRS, facts=("task", "reference", "loss_terms"), read=read, write=write)
+
+
+def _adapters() -> Idea:
+    def read(keys: Keys) -> Facts:
+        if not keys.flag(LORA):
+            return {"lora_rank": 0}
+        facts: Facts = {"lora_rank": keys.whole(RANK) or 64, "lora_targets": LINEAR, "qlora": False}
+        # `prepare_model_for_kbit_training` makes float32 of what is not quantised.
+        return facts | ({"qlora": True, "base": "nf4", "kbit_upcast": "all"} if keys.flag(QLORA) else {})
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        rank, quantised = facts.get("lora_rank"), facts.get("qlora")
+        if not rank or (facts.get("lora_targets") or LINEAR) not in (LINEAR, "all"):
+            return dict.fromkeys((LORA, QLORA, RANK))
+        return {LORA: True, RANK: rank, QLORA: True if quantised else None}
+
+    facts = ("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast")
+    return Idea(keys=(LORA, QLORA, RANK), facts=facts, read=read, write=write)
+
+
+def _optimizer() -> Idea:
+    def read(keys: Keys) -> Facts:
+        if keys.flag(QLORA) or keys.flag("dpo_use_paged_optimizer"):
+            return {"optimizer": "paged-adamw-8bit" if keys.flag(EIGHT) else "paged-adamw-32bit"}
+        return {"optimizer": "adamw-loop" if keys.flag(FUSED) is False else "adamw-fused"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts.get("optimizer")
+        return {FUSED: False if name == "adamw-loop" else None, EIGHT: True if name == "paged-adamw-8bit" else None}
+
+    return Idea(keys=(EIGHT, FUSED), facts=("optimizer",), read=read, write=write)
+
+
+def _loaded() -> Idea:
+    """The model in bfloat16; what the launcher is told of mixed precision is not in this file."""
+
+    def read(keys: Keys) -> Facts:
+        return {"precision": "fp32", "weights": "bfloat16"}
+
+    return Idea(keys=(), facts=("precision", "weights"), read=read, write=lambda facts, keys: {})
+
+
+OPEN_INSTRUCT = Dialect(
+    name="open-instruct",
+    title="open-instruct",
+    versions="open-instruct 2024.11 - 2025.12",
+    syntaxes=("yaml", "argv"),
+    trainers="softmax",
+    blank={
+        "yaml": "use_slow_tokenizer: false\nwith_tracking: false\n",
+        "argv": "accelerate launch open_instruct/finetune.py --with_tracking False\n",
+    },
+    ideas=(
+        launched(),
+        processes(),
+        row("model", "model_name_or_path", kind="word"),
+        *BATCH,
+        row("seq_len", "max_seq_length"),
+        _task(),
+        _adapters(),
+        dropout("lora_dropout", LORA, 0.1),
+        _optimizer(),
+        checkpointing(new="gradient_checkpointing"),
+        row("attention", "use_flash_attn", words={"true": "fa2", "false": "eager"}, default="fa2"),
+        _loaded(),
+        liger("use_liger_kernel"),
+        row("zero", "zero_stage", minimum=0, add=False),
+    ),
+)

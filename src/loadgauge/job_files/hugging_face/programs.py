@@ -1,0 +1,358 @@
+"""Programs and notebooks that train with transformers and TRL, as the arguments of their calls. They are parsed and never run.
+
+`SFTConfig(max_length=1024)` is the key `max_length`, `LoraConfig(r=8)` is `use_peft` and `lora_r`, a model of `from_pretrained` is
+`model_name_or_path`: the keys of TRL's own command line. What a program takes from its command line has the values of the command
+that its docstring or its first comment shows, and else the defaults that the program itself gives.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.job_files.ideas.coverage import key_lists
+from loadgauge.job_files.ideas.table import MISSING
+from loadgauge.job_files.reading.argv import Argv
+from loadgauge.job_files.reading.calls import UNKNOWN, Calls, Names, worked_out
+
+CONFIG = re.compile(r"(?:^|\.)(?:Seq2Seq)?(\w*?)(Config|TrainingArguments)$")
+TRAINERS = {
+    "SFT": "sft", "DPO": "dpo", "GRPO": "grpo", "Reward": "reward", "KTO": "kto", "ORPO": "orpo", "CPO": "cpo", "RLOO": "rloo",
+    "GKD": "gkd", "": "", "OnlineDPO": "online_dpo", "NashMD": "nash_md", "XPO": "xpo", "BCO": "bco", "PRM": "prm", "PPO": "ppo",
+    "AsyncGRPO": "async_grpo", "TPO": "tpo", "SDPO": "sdpo", "SDFT": "sdft", "SSD": "ssd", "GOLD": "gold", "MiniLLM": "minillm",
+    "PAPO": "papo", "Distillation": "distillation", "AsyncDistillation": "async_distillation", "ServerDistillation": "distillation",
+}  # fmt: skip
+"""Trainers by the beginning of the names of their classes; transformers' own has none."""
+LOADED = re.compile(r"(Model|For[A-Z]\w*|architecture|model_(class|cls))\.from_pretrained$")
+PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
+NEAR = {
+    "tpo": "cpo", "online_dpo": "rloo", "nash_md": "rloo", "xpo": "rloo", "sdpo": "grpo", "sdft": "grpo", "ssd": "grpo", "gold": "gkd",
+    "distillation": "gkd", "async_distillation": "gkd", "minillm": "gkd", "bco": "kto", "papo": "grpo", "async_grpo": "grpo",
+}  # fmt: skip
+"""Trainers that run as another one does but for what `data/keys/trl.toml` says of them (`trainer.*`)."""
+FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes"}
+ONCE = frozenset({"model"})
+KEYS = {
+    "lora": {
+        "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
+        "target_parameters": "lora_target_parameters", "modules_to_save": "lora_modules_to_save", "use_dora": "use_dora",
+        "use_rslora": "use_rslora", "task_type": "lora_task_type",
+    },
+    "bnb": {
+        "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit", "bnb_4bit_quant_type": "bnb_4bit_quant_type",
+        "bnb_4bit_use_double_quant": "use_bnb_nested_quant", "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
+    },
+    "model": {
+        "model_name_or_path": "model_name_or_path", "pretrained_model_name_or_path": "model_name_or_path", "dtype": "dtype",
+        "torch_dtype": "dtype", "attn_implementation": "attn_implementation", "load_in_4bit": "load_in_4bit",
+        "load_in_8bit": "load_in_8bit",
+    },
+    "trainer": {"model": "model_name_or_path", "ref_model": "ref_model"},
+}  # fmt: skip
+"""Arguments of PEFT's, bitsandbytes' and transformers' calls, and TRL's words for them."""
+USUAL = {"lora_r": 8, "lora_dropout": 0.0}
+"""PEFT's defaults, which TRL's command line has not."""
+OBJECTS = ("model", "quantization_config", "args", "peft_config", "config")
+"""Arguments that are other calls."""
+DATA = frozenset(
+    "train_dataset eval_dataset processing_class tokenizer data_collator formatting_func callbacks compute_metrics reward_funcs"
+    " preprocess_logits_for_metrics environment_factory tools reward_processing_classes rollout_func rollout_worker optimizers"
+    " teacher_model quantization_config args peft_config".split()
+)
+"""Arguments of a trainer that are objects of the program: its data, and functions that work on them."""
+PRIMARY = frozenset(
+    "model_name_or_path max_length max_seq_length per_device_train_batch_size gradient_accumulation_steps num_generations"
+    " max_completion_length max_prompt_length lora_r use_peft".split()
+)
+"""Keys without which there is no answer, so that a flag is asked for where a value is not known."""
+COMMAND = re.compile(
+    r"^\s*(?:\$ *)?((?:[A-Z_]+=\S+ +)*(?:accelerate launch|torchrun|deepspeed|python3?|uv run|trl) .*)$", re.MULTILINE
+)
+ASKS = ("is_bf16_supported", "is_bfloat16_supported")
+
+
+class Program:
+    """A program's arguments by TRL's words.
+
+    >>> text = 'from trl import SFTTrainer, SFTConfig\\nn = 512\\nSFTTrainer("gpt2", args=SFTConfig(max_length=2 * n))'
+    >>> program = Program(text)
+    >>> program.program, {name: program.get(name) for name in program.names()}
+    (('trl sft',), {'model_name_or_path': 'gpt2', 'max_length': 1024})
+    """
+
+    syntax = "python"
+
+    def __init__(self, text: str) -> None:
+        self.source = text
+        self.skipped: list[str] = []
+        calls = Calls(text, self._section, FIRST, ONCE)
+        self.bases = _bases(calls.tree)
+        command = _command(calls.tree, calls.code, self.skipped)
+        self.options = {**_declared(calls.tree), **({} if command is None else _values(command))}
+        calls = Calls(text, self._section, FIRST, ONCE, self.options)
+        self.calls, self.skipped = calls, [*calls.skipped, *self.skipped]
+        self.trainer = self._trainer()
+        self.values: dict[str, Any] = {}
+        if self.trainer is None:
+            return
+        if self.trainer in NEAR:
+            self.values[f"trainer.{self.trainer}"] = True
+        self._collect(command)
+        if self.trainer in ("online_dpo", "nash_md", "xpo"):
+            self.values.setdefault("num_generations", 2)
+            self.values.setdefault("max_completion_length", self.values.pop("max_new_tokens", 64))
+        if self.trainer == "ssd":
+            self.values.setdefault("num_generations", 1)
+        if self.trainer == "async_grpo":
+            self.values |= {"use_vllm": True, "vllm_mode": "server"}
+            self.values.setdefault("max_completion_length", 2048)
+
+    def _section(self, name: str) -> str | None:
+        last = name.rpartition(".")[2]
+        if LOADED.search(name):
+            return "model"
+        if last in ("BitsAndBytesConfig", "LoraConfig"):
+            return {"BitsAndBytesConfig": "bnb", "LoraConfig": "lora"}[last]
+        if last in ("get_peft_model", *PARSERS):
+            return "parser" if last in PARSERS else "peft"
+        if self._kind(last) is not None:
+            return "args" if not last.endswith("Trainer") else "trainer"
+        return None
+
+    def _kind(self, name: str) -> str | None:
+        """The trainer of a class by its name, or by that of the class that it is made from."""
+        for _ in range(5):
+            plain = name.removesuffix("Trainer") if name.endswith("Trainer") else None
+            match = CONFIG.search(name)
+            plain = match[1] if plain is None and match is not None else plain
+            plain = (plain or "").removeprefix("Seq2Seq") if plain is not None else None
+            plain = {"Unsloth": "SFT", "Training": ""}.get(plain, plain) if plain is not None else None
+            if plain in TRAINERS and not (plain == "" and name == "Config"):
+                return TRAINERS[plain]
+            name = getattr(self, "bases", {}).get(name, "")
+        return None
+
+    def _trainer(self) -> str | None:
+        """The trainer that is run; None where a program calls none."""
+        called = [
+            (name, kind) for name in self.calls.program if (kind := self._kind(name.rpartition(".")[2])) is not None
+        ]
+        trainers = [kind for name, kind in called if name.endswith("Trainer")]
+        parsed = [kind for name in self._parsed() if (kind := self._kind(name)) is not None]
+        return next(iter([*filter(None, trainers), *trainers, *parsed, *(kind for _, kind in called)]), None)
+
+    def _parsed(self) -> list[str]:
+        """The classes that a parser of dataclasses fills."""
+        node = self.calls.values.get("parser.classes")
+        return [] if node is None else [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+
+    def _collect(self, command: Argv | None) -> None:
+        for key in self.calls.names():
+            section, _, word = key.partition(".")
+            node = self.calls.values[key]
+            if section in ("parser", "peft") or (section == "trainer" and word in DATA):
+                continue
+            if section in ("lora", "bnb") and not self._used(section):
+                continue
+            if word in OBJECTS and isinstance(node, ast.Call | ast.Name) and not self._plain(node):
+                continue
+            name = KEYS.get(section, {}).get(word, word)
+            if section in ("model", "trainer", "lora") and word not in KEYS.get(section, {}):
+                name = {"model": f"model_init_kwargs.{word}", "lora": f"peft_config.{word}"}.get(section, word)
+            self._take(name, node)
+        for name, node in _assigned(self.calls.tree):
+            self._take(name, node)
+        if self._used("lora"):
+            self.values |= {"use_peft": True} | {key: usual for key, usual in USUAL.items() if key not in self.values}
+        if self._used("bnb"):
+            self.values.setdefault("bnb_4bit_quant_type", "fp4")
+        if self._parsed():
+            own = {name for name, _ in _fields(self.calls.tree)} - PRIMARY
+            for name, value in self.options.items():
+                alone = name in own and not key_lists("trl").kinds(name) and name not in _trl()
+                self.values.setdefault(f"own.{name}" if alone else name, value)
+        elif command is not None:
+            launcher = {
+                name: value
+                for name, value in _values(command).items()
+                if name in ("num_processes", "config_file", "num_machines")
+            }
+            self.values |= launcher
+            self.values |= {f"own.{name}": value for name, value in _values(command).items() if name not in self.values}
+        if "reward_model_path" in self.values and self.trainer in NEAR:
+            self.values["reward_model_name_or_path"] = self.values.pop("reward_model_path")
+
+    def _plain(self, node: ast.expr) -> bool:
+        return worked_out(node, self.calls.constants, self.options) is not UNKNOWN
+
+    def _used(self, section: str) -> bool:
+        return section in self.calls.calls
+
+    def _take(self, name: str, node: ast.expr) -> None:
+        value = worked_out(node, self.calls.constants, self.options)
+        if isinstance(value, dict) and name == "model_init_kwargs":
+            for key, inner in value.items():
+                self.values.setdefault(
+                    {"torch_dtype": "dtype", "dtype": "dtype", "attn_implementation": key}.get(key, f"{name}.{key}"),
+                    inner,
+                )
+            return
+        if value is UNKNOWN:
+            source = ast.unparse(node)[:100]
+            if any(word in source for word in ASKS):
+                value = "not " not in source
+            elif _own(node, self.calls.constants):
+                return  # of the command line, which has it under its own name or not at all
+            else:
+                known = name in PRIMARY or key_lists("trl").kinds(name)
+                name, value = (name if known else f"unresolved.{name}"), f"${source}"
+        self.values.setdefault(name, value)
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The command of TRL's that runs the same trainer; empty for transformers' own."""
+        return (f"trl {NEAR.get(self.trainer, self.trainer)}",) if self.trainer else ()
+
+    def names(self) -> tuple[str, ...]:
+        """Every key that has a value, in order; the paths inside of a value that is a mapping."""
+        return tuple(self._paths())
+
+    def _paths(self) -> Iterator[str]:
+        for name, value in self.values.items():
+            if isinstance(value, dict) and value:
+                yield from (f"{name}.{key}" for key in value)
+            else:
+                yield name
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or `MISSING`."""
+        if key in self.values:
+            return self.values[key]
+        name, _, rest = key.partition(".")
+        inner = self.values.get(name)
+        return inner.get(rest, MISSING) if rest and isinstance(inner, dict) else MISSING
+
+    def put(self, key: str, value: Any) -> None:
+        """Raises `ConfigError`: a program is not written."""
+        raise ConfigError("a program is read and not written; write its arguments as YAML", key=key)
+
+    def drop(self, key: str) -> None:
+        """Raises `ConfigError` where the key is there."""
+        if self.get(key) is not MISSING:
+            self.put(key, None)
+
+    def shown(self, key: str) -> str:
+        """The key, without what says that its value is not known."""
+        return key.removeprefix("unresolved.").removeprefix("peft_config.").removeprefix("own.")
+
+    def text(self) -> str:
+        """The program."""
+        return self.source
+
+
+def _trl() -> frozenset[str]:
+    from loadgauge.job_files.hugging_face.huggingface import TRL
+
+    return TRL.known
+
+
+def _own(node: ast.expr, names: Names) -> bool:
+    """Return whether an expression has parts of the program's own arguments, such as `model_args.dtype`."""
+    whole = [*ast.walk(node)]
+    for each in list(whole):
+        if isinstance(each, ast.Name) and (value := names.of(each.id, each.lineno)) is not None:
+            whole += ast.walk(value)
+    return any(
+        isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id.endswith("args")
+        for part in whole
+    )
+
+
+def _bases(tree: ast.Module) -> dict[str, str]:
+    """The class that each class of a program is made from."""
+    return {
+        node.name: base.id if isinstance(base, ast.Name) else getattr(base, "attr", "")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.bases
+        for base in node.bases[:1]
+    }
+
+
+def _fields(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
+    """The fields of a program's dataclasses and their defaults."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+            for part in node.body:
+                if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                    value = part.value
+                    if isinstance(value, ast.Call) and "field" in ast.unparse(value.func):
+                        value = next((word.value for word in value.keywords if word.arg == "default"), None)
+                    yield part.target.id, value
+
+
+def _declared(tree: ast.Module) -> dict[str, Any]:
+    """The program's own arguments and their defaults: fields of its dataclasses, and those of argparse."""
+    values: dict[str, Any] = {}
+    names = Names(tree)
+    for name, default in _fields(tree):
+        if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN:
+            values[name] = value
+    for node in ast.walk(tree):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+        ):
+            continue
+        flags = [
+            str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")
+        ]
+        words = {word.arg: word.value for word in node.keywords}
+        action = ast.unparse(words["action"]).strip("'\"") if "action" in words else ""
+        value = (
+            worked_out(words["default"], names, {})
+            if "default" in words
+            else {"store_true": False, "store_false": True}.get(action)
+        )
+        if flags and value is not UNKNOWN:
+            values[flags[0].lstrip("-").replace("-", "_")] = value
+    return values
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """What a program sets of its arguments after they are parsed: `training_args.name = value`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
+            if isinstance(target.value, ast.Name) and target.value.id.endswith(("training_args", "training_arguments")):
+                yield target.attr, node.value
+
+
+def _command(tree: ast.Module, code: str, remarks: list[str]) -> Argv | None:
+    """The first command that the docstring or the first comment of a program shows."""
+    comment = "\n".join(line.lstrip("# ") for line in re.match(r"(?:[ \t]*(?:#.*)?\n)*", code)[0].splitlines())  # type: ignore[index]
+    text = re.sub(r"\\\s*\n\s*", " ", (ast.get_docstring(tree) or "") + "\n" + comment)
+    commands = [match[1] for match in COMMAND.finditer(text) if ".py" in match[1] or " trl " in f" {match[1]}"]
+    commands = [each for each in commands if "vllm-serve" not in each]
+    if not commands:
+        return None
+    remarks.append(
+        f"its arguments are those of the first of {len(commands)} commands in its text"
+        if len(commands) > 1
+        else "its arguments are those of the command in its text"
+    )
+    return Argv(commands[0], "value")
+
+
+def _values(command: Argv) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name in command.options:
+        value = command.get(name)
+        if isinstance(value, list):
+            value = [str(each).strip(",\"'") for each in value]
+            program = next((place for place, each in enumerate(value) if each.endswith(".py")), len(value))
+            value = (
+                value[:program] if program > 1 else value[0] if program else True
+            )  # the program comes after its launcher's options
+        values[name] = value
+    return values

@@ -1,0 +1,155 @@
+"""What is assumed of runs of many GPUs where nothing is said, as published runs are typed."""
+
+import msgspec
+import pytest
+
+from loadgauge import Layout, estimate, training
+from loadgauge.core.definitions.hardware.hardware import gpu, gpu_ids
+from loadgauge.core.definitions.hardware.usual import with_usual
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.layout import shared_out
+from loadgauge.core.definitions.layout.overlap import Overlap
+from loadgauge.core.estimate.time.traffic import exchange
+from loadgauge.core.resolve.resolve import resolve_job
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "mtp", "split"),
+    [
+        (126, 16, 1, 0, (7, *[8] * 14, 7)),  # Llama 3.1 405B (dubey2024, 3.3.2)
+        (61, 16, 1, 1, (3, *[4] * 14, 2)),  # DeepSeek-V3: 61 layers, embedding, loss and one of MTP are 4 x 16
+        (70, 12, 1, 0, (5, *[6] * 10, 5)),  # BLOOM's `partition_method: type:transformer|embedding`
+        (94, 8, 4, 0, (11, *[12] * 6, 11)),  # Qwen3 235B
+    ],
+)
+def test_layers_that_do_not_divide_are_shared_out_with_both_ends(layers, pp, vpp, mtp, split):
+    assert shared_out(layers, pp, vpp, mtp) == split
+
+
+@pytest.mark.parametrize("layers", range(3, 80, 7))
+@pytest.mark.parametrize("pp", [2, 3, 8])
+def test_a_split_has_all_layers_and_no_stage_far_from_another(layers, pp):
+    split = shared_out(layers, pp)
+    assert sum(split) == layers
+    assert len(split) == pp
+    assert min(split) >= 0
+    assert max(split) - min(split) <= 2
+
+
+def test_a_run_typed_as_its_paper_says_has_an_answer():
+    job = Job("llama-3.1-405b", gpu="h100", gpus=1024, tp=8, pp=16, zero=1, schedule="interleaved", seq_len=8192)
+    setup = resolve_job(job)
+    assert setup.layout.vpp > 1
+    assert sum(setup.layout.stage_layers) == 126
+    assert "--stage-layers" in setup.assumed
+    assert "--vpp" in setup.assumed
+
+
+def test_experts_with_tensor_parallelism_take_sequence_parallelism():
+    setup = resolve_job(Job("mixtral-8x7b", gpus=16, tp=2, ep=4))
+    assert setup.layout.sequence_parallel
+    assert "--sequence-parallel" in setup.assumed
+
+
+def test_what_nobody_said_decides_where_it_makes_a_large_run_fit():
+    """Without sequence parallelism it does not fit, with it it does: DEPENDS, with both answers; said, it is as said."""
+    words = {"gpu": "h100", "gpus": 6144, "tp": 8, "pp": 12, "vpp": 8, "zero": 1, "seq_len": 4096, "global_batch": 2304}
+    open_ = resolve_job(Job("nemotron-4-340b", **words)).estimate()
+    without = resolve_job(Job("nemotron-4-340b", **words, sequence_parallel=False, recompute="none")).estimate()
+    with_it = resolve_job(Job("nemotron-4-340b", **words, sequence_parallel=True)).estimate()
+    assert without.memory.total > with_it.memory.total == open_.memory.total
+    assert open_.layout.sequence_parallel
+    assert without.memory.verdict == "does not fit"
+    assert open_.memory.verdict == ("depends" if with_it.memory.verdict == "fits" else with_it.memory.verdict)
+    thing = next(thing for thing in open_.memory.unsaid if thing.flag == "--sequence-parallel")
+    assert thing.more == pytest.approx(without.memory.total - with_it.memory.total)
+
+
+def test_a_micro_batch_that_nobody_said_is_the_largest_that_fits():
+    job = Job("llama-65b", gpu="a100-sxm4-80gb", gpus=512, tp=8, zero=1, seq_len=2048, global_batch=512)
+    job = job.replace(sequence_parallel=True, recompute="selective")
+    result = resolve_job(job).estimate()
+    size = result.layout.micro_batch
+    assert size > 1
+    assert result.memory.verdict == "fits"
+    if size < 8:
+        assert resolve_job(job.replace(micro_batch=2 * size)).estimate().memory.verdict != "fits"
+
+
+def test_hidden_communication_adds_to_the_frameworks_and_none_replaces_it():
+    own = Overlap(tp=True, prefetch=True)
+    assert Overlap.parse("dp", own).tp
+    assert Overlap.parse("dp", own).dp
+    assert not Overlap.parse("none,dp", own).tp
+    assert Overlap.parse(own.alone(), Overlap(ep=True)) == own
+    job = Job("llama-3.1-8b", gpu="h100", gpus=16, framework="nemo", tp=8)
+    more = resolve_job(job.replace(overlap="ep")).training.overlap
+    assert more == msgspec.structs.replace(resolve_job(job).training.overlap, ep=True)
+
+
+def test_where_overlap_is_not_said_the_range_of_time_has_both_ends():
+    job = Job("llama-3.1-70b", gpu="h100", gpus=128, tp=8, zero=1, seq_len=4096, global_batch=128)
+    time = resolve_job(job).estimate().time
+    ends = [resolve_job(job.replace(overlap=word)).estimate().time for word in ("all", "none")]
+    assert time.low <= min(end.step for end in ends)
+    assert time.high >= max(end.step for end in ends)
+
+
+def test_zero_2_under_a_pipeline_reduces_once_a_step():
+    for zero, often in ((1, False), (2, False), (3, True)):
+        staged = Layout(dp=8, pp=2, zero=zero, global_batch=32, seq_len=1)
+        assert exchange(staged, training("megatron")).reduces is often
+    assert exchange(Layout(dp=8, zero=2, global_batch=32, seq_len=1), training("megatron")).reduces
+
+
+def test_dualpipe_hides_the_exchange_of_experts_and_sends_each_node_one_copy():
+    job = Job("deepseek-v3", gpu="h100", gpus=512, pp=16, ep=32, zero=1, schedule="dualpipe", global_batch=4096)
+    kind = resolve_job(job).training
+    assert kind.overlap.ep
+    assert kind.kernels.dispatch == "deduplicated"
+    assert not resolve_job(job.replace(schedule="1f1b")).training.overlap.ep
+
+
+@pytest.mark.parametrize("id", gpu_ids())
+def test_every_card_has_a_time_over_several_nodes(id):
+    result = resolve_job(Job("llama-3.2-1b", gpu=id, gpus=64, zero=3, seq_len=512)).estimate()
+    assert result.time is not None
+    assert result.time.step > 0
+
+
+def test_figures_that_a_source_states_are_never_replaced():
+    for id in gpu_ids():
+        card = gpu(id)
+        filled, assumed = with_usual(card)
+        if card.memory.bandwidth is not None:
+            assert filled.memory == card.memory
+        if card.peaks.bf16 is not None or card.peaks.fp16 is not None:
+            assert filled.peaks == card.peaks
+        assert bool(assumed) == (filled != card)
+
+
+def test_a_budget_of_memory_keeps_that_share_of_a_layer():
+    whole = resolve_job(
+        Job("llama-3.1-8b", gpus=8, zero=3, framework="fsdp", compile=True, recompute="none")
+    ).estimate()
+    parts = {}
+    for share in (0.25, 0.5, 0.75):
+        job = Job("llama-3.1-8b", gpus=8, zero=3, framework="fsdp", compile=True, recompute=f"memory_budget={share}")
+        result = resolve_job(job).estimate()
+        parts[share] = result.memory.parts["activations"] / whole.memory.parts["activations"]
+        assert parts[share] <= share + 0.02
+        assert result.flops.hardware >= whole.flops.hardware + (share < 0.5)
+    assert parts[0.25] < parts[0.5] < parts[0.75]
+
+
+def test_selective_is_torchtitans_list_over_fsdp_and_megatrons_core_elsewhere():
+    words = {"gpus": 8, "zero": 3, "seq_len": 4096}
+    for name in ("torchtitan", "fsdp"):
+        kept = [
+            estimate("llama-3.1-8b", framework=name, recompute=word, **words).memory.parts["activations"]
+            for word in ("selective", "none")
+        ]
+        assert kept[0] < 0.8 * kept[1], name
+    per_op = estimate("llama-3.1-8b", framework="torchtitan", recompute="per-op", **words)
+    named = estimate("llama-3.1-8b", framework="torchtitan", recompute="selective", **words)
+    assert per_op.memory.total == named.memory.total
