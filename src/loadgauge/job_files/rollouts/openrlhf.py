@@ -138,9 +138,7 @@ def _gpus() -> Idea:
         return values
 
     owned = _owned(*names, engines, width, everything, pair, late, others, queue)
-    return Idea(
-        keys=owned, facts=names_in("gpus gpus_per_node nodes placement staleness"), read=read, write=write, beside=apart
-    )
+    return Idea(keys=owned, facts=names_in("gpus gpus_per_node nodes placement staleness"), read=read, write=write)
 
 
 def _said(role: str) -> str:
