@@ -109,6 +109,14 @@ def test_automodel_reads_a_model_by_its_sizes_and_one_that_teaches() -> None:
     assert (read(taught, file="a.yaml").job.task, read(taught, file="a.yaml").job.teacher) == ("gkd", "Qwen/Qwen3-32B")
 
 
+def test_automodel_reads_the_recipe() -> None:
+    text = AUTO % (", num_labels: 3", "", ADAM)
+    labels = text.replace("ForNextTokenPrediction", "ForSequenceClassification")
+    assert (read(text, file="a.yaml").extra.head, read(labels, file="a.yaml").extra.head) == (None, 3)
+    with pytest.raises(ConfigError, match="trains embeddings"):
+        read(text.replace("TrainFinetuneRecipeForNextTokenPrediction", "TrainBiEncoderRecipe"), file="a.yaml")
+
+
 def test_automodel_names_what_it_leaves_out() -> None:
     text = AUTO % (", backend: {dispatcher: deepep}", ", ep_size: 8", ADAM) + "qat: {enabled: true}\n"
     assert named(read(text, file="a.yaml")) == {"model.backend.dispatcher": "costs", "qat.enabled": "costs"}
