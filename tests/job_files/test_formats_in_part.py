@@ -145,6 +145,14 @@ def test_nemo_rl_trains_a_critic_and_gives_gpus_to_a_reward_model() -> None:
     job = read(text.replace("defaults: grpo_math_1B.yaml\n", ""), file="a.yaml").job
     # PPOConfig: four epochs; log-probabilities of a reference are skipped by default.
     assert (job.task, job.critic, job.epochs, job.reference) == ("ppo", "Qwen/Qwen3-4B", 4, "none")
+    teachers = "distillation: {num_prompts_per_step: 8}\nteachers: [{model_name: Qwen/Qwen3-4B}, {model_name: Qwen/Qwen3-8B}]\n"
+    file = read((RECIPE % "").replace("grpo_math_1B", "sft") + teachers, file="a.yaml")
+    assert (file.job.task, file.job.teacher, file.job.rollout, named(file)["teachers"]) == (
+        "gkd",
+        "Qwen/Qwen3-4B",
+        None,
+        "costs",
+    )
     scored = "env: {reward_model: {enabled: true, model_name: x, resources: {gpus_per_node: 8, num_nodes: 1}}}\n"
     assert read(RECIPE % "" + scored, file="a.yaml").job.gpus == 8  # one of the two nodes is the reward model's
 

@@ -194,9 +194,7 @@ def _gpus() -> Idea:
                 raise keys.wrong(names[0], f"needs GPUs for generation of its own ({together}: false)")
             return facts | {"placement": "colocated"}
         total = per_node * count
-        own = (
-            keys.whole(own_each) if count == 1 else (keys.whole(own_nodes) or 1) * (keys.whole(own_each) or per_node)
-        )
+        own = keys.whole(own_each) if count == 1 else (keys.whole(own_nodes) or 1) * (keys.whole(own_each) or per_node)
         if own is None or own >= total:
             where = own_each if count == 1 else own_nodes
             raise keys.wrong(
@@ -244,6 +242,17 @@ def _task() -> Idea:
         algorithm = algorithm_of(keys)
         if algorithm in ("sft", "rm"):
             return {"task": None if algorithm == "sft" else "rm"}
+        if algorithm == "off-policy":
+            listed = keys.raw("teachers")
+            first = listed[0] if isinstance(listed, list) and listed else None
+            name = first.get("model_name") if isinstance(first, dict) else None
+            if not isinstance(name, str) or "$" in name:
+                raise keys.wrong("teachers", "must say the model_name of each; give --teacher")
+            said = (
+                "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by"
+            )
+            keys.note("teachers", said, "costs", "weights loss transient")
+            return {"task": "gkd", "teacher": name}
         if algorithm == "dpo":
             loss = keys.word(preference) or "dpo"
             return {"task": "ipo" if loss == "ipo" else "dpo", "reference": "model", "frozen_offload": True}
@@ -280,7 +289,7 @@ def _task() -> Idea:
         switch = {whole: task == "gspo"} if task == "gspo" or keys.has(whole) else {}
         return switch | {weight: (said or 0.01) if refers else 0}
 
-    owned = (weight, of_dpo, kind, whole, preference, teacher, critic, *skipped)
+    owned = (weight, of_dpo, kind, whole, preference, teacher, critic, "teachers", *skipped)
     return Idea(keys=owned, facts=names_in("task reference teacher critic frozen_offload"), read=read, write=write)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas.table import MISSING, Facts, Idea, Keys, names_in
 
 P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
 V = f"{G}vllm_cfg."
@@ -17,7 +17,9 @@ BACKENDS = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
 
 
 def algorithm_of(keys: Keys) -> str:
-    """The section of `ALGORITHMS` that a recipe has, `sft` where it has none."""
+    """The section of `ALGORITHMS` that a recipe has, `sft` where it has none; a list of `teachers` is off-policy."""
+    if keys.document.get("teachers") is not MISSING:
+        return "off-policy"
     present = {name.split(".")[0] for name in keys.document.names()}
     found = [name for name in ALGORITHMS if name in present]
     return found[0] if found else "sft"

@@ -30,6 +30,8 @@ ESTIMATORS = {
 }  # fmt: skip
 FORMATS = {"-FP8": "fp8", "-INT4": "gptq", "-bf16": "bf16", "_bf16": "bf16", "-BF16": "bf16"}
 """Endings of a checkpoint's name, which SGLang loads, and the format of its matrices."""
+SIZED = {"-355B-A32B": "", "-744B-A40B": "", "-106B-A12B": "-Air", "-30B-A3B": "-Flash"}
+"""Sizes that slime's scripts put after the names of GLM's checkpoints, and what the models are called."""
 PROMPT = 1024
 """Tokens of a prompt, where nothing says how many."""
 
@@ -52,7 +54,8 @@ def _model() -> Idea:
             return {"model": name or None}  # on the hub
         for ending in (*FORMATS, "-NVFP4"):
             last = last.removesuffix(ending)
-        return {"model": last or None}
+        size = next((size for size in SIZED if last.startswith("GLM-") and last.endswith(size)), "")
+        return {"model": f"{last.removesuffix(size)}{SIZED.get(size, '')}" or None}
 
     return Idea(keys=(key,), facts=("model",), read=read, write=lambda facts, keys: {key: facts.get("model")})
 
