@@ -316,7 +316,7 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
-    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and job.vpp is None:
+    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and (job.vpp or 1) == 1:
         changes |= virtual_stages(extra.layers_per_stage, model.num_hidden_layers, job.pp or 1, job.schedule)
     own = FRAMEWORKS.get(job.framework or "")
     if job.lora_targets is not None and model is not None and own is not None and own.peft:
