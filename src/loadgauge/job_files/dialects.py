@@ -55,6 +55,7 @@ STARTED = {
     "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
     "open-instruct": re.compile(r"\bopen_instruct/(?:finetune|dpo_tune\w*)\.py"),
+    "verl": re.compile(r"\bverl\.(?:trainer|experimental|recipe)\.\w|\brecipe\.\w+\.(?:main|\w*trainer)"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""
