@@ -422,8 +422,9 @@ def _micro_batch() -> Idea:
         ranks = None if gpus is None else gpus // (layout["tp"] * layout["pp"] * layout["cp"])
         batch = keys.given.get("global_batch") or _batch().read(keys)["global_batch"]
         own = batch // ranks if ranks and batch % ranks == 0 else None
+        groups = layout["pp"] if (layout.get("vpp") or 1) > 1 else 1
         said_in = f"up to {most} tokens a micro-batch" if asked else "no whole micro-batches of a rank"
-        return {"micro_batch": fitted(keys, tokens if asked else each, rows, own, length, said_in)}
+        return {"micro_batch": fitted(keys, tokens if asked else each, rows, own, length, said_in, groups)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         each, dynamic, _ = actor if _actor(keys) else sft
