@@ -34,6 +34,8 @@ FILES = {
     "nemo-rl": "rollouts.nemo_rl",
     "slime": "rollouts.slime",
     "prime-rl": "rollouts.prime_rl",
+    "nanotron": "pre_training.nanotron",
+    "gpt-neox": "pre_training.gpt_neox",
     "roll": "rollouts.roll",
     "open-instruct": "hugging_face.open_instruct",
 }
@@ -43,7 +45,7 @@ BUILT_ON = {
     "megatron-swift": "megatron", "open-instruct": "transformers",
 }  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "gpt-neox": "GPT_NEOX", "llamafactory-v1": "V1"}
 """Dialects whose constant is not named as they are."""
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
@@ -51,6 +53,7 @@ ALIASES = {
 }  # fmt: skip
 MARK = 10
 STARTED = {
+    "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
     "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),

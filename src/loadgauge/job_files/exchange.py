@@ -20,7 +20,7 @@ from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.dialects import recognise
 from loadgauge.job_files.ideas.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.known_files import KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
@@ -170,7 +170,8 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            return Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
+            command = Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
+            return command if chosen is None or chosen.beneath is None else Over(command, chosen.beneath(command))
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import script
             from loadgauge.job_files.hugging_face.programs import Program

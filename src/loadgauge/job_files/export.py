@@ -12,7 +12,7 @@ from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.job_files.exchange import Written, write
 from loadgauge.job_files.ideas.facts import Extra
-from loadgauge.job_files.pre_training.megatron import missing_sizes
+from loadgauge.job_files.pre_training.megatron_model import missing_sizes
 
 FLAGS = "flags"
 """loadgauge's own flags, as if they were a dialect."""

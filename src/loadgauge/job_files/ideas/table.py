@@ -54,6 +54,21 @@ class Document(Protocol):
         """The file with all changes."""
 
 
+class Over:
+    """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
+
+    def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
+        self.own, self.beneath = own, beneath
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def get(self, key: str) -> Any:
+        """The value of a key here, else beneath."""
+        value = self.own.get(key)
+        return self.beneath.get(key, MISSING) if value is MISSING else value
+
+
 class Unknown(ConfigError):
     """A value that is known only where the job is started, such as `$TP`."""
 
@@ -75,6 +90,8 @@ class Keys:
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
+        self.also: list[Uncounted] = []
+        """What ideas read and did not count."""
         self.noted: dict[str, Uncounted] = {}
         """What an idea has read a key as, and what of it is not counted."""
         self.remarks: dict[str, None] = {}
@@ -313,6 +330,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     objects: frozenset[str] = frozenset()
     layers: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
+    beneath: Callable[[Document], Mapping[str, Any]] | None = None
+    """What a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
@@ -363,6 +382,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 values = idea.read(keys)
             except Unknown as error:
                 asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
+                if asked == ["global_batch"] and not given & {"global_batch"}:
+                    note = f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted"
+                    keys.also.append(Uncounted(note, str(error.key), effect="either"))
+                    continue
                 if given & {*idea.facts, *asked}:
                     continue
                 names = dict.fromkeys(fact for fact in asked if fact not in ("nodes", "dp", "weights", "lora_dropout"))
@@ -446,7 +469,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 item = Uncounted(f"{note}: {stop.why}", shown, effect=stop.effect, parts=stop.parts, share=stop.share)
             if item is not None and (stop is None or stop.effect):
                 items.setdefault(shown, msgspec.structs.replace(item, file=keys.file))
-        return tuple(items.values())
+        return (*items.values(), *(msgspec.structs.replace(item, file=keys.file) for item in keys.also))
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:

@@ -95,7 +95,7 @@ class Argv:
                 if re.match(r"\s*--[A-Za-z]", text.text)
                 for index, word in enumerate(self.shell.words_in(text))
             ]
-            if held or lines:
+            if lines or (held and best < 1 and sum(map(_begins, held)) > max(map(_count, commands), default=0)):
                 return lines or held
         if not commands:
             return [word for command in self.shell.commands for word in command]
@@ -341,6 +341,10 @@ def _rank(command: list[Word]) -> int:
     if any(OTHERWISE.search(name) for name in names[:4]):
         return 0
     return 1 + any(TRAINS.search(name) for name in names)
+
+
+def _count(command: list[Word]) -> int:
+    return sum(map(_begins, command))
 
 
 def _start(option: Option) -> int:

@@ -86,6 +86,8 @@ class Shell:
     ) -> None:
         self.source, self.file = source, file
         self.values: dict[str, Value] = {name: _plain(value) for name, value in (outside or {}).items()}
+        for name, number in _scheduled(source).items():
+            self.values.setdefault(name, _plain(number))
         self.arguments: list[Text] = []
         while str(len(self.arguments) + 1) in self.values:
             self.arguments.append(self.values[str(len(self.arguments) + 1)])  # type: ignore[arg-type]
@@ -349,6 +351,11 @@ class Shell:
             for index in range(2, len(texts)):
                 if re.fullmatch(r"-[el]*c", texts[index - 1]) and texts[index - 2].rpartition("/")[2] in ("bash", "sh"):
                     self._script(Text(self._pieces(words[index])))
+            script = next((text for text in texts[:3] if text.endswith(".sh")), "")
+            if script and texts[0] in (script, "bash", "sh", "exec", "source", "sbatch"):
+                before, self.arguments = self.arguments, [self._text(word) for word in words[texts.index(script) + 1 :]]
+                self._sourced(script, False)
+                self.arguments = before
             if name == "exec":
                 raise _Stop("exit")
         return None
@@ -372,7 +379,7 @@ class Shell:
     def _pieces(self, word: Word) -> tuple[Piece, ...]:
         return self.whole.get((word.start, word.end, word.text), self._text(word).pieces)
 
-    def _sourced(self, name: str) -> None:
+    def _sourced(self, name: str, noted: bool = True) -> None:
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
             return
         here = Path(self.file).resolve().parent
@@ -384,10 +391,10 @@ class Shell:
                 try:
                     self._script(Text([Piece(text, -1, -1)]))
                 except _Stop as stop:
-                    if str(stop) != "return":
+                    if str(stop) != "return" and (noted or str(stop) != "exit"):
                         raise
                 return
-        if not name.startswith(("/", "~")):
+        if noted and not name.startswith(("/", "~")):
             self.notes.append(f"{name} is not there, so what it sets is not known")
 
     def _read(self, texts: list[str], redirects: list[Token]) -> None:
@@ -732,6 +739,19 @@ class Shell:
             return None
         finally:
             self.said, self.directory, self.text = before
+
+
+SCHEDULED = (
+    ("SLURM_JOB_NUM_NODES", r"(?:--nodes|-N)"), ("SLURM_NNODES", r"(?:--nodes|-N)"), ("SLURM_NTASKS_PER_NODE", "--ntasks-per-node"),
+    ("SLURM_GPUS_PER_NODE", r"(?:--gpus-per-node|-G|--gres=gpu|--gpus)"),
+)  # fmt: skip
+"""Variables that Slurm sets by the `#SBATCH` lines of a script, and their options."""
+
+
+def _scheduled(source: str) -> dict[str, str]:
+    lines = " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]{1,300})", source[:20_000], re.MULTILINE))
+    found = {name: re.search(rf"(?<!\S){option}[ =:](?:\w+:)?(\d{{1,6}})(?!\S|-)", lines) for name, option in SCHEDULED}
+    return {name: match[1] for name, match in found.items() if match is not None}
 
 
 def _plain(text: str) -> Text:

@@ -169,7 +169,7 @@ def tokens(text: str) -> list[Token]:
             result.pop()
         while index < len(text) and text[index] in " \t":
             index += 1
-        end = word_end(text, index)
+        end = closing(text, index) if text[index : index + 2] in ("<(", ">(") else word_end(text, index)
         if operator[0] in ("<<", "<<-"):
             pending.append((len(result), re.sub(r"[\"'\\]", "", text[index:end])))
         result.append(Token("redirect", operator[0], index, end))
