@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -128,6 +129,8 @@ class Keys:
         value = self.document.get(key)
         if value is MISSING or value is None or value == "":
             return None
+        if value in ("null", "None") and getattr(self.document, "style", "") == "hydra":
+            return None
         if self.auto and isinstance(value, str) and value.lower() == "auto":
             if key not in self.left:
                 self.left.append(key)
@@ -203,6 +206,15 @@ class Keys:
         if isinstance(value, dict | list):
             raise self.wrong(key, f"must be a word, got {short(value)}")
         return str(value)
+
+    def model(self, key: str) -> str | None:
+        """A model's name or path; of a path that is not there, or begins with a variable that is not known, its end."""
+        value = self.raw(key)
+        text = str(value[0] if isinstance(value, list) and value else value)
+        last = text.rstrip("/").rpartition("/")[2]
+        if value is None or not text.startswith(("/", "~", "$")) or "$" in last or not last or os.path.exists(text):
+            return self.word(key)
+        return last
 
     def words(self, key: str) -> list[str] | None:
         """The value as a list of texts; a text is split at commas and spaces.
