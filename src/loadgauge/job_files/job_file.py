@@ -20,8 +20,9 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
-from loadgauge.core.families.catalogue import model_sources, models
-from loadgauge.core.families.derived import derive
+from loadgauge.core.families.catalogue import models, repositories
+from loadgauge.core.families.named.derived import derive
+from loadgauge.core.resolve.adapters import present_targets
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
@@ -315,9 +316,11 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
-    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and job.vpp is None:
+    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and (job.vpp or 1) == 1:
         changes |= virtual_stages(extra.layers_per_stage, model.num_hidden_layers, job.pp or 1, job.schedule)
     own = FRAMEWORKS.get(job.framework or "")
+    if job.lora_targets is not None and model is not None and own is not None and own.peft:
+        changes["lora_targets"] = present_targets(job.lora_targets, model, own.name)
     # Where an unsaid loss may be one of several, the usual one says which.
     usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))
     meaningless = {
@@ -365,5 +368,5 @@ def find_alike(name: str) -> str | None:
     >>> find_alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), find_alike("someone/something")
     ('llama-3.1-8b', None)
     """
-    alike = derive(name, {known: source.repository for known, source in model_sources().items()})
+    alike = derive(name, repositories())
     return None if alike is None or alike.changes else alike.base
