@@ -9,8 +9,10 @@ from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.pre_training.megatron import launched
 
-ACTOR, CRITIC, EACH, STEP = "actor_model_name_or_path", "critic_model_name_or_path", *names_in(
-    "per_device_generation_batch_size per_device_training_batch_size"
+ACTOR, CRITIC, EACH, STEP = (
+    "actor_model_name_or_path",
+    "critic_model_name_or_path",
+    *names_in("per_device_generation_batch_size per_device_training_batch_size"),
 )
 STAGES = ("zero_stage", "actor_zero_stage")
 DIMS = ("lora_dim", "actor_lora_dim")
@@ -28,7 +30,9 @@ def _task() -> Idea:
             words = words_of_path(keys.file, 8)
             task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
             if task is not None:
-                keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = None
+                keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = (
+                    None
+                )
             return {"task": task}
         each = keys.whole(EACH) or 16
         frozen = bool(keys.flag("offload_reference_model"))
@@ -56,7 +60,9 @@ def _scorers(keys: Keys) -> Facts:
     named = keys.raw(CRITIC)
     if isinstance(named, str) and "$" not in named:
         return {"critic": named, "reward_model": named}
-    keys.remarks[f"{keys.document.shown(CRITIC)} does not say which model: the critic and the reward model are as the actor"] = None
+    keys.remarks[
+        f"{keys.document.shown(CRITIC)} does not say which model: the critic and the reward model are as the actor"
+    ] = None
     return {}
 
 
