@@ -27,7 +27,7 @@ TELLS = ("is_bfloat16_supported", "is_bf16_supported")
 
 
 def _own(keys: Keys) -> bool:
-    """Whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own; TrainingArguments' stay as they are."""
+    """Whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own; those of others stay as they are."""
     return any(name.endswith("Config") and kind_of(name) for name in getattr(keys.document, "program", ()))
 
 
@@ -85,7 +85,7 @@ def _adapter() -> Idea:
         if quantised and base not in ("nf4", "int8"):
             return {}
         words_of = facts.get("lora_targets") or "all"
-        listed = {"all": list(LINEAR), "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
+        listed = {"all": "all-linear", "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
         return {
             rank: facts["lora_rank"],
             modules: listed,
