@@ -25,7 +25,7 @@ from loadgauge.job_files.fine_tuning.swift import (
 )
 from loadgauge.job_files.fine_tuning.swift_answers import answers, of_all
 from loadgauge.job_files.ideas.partial import frozen_share
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import (
     context,
@@ -142,5 +142,5 @@ MEGATRON_SWIFT = Dialect(
         rlhf(),
         answers(of_all, on=True),
     ),
-    programs={r"\bmegatron export\b": "writes weights in another format and trains nothing"},
+    programs={r"\bmegatron export\b": IDLE},
 )  # fmt: skip

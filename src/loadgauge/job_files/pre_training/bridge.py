@@ -99,12 +99,12 @@ def _recipe() -> Idea:
         name = keys.raw("recipe")
         if keys.document.syntax == "argv" and keys.has("recipe") and not keys.has("model.hf_model_id"):
             note = f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted"
-            keys.also.append(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
+            keys.add(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
         for key, what in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
             if keys.flag(f"model.{key}"):
                 shown = keys.document.shown(f"model.{key}")
                 note = f"{shown}: {what} is not trained, and is counted as if it were"
-                keys.also.append(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+                keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
         return {}
 
     owned = (*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model")
@@ -153,7 +153,7 @@ def _lora() -> Idea:
         if mixers:  # of Mamba's layers
             shown = keys.document.shown(modules)
             note = f"{shown}: adapters of Mamba's layers are not counted"
-            keys.also.append(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
+            keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
             chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
         if any(name not in TARGETS for name in chosen):
             raise keys.wrong(modules, f"read: {', '.join(TARGETS)}")

@@ -33,7 +33,7 @@ def _vocabulary(keys: Keys) -> int:
         return size
     note = f"tokenizer_type: a tokenizer whose size is known only where it lies; {2**16} tokens are counted"
     for parts in (("weights", "gradients", "optimizer"), ("loss",)):
-        keys.also.append(Uncounted(note, "tokenizer_type", effect="either", parts=parts, share=0.5))
+        keys.add(Uncounted(note, "tokenizer_type", effect="either", parts=parts, share=0.5))
     return 2**16
 
 

@@ -95,7 +95,7 @@ def _remat() -> Idea:
         if policy in ("full", "none"):
             return {"recompute": policy}
         note = f"{key} = {policy[:40]}: keeps some of what is counted as kept"
-        keys.also.append(Uncounted(note, key, effect="saves", parts=("activations",)))
+        keys.add(Uncounted(note, key, effect="saves", parts=("activations",)))
         return {"recompute": "none"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _vocabulary(keys: Keys, hidden: int, layers: int, tied: bool) -> int:
     share = tables / (tables + 12 * layers * hidden**2)
     note = f"{shown}: a tokenizer whose size is known only where it lies; {TAKEN} tokens are counted (--vocab-size says how many)"
     for parts, part in ((("weights", "gradients", "optimizer"), share), (("loss",), 1.0)):
-        keys.also.append(Uncounted(note, shown, effect="either", parts=parts, share=part))
+        keys.add(Uncounted(note, shown, effect="either", parts=parts, share=part))
     return TAKEN
 
 

@@ -77,12 +77,12 @@ def _layout() -> Idea:
         gpus = size["dp"] * size["tp"] * size["pp"] * size["cp"] * size["ep"]
         if size["pp"] > 1 and keys.choice(engine, {"1f1b": "", "afab": "afab"}) == "afab":
             note = f"{engine}: all forwards come first, whose activations are kept"
-            keys.also.append(Uncounted(note, engine, effect="costs", parts=("activations",)))
+            keys.add(Uncounted(note, engine, effect="costs", parts=("activations",)))
         facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
         shared = str(keys.raw(mode) or "").upper() == "REDUCE_SCATTER"
         if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
             note = f"{mode}: experts whose tokens each rank of a layer has, where a share of them is counted"
-            keys.also.append(Uncounted(note, mode, effect="costs", parts=("activations", "transient")))
+            keys.add(Uncounted(note, mode, effect="costs", parts=("activations", "transient")))
             shared = True
         return facts | {"sequence_parallel": shared and size["tp"] > 1}
 

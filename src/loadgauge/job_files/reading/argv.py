@@ -311,8 +311,9 @@ TRAINS = re.compile(
     r"train|tune|sft|dpo|grpo|ppo|rlhf|run_|torchrun|distributed|accelerate|deepspeed|main|swift|\.py$|-m$"
 )
 OTHERWISE = re.compile(
-    r"(?:^|[/_.-])(?:pip3?|ray|serve|server|api_server|launch_server|convert\w*|preprocess\w*|prepare\w*|merge\w*|download\w*"
-    r"|tokenize\w*|export|eval|evaluate|infer\w*|generate|wandb|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
+    r"(?:^|/)ray$|(?:^|[/_.-])(?:pip3?|serve|server|api_server|launch_server|convert\w*|preprocess\w*|prepare\w*|merge\w*"
+    r"|download\w*|tokenize\w*|export|rollout|deploy|sample|chat|webchat|webui|eval|evaluate|infer\w*|generate|wandb"
+    r"|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
     r"|git|docker|ssh|nvidia-smi|awk|data_preprocess|lm_eval|quantize)(?:$|[/_.-])"
 )
 """Programs that do something else than train."""
