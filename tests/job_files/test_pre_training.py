@@ -209,7 +209,7 @@ def test_llm_foundry() -> None:
 
 
 def test_a_batch_that_composer_finds_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"device_train_microbatch_size: .*give --micro-batch"):
+    with pytest.raises(ConfigError, match=r"device_train_microbatch_size: .*--micro-batch"):
         read(FOUNDRY.replace("microbatch_size: 8", "microbatch_size: auto"), file="a.yaml")
 
 
