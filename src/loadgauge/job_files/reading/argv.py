@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import MISSING
-from loadgauge.job_files.reading.shell import Shell, Word
+from loadgauge.job_files.reading.shell import Shell
+from loadgauge.job_files.reading.shell_values import Word
 
 Style = Literal["switch", "flags", "value", "tyro", "hydra"]
 SWITCHES = ("switch", "flags")
