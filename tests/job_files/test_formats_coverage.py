@@ -29,7 +29,8 @@ TOOLS = {
     "verl": ("verl",), "torchtune": ("torchtune",), "litgpt": ("litgpt",), "ms-swift": ("transformers", "ms-swift"),
     "megatron-swift": ("megatron-swift",), "llamafactory-v1": ("llamafactory-v1",),
     "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",), "openrlhf": ("openrlhf",),
-    "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",),
+    "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
+    "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
 SWITCHED_ON = ("fp8_config.", "zero_optimization.zenflow.", "peft.loftq_config.", "qat.", "mixed_precision.")
@@ -131,8 +132,7 @@ VERL = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
     actor_rollout_ref.model.enable_gradient_checkpointing=True \\
     actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \\
     actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
-    trainer.n_gpus_per_node=8 trainer.nnodes=1
-"""
+    trainer.n_gpus_per_node=8 trainer.nnodes=1"""
 MEGATRON = "torchrun pretrain_gpt.py --micro-batch-size 1 --global-batch-size 8 --seq-length 4096 --bf16"
 DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}'
 

@@ -20,8 +20,8 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
-from loadgauge.core.families.catalogue import model_sources, models
-from loadgauge.core.families.derived import derive
+from loadgauge.core.families.catalogue import models, repositories
+from loadgauge.core.families.named.derived import derive
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
@@ -315,7 +315,7 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
-    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and job.vpp is None:
+    if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and (job.vpp or 1) == 1:
         changes |= virtual_stages(extra.layers_per_stage, model.num_hidden_layers, job.pp or 1, job.schedule)
     own = FRAMEWORKS.get(job.framework or "")
     # Where an unsaid loss may be one of several, the usual one says which.
@@ -365,5 +365,5 @@ def find_alike(name: str) -> str | None:
     >>> find_alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), find_alike("someone/something")
     ('llama-3.1-8b', None)
     """
-    alike = derive(name, {known: source.repository for known, source in model_sources().items()})
+    alike = derive(name, repositories())
     return None if alike is None or alike.changes else alike.base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
 
 LARGEST = 10**9
+IDLE = "is no training job"
+"""What `Dialect.programs` says of a program that trains nothing."""
 PACKAGES = {"automodel": "nemo-automodel"}
 """Packages whose name is not the dialect's."""
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
@@ -58,6 +61,21 @@ class Document(Protocol):
         """The file with all changes."""
 
 
+class Over:
+    """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
+
+    def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
+        self.own, self.beneath = own, beneath
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def get(self, key: str) -> Any:
+        """The value of a key here, else beneath."""
+        value = self.own.get(key)
+        return self.beneath.get(key, MISSING) if value is MISSING else value
+
+
 class Unknown(ConfigError):
     """A value that is known only where the job is started, such as `$TP`."""
 
@@ -92,8 +110,11 @@ class Keys:
         """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
         value, shown = self.plain(key), self.document.shown(key)
         note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
-        parted = tuple(parts.split())
-        self.noted[note] = Uncounted(note, shown, effect=effect, parts=parted, share=share, file=self.file)
+        self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
+
+    def add(self, item: Uncounted) -> None:
+        """Adds what of a key is not counted."""
+        self.noted[item.note] = msgspec.structs.replace(item, file=self.file)
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
@@ -107,6 +128,8 @@ class Keys:
         """The value of a key as parsed, of any type; None where it is absent, empty or `auto`."""
         value = self.document.get(key)
         if value is MISSING or value is None or value == "":
+            return None
+        if value in ("null", "None") and getattr(self.document, "style", "") == "hydra":
             return None
         if self.auto and isinstance(value, str) and value.lower() == "auto":
             if key not in self.left:
@@ -183,6 +206,15 @@ class Keys:
         if isinstance(value, dict | list):
             raise self.wrong(key, f"must be a word, got {short(value)}")
         return str(value)
+
+    def model(self, key: str) -> str | None:
+        """A model's name or path; of a path that is not there, or begins with a variable that is not known, its end."""
+        value = self.raw(key)
+        text = str(value[0] if isinstance(value, list) and value else value)
+        last = text.rstrip("/").rpartition("/")[2]
+        if value is None or not text.startswith(("/", "~", "$")) or "$" in last or not last or os.path.exists(text):
+            return self.word(key)
+        return last
 
     def words(self, key: str) -> list[str] | None:
         """The value as a list of texts; a text is split at commas and spaces.
@@ -306,6 +338,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     objects: frozenset[str] = frozenset()
     layers: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
+    beneath: Callable[[Document], Mapping[str, Any]] | None = None
+    """What a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
     closed: bool = False
     """Whether every key of the tool is in a list, and it drops others."""
     programs: Mapping[str, str] = {}
@@ -359,7 +393,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 values = idea.read(keys)
             except Unknown as error:
                 asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
-                if not given & {*idea.facts, *asked}:
+                if asked == ["global_batch"] and not given & {"global_batch"}:
+                    note = f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted"
+                    keys.add(Uncounted(note, str(error.key), effect="either"))
+                elif not given & {*idea.facts, *asked}:
                     unknown.append((error, next(fact for fact in asked if fact not in UNASKED)))
                 continue
             present = [key for key in idea.keys if keys.has(key)]
@@ -406,17 +443,20 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """
         errors: list[ConfigError] = []
         covering = self.covering(keys.document)
+        words = " ".join(getattr(keys.document, "program", ()))
+        for pattern, what in self.programs.items():
+            match = re.search(pattern, words)
+            if match is not None:
+                whole = what if what == IDLE else f"{what}, which is not modelled"
+                errors.append(ConfigError(whole, key=match[0].strip(), file=keys.file))
+        if errors:
+            return errors
         for key in self._rest(keys.document):
             value = keys.plain(key)
             rule = None if self.drops(key, covering) else covering.stop(key, value)
             if rule is not None and (strict or not rule.effect):
                 shown = "" if value is True else f"{short(value)} "
                 errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
-        words = " ".join(getattr(keys.document, "program", ()))
-        for pattern, what in self.programs.items():
-            match = re.search(pattern, words)
-            if match is not None:
-                errors.append(ConfigError(f"{what}, which is not modelled", key=match[0].strip(), file=keys.file))
         return errors
 
     def drops(self, key: str, covering: Coverage) -> bool:
