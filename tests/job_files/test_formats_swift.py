@@ -99,7 +99,7 @@ def test_a_classifier_takes_the_logits_away(tmp_path: Path) -> None:
     for words in ("", "--task_type seq_cls --num_labels 3"):
         place.write_text(SWIFT.format("", words))
         loss[words] = document(f"estimate {place} --gpu h100-sxm5-80gb")["memory"]["largest"]["loss"]["bytes"]
-    assert loss["--task_type seq_cls --num_labels 3"] < 1e6 < 512 * 151_936 * 4 <= loss[""]
+    assert loss["--task_type seq_cls --num_labels 3"] < 2e7 < 512 * 151_936 * 4 <= loss[""]
 
 
 @pytest.mark.parametrize(
@@ -281,3 +281,18 @@ def test_a_script_of_diffusers_is_recognised(tmp_path: Path) -> None:
     found = typed(f"estimate {place}")
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert "train_dreambooth_lora_flux.py: trains a diffusion model" in found.err
+
+
+def test_llamafactory_with_megatron() -> None:
+    """mcore_adapter's arguments beside LLaMA-Factory's own: no distributed optimizer unless it is said, and whole layers."""
+    text = V0 + "gradient_accumulation_steps: 8\npipeline_model_parallel_size: 2\nrecompute_granularity: full\n"
+    file = of(text, "a.yaml", given={"gpus": 4})
+    found = file.job
+    assert (file.dialect, found.framework, found.pp, found.recompute) == (
+        "llamafactory-megatron",
+        "megatron",
+        2,
+        "full",
+    )
+    assert (found.zero, found.global_batch, found.seq_len) == (0, 16, 1024)
+    assert job(text + "use_distributed_optimizer: true\n", "a.yaml").zero == 1

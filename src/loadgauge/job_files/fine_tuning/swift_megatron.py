@@ -80,7 +80,7 @@ def _zero() -> Idea:
     return msgspec.structs.replace(inner, read=read, write=write)
 
 
-def _experts() -> Idea:
+def experts() -> Idea:
     """Expert parallelism; where nothing says on how many GPUs, the fewest that hold all experts."""
     ep, etp = "expert_model_parallel_size", "expert_tensor_parallel_size"
 
@@ -123,7 +123,7 @@ MEGATRON_SWIFT = Dialect(
             "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
         }),
         context("context_parallel_size", "cp_comm_type"),
-        _experts(),
+        experts(),
         _zero(),
         _usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}),
         batch("micro_batch", "micro_batch_size", 1),
