@@ -108,7 +108,11 @@ class Functions(dict[str, ast.FunctionDef]):
         if isinstance(node, ast.Call):  # isinstance(peft_scheme, str)
             return ast.unparse(node) == "isinstance(peft_scheme, str)"
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left = node.left.func.value if isinstance(node.left, ast.Call) and isinstance(node.left.func, ast.Attribute) else node.left
+            left = (
+                node.left.func.value
+                if isinstance(node.left, ast.Call) and isinstance(node.left.func, ast.Attribute)
+                else node.left
+            )
             first, second = self._value(left, state, local), self._value(node.comparators[0], state, local)
             if isinstance(node.ops[0], ast.In):
                 return second is not None and first in second
@@ -143,7 +147,9 @@ class Functions(dict[str, ast.FunctionDef]):
         if isinstance(value, ast.Call):
             text, called = ast.unparse(value), ast.unparse(value.func)
             if "from_hf_pretrained(" in text:
-                call = next(n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith("pretrained"))
+                call = next(
+                    n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith("pretrained")
+                )
                 result: Any = {"hf_model_id": self._value(call.args[0], state, local)}
             elif called.endswith("to_megatron_provider"):
                 result = local.get(called.partition(".")[0])
@@ -177,15 +183,18 @@ def main(checkout: str, commit: str, date: str) -> str:
     for name in sorted(functions.recipes):
         if not re.search(r"_(?:pretrain|sft|peft|finetune)_.*config$", name) or name.startswith("_"):
             continue
-        state = functions.read(name)
-        if not state.get("model.hf_model_id"):
+        state, stem = functions.read(name), re.split(r"_(?:pretrain|sft|peft|finetune)_", name)[0]
+        if not state.get("model.hf_model_id"):  # a provider by its sizes: the model of the recipe that fine-tunes it
+            others = (functions.read(other) for other in sorted(functions.recipes) if other.startswith(f"{stem}_sft_"))
+            state["model.hf_model_id"] = next((of for other in others if (of := other.get("model.hf_model_id"))), None)
+        if not state["model.hf_model_id"]:
             continue
         if state.get("peft.dim") and not isinstance(state["peft.dim"], int):
             state["peft.dim"] = 32
         words: dict[str, str] = {}
         for key, short in KEPT.items():
             value = state.get(key)
-            if value not in (None, False, "", []) and not (value == 1 and short in ("tp", "pp", "cp", "ep", "etp", "vpp")):
+            if value not in (None, False, "", []) and not (value == 1 and short in ("tp", "pp", "cp", "ep", "vpp")):
                 words[short] = ",".join(value) if isinstance(value, list | tuple) else str(value)
             elif value is False and short == "shared":
                 words[short] = "False"

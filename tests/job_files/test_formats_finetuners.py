@@ -237,7 +237,6 @@ def test_what_is_loaded_again_at_the_end_is_not_what_is_trained(again: str, tmp_
     ("name", "text", "words"),
     [
         ("a.yaml", TUNE + "optimizer_in_bwd: True\n", "without gradient accumulation"),
-        ("a.yaml", TUNE.replace("  apply_lora_to_mlp", "  use_dora: True\n  apply_lora_to_mlp"), "(DoRA)"),
         ("a.yaml", TUNE.replace("lora_llama3_1_8b", "lora_llama9_8b"), "'llama9_8b' is no language model that is read"),
         ("a.yaml", LIT.replace("devices: 1", "devices: 4"), "goes with one GPU"),
         ("a.yaml", LIT.replace("bf16-true", "16-true"), "'16-true' is not one that is read"),
@@ -384,8 +383,30 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         # axolotl
         ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\n", None,
          {"recompute": "full", "activation_offload": "all"}),
+        ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\nadapter: qlora\nload_in_4bit: true\n", "0.11",
+         {"activation_offload": "checkpoints"}),
         ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\nadapter: qlora\n", None,
-         {"activation_offload": "checkpoints", "kbit_upcast": "none"}),
+         {"activation_offload": "all", "kbit_upcast": "none"}),
+        ("a.yaml", AXOLOTL + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true, sharding_strategy: NO_SHARD}\n", None,
+         {"zero": 3, "precision": "bf16-autocast-8"}),
+        ("a.yaml", AXOLOTL + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", "0.11", {"precision": "bf16"}),
+        ("a.yaml", AXOLOTL + "fsdp_config: {offload_params: false}\n", None, {"zero": 3, "precision": "bf16"}),
+        ("a.yaml", AXOLOTL + "fp8: true\nfp8_config: {recipe: rowwise}\n", None, {"precision": "fp8-rowwise"}),
+        ("a.yaml", AXOLOTL + "adopt: 1\noptimizer: adopt_adamw\n", None, {"optimizer": "adamw-foreach"}),
+        ("a.yaml", AXOLOTL + "plugins: [axolotl.integrations.expert_parallel.ExpertParallelPlugin]\nexpert_parallel_size: 2\n"
+         "dp_shard_size: 4\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", None, {"ep": 2, "gpus": 8}),
+        ("a.yaml", AXOLOTL + "adapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true\n"
+         "lora_target_modules: 'model.layers.[0-9]+.self_attn.(q|v)_proj'\n", None,
+         {"base": "nf4-experts", "lora_targets": "model.layers.[0-9]+.self_attn.(q|v)_proj"}),
+        ("a.yaml", AXOLOTL + "lora_dropout: 0.1\nadapter:\n", None, {"lora_dropout": None, "lora_rank": 0}),
+        ("a.yaml", AXOLOTL + "reward_model: true\nnum_labels: 1\n", None, {"task": "rm"}),
+        ("a.yaml", AXOLOTL + "use_ray: true\nray_num_workers: 4\n", None, {"gpus": 4}),
+        ("a.yaml", AXOLOTL + "attn_implementation: flash_attention_2@v1\n", None, {"attention": "fa2"}),
+        # Each of 4 texts in 4 samples, and (512 - 8 - 8) / 8 + 1 blocks of 8 tokens behind each of 512.
+        ("a.yaml", AXOLOTL.replace("sequence_len: 2048", "sequence_len: 512") + "rl: ebft\nebft: {mode: strided}\n", None,
+         {"task": "grpo", "seq_len": 512 + 63 * 8, "prompt_len": 512, "samples": 4}),
+        ("a.yaml", AXOLOTL + "rl: grpo\ntrl: {use_vllm: true, vllm_mode: server, max_completion_length: 128}\n"
+         "vllm: {tensor_parallel_size: 2}\n", None, {"gpus": 3, "placement": "split:1+2", "answers": "128"}),
         ("a.yaml", AXOLOTL + LIGER + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "liger", "loss": "auto"}),
         ("a.yaml", AXOLOTL + LIGER, None, {"kernels": "liger", "loss": "float32"}),
         ("a.yaml", AXOLOTL + LIGER.replace("]", f", {CUT}]") + "cut_cross_entropy: true\n", None,

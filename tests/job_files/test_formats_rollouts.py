@@ -221,7 +221,6 @@ def test_pairs_and_teachers_of_openrlhf() -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new", "words"),
     [
-        ("openrlhf", "--train.colocate_all", "", "the reference has GPUs of its own"),
         ("openrlhf", "--vllm.num_engines 4", "--vllm.num_engines 3", "6 GPUs of the engines are not the 8 of the actor"),
         ("openrlhf", "--vllm.enable_sleep", "--vllm.max_seqs_x 3", "--vllm.max_seqs_x"),
         ("openrlhf", "--data.max_len 2048", "--data.max_len 1024", "1536 tokens of an answer"),
@@ -229,13 +228,13 @@ def test_pairs_and_teachers_of_openrlhf() -> None:
         ("flat", "train_ppo_ray", "train_prm", "train_prm is not read"),
         ("nemo-rl", "tensor_parallel_size: 2", "tensor_parallel_size: 3", "16 GPUs of the rollout are not whole replicas"),
         ("nemo-rl", "num_nodes: 2", "num_nodes: 2\n  fancy_sharding: 3", "cluster.fancy_sharding"),
-        ("nemo-rl", "  generation:\n", "  generation:\n    backend: hf\n", "'hf' is not one that is read"),
+        ("nemo-rl", "  generation:\n", "  generation:\n    backend: hf\n", "policy.generation.backend: 'hf'"),
         ("nemo-rl", "length: 4096", "length: 1000000", "more than the 131,072"),
         ("nemo-rl", "  generation:\n", "  generation:\n    max_new_tokens: 5000\n", "5000 tokens of an answer are more than"),
         ("nemo-rl", "  generation:\n", "  generation:\n    colocated: {enabled: false, resources: {num_nodes: 2}}\n", "leaves"),
         ("slime", "--colocate", "", "--rollout-num-gpus: says how many GPUs generate"),
         ("slime", "--n-samples-per-prompt 8", "--n-samples-per-prompt 8 --num-steps-per-rollout 3", "3 updates of 32 x 8"),
-        ("slime", "--colocate", "--colocate --use-opd", "--use-opd: distils from another model"),
+        ("slime", "--colocate", "--colocate --use-opd", "--use-opd: makes log-probabilities with a teacher"),
         ("prime-rl", "batch_size = 512", "batch_size = 500", "500 answers are no whole groups of 16"),
         ("prime-rl", "tensor_parallel_size = 2", "tensor_parallel_size = 4", "6 GPUs of the rollout are not whole replicas"),
         ("prime-rl", "seq_len = 4096", "seq_len = 4096\nmy_lora_thing = 3", "my_lora_thing"),
@@ -246,7 +245,7 @@ def test_what_is_not_counted_stops_in_one_line(name: str, old: str, new: str, wo
     assert old in text
     place = tmp_path / file
     place.write_text(text.replace(old, new))
-    found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb --strict")
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1), found
     assert words in found.err
 

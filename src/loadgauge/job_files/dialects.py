@@ -35,16 +35,24 @@ FILES = {
     "nemo-rl": "rollouts.nemo_rl",
     "slime": "rollouts.slime",
     "prime-rl": "rollouts.prime_rl",
+    "nanotron": "pre_training.nanotron",
+    "gpt-neox": "pre_training.gpt_neox",
+    "llm-foundry": "pre_training.llm_foundry",
+    "maxtext": "pre_training.maxtext",
     "roll": "rollouts.roll",
     "open-instruct": "hugging_face.open_instruct",
+    "lmflow": "hugging_face.lmflow",
+    "qwen-vl-finetune": "hugging_face.qwen_vl",
+    "deepspeed-chat": "hugging_face.deepspeed_chat",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
     "trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron",
     "megatron-swift": "megatron", "llamafactory-megatron": "llamafactory", "open-instruct": "transformers",
+    "lmflow": "transformers", "qwen-vl-finetune": "transformers", "deepspeed-chat": "transformers",
 }  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1", "qwen-vl-finetune": "QWEN_VL"}
 """Dialects whose constant is not named as they are."""
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
@@ -52,11 +60,14 @@ ALIASES = {
 }  # fmt: skip
 MARK = 10
 STARTED = {
+    "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
     "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
     "open-instruct": re.compile(r"\bopen_instruct/(?:finetune|dpo_tune\w*)\.py"),
+    "qwen-vl-finetune": re.compile(r"\bsrc/train(?:ing)?/train_(?:sft|dpo|grpo|cls)\.py"),
     "llamafactory": re.compile(r"\bllamafactory-cli (?:export|chat|webchat|webui|api|eval)\b"),
+    "verl": re.compile(r"\bverl\.(?:trainer|experimental|recipe)\.\w|\brecipe\.\w+\.(?:main|\w*trainer)"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""

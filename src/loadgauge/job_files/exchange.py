@@ -20,7 +20,7 @@ from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.dialects import recognise
 from loadgauge.job_files.ideas.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.configured import configured
 from loadgauge.job_files.reading.known_files import KnownFile, known_file
@@ -172,6 +172,8 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
             line = Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
+            if chosen is not None and chosen.beneath is not None:
+                return Over(line, chosen.beneath(line))
             return configured(line, file, lambda path: yaml_document(load(path)))
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import script
@@ -306,6 +308,11 @@ def _read_alone(
     if stopped and not keeping:
         raise _first(stopped)
     facts = chosen.read(keys, known)
+    noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
+    doubts = [item for item in noted if item.effect]
+    if strict and doubts and not keeping:
+        raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
+    stopped += [keys.wrong(item.key, item.note.partition(": ")[2]) for item in doubts if strict]
     return JobFile(
         dialect=chosen.name,
         syntax=keys.document.syntax,
@@ -313,7 +320,7 @@ def _read_alone(
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=(*chosen.uncounted(keys), *keys.noted.values()),
+        uncounted=(*chosen.uncounted(keys), *noted),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
@@ -395,7 +402,7 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
 
 def _of_tool(name: str, told: KnownFile, known: frozenset[str]) -> JobFile:
     """A configuration that is not there, as the tool that comes with it has it."""
-    chosen = dialect_of("deepspeed")
+    chosen = dialect_of(told.dialect)
     keys = Keys(document(told.content, "json", chosen, name), name, chosen.auto)
     remark = f"{name} is not there, and is taken to be {told.tool}'s ({told.source})"
     return msgspec.structs.replace(_read_alone(chosen, keys, known), unread=(), remarks=(remark,))

@@ -98,6 +98,7 @@ LINES = {
     ],
     "why.snapshot": ["why {snapshot}"],
     "gpus.catalogue": ["gpus h100", "gpus"],
+    "runs.list": ["runs bloom-176b", "runs bloom-176b --predict"],
     "models.catalogue": ["models llama"],
     "models.types": ["models --check"],
     "check.jobs": ["check examples/train.yaml gpt2 nosuch.yaml --gpu 4090 --budget memory=22GiB --tokens 1B"],

@@ -26,6 +26,7 @@ OWN = {
     "equation": (5, "the closed form of a quantity, with its source", f"{_HERE}.equation"),
     "gpus": (18, "the catalogue of GPUs", f"{_HERE}.gpus"),
     "models": (19, "the catalogue of models", f"{_HERE}.models"),
+    "runs": (22, "famous training runs, typed as their sources write them", f"{_HERE}.runs"),
     "schema": (20, "the shape of every JSON document, as JSON Schema", f"{_HERE}.schema"),
     "completion": (
         21, "completion of commands, flags, models and GPUs in bash, zsh and fish", f"{_HERE}.options.completion",
@@ -118,6 +119,15 @@ def greeting() -> str:
     return "\n".join([*lines, "All commands: loadgauge --help. In a browser: loadgauge serve."])
 
 
+def spelled_out(words: list[str]) -> list[str]:
+    """Return a command line with the flags of a famous run in the place of `run:NAME`; flags that follow go before them."""
+    if not any(word.startswith("run:") for word in words):
+        return words
+    from loadgauge.core.command_line.runs import flags_of
+
+    return [flag for word in words for flag in (flags_of(word[4:]) if word.startswith("run:") else [word])]
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. Every error is one line on stderr; nothing is raised.
 
@@ -126,9 +136,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             return say("standard output is closed", CANNOT_TELL)
-        result = commands.main(
-            args=None if arguments is None else list(arguments), prog_name="loadgauge", standalone_mode=False
-        )
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        result = commands.main(args=spelled_out(words), prog_name="loadgauge", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else YES
     except click.UsageError as error:

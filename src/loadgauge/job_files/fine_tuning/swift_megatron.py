@@ -121,6 +121,7 @@ MEGATRON_SWIFT = Dialect(
             "pp": "pipeline_model_parallel_size", "chunks": "virtual_pipeline_model_parallel_size", "layers": "num_layers",
             "size": "num_virtual_stages_per_pipeline_rank", "chunk_layers": "num_layers_per_virtual_pipeline_stage",
             "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
+            "accounted": "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
         }),
         context("context_parallel_size", "cp_comm_type"),
         experts(),

@@ -45,7 +45,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
     generated: sequences that one data parallel rank generates for a step
     head: columns of a classifier of every token, in the place of the language model's head
-    layers_per_stage: of a pipeline's virtual stages, and how their number is made a multiple of the ranks: `2,down`; 0: two a rank
+    layers_per_stage: how a pipeline's stages share out the layers of a model that is not known yet (`virtual_stages`)
     """
 
     config: dict[str, Any] | None = None
@@ -287,18 +287,31 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
 def virtual_stages(said: str, layers: int, pp: int, schedule: str | None) -> dict[str, Any]:
     """The virtual stages of a rank and, where ranks differ, the layers of each, as flags. Raises `ConfigError`.
 
+    said: layers of a virtual stage and how their number is made a multiple of the ranks (`2,down`; 0 layers: two stages a rank), or
+        those of the first and the last stage (`ends,14,16`), of which one may be empty
+
     The first stages have one layer more where they cannot have the same (`calculate_virtual_stages` and
     `generate_hf_model_fqn_per_model_part` of NeMo AutoModel).
 
     >>> virtual_stages("2,down", 61, 4, "interleaved")
     {'vpp': 7, 'stage_layers': '16,15,15,15'}
+    >>> virtual_stages("ends,14,", 78, 5, "1f1b")
+    {'stage_layers': '14,16,16,16,16'}
     """
-    each, _, rounded = said.partition(",")
+    each, *rest = said.split(",")
+    if each == "ends":
+        first, last = ([int(word)] if word else [] for word in rest)
+        middle, left = divmod(layers - sum(first + last), max(1, pp - len(first + last)))
+        if left or middle < 0:
+            raise ConfigError(
+                f"{layers} layers less {sum(first + last)} of the ends cannot be split evenly over the rest"
+            )
+        return {"stage_layers": ",".join(map(str, first + [middle] * (pp - len(first + last)) + last))}
     count = -(-layers // int(each)) if int(each) else 2 * pp
     left = count % pp
-    if left and not rounded:
+    if left and not rest[0]:
         raise ConfigError(f"{count} stages of {each} layers are no multiple of {pp} ranks", key="layers_per_stage")
-    count += 0 if not left else pp - left if rounded == "up" else -left
+    count += 0 if not left else pp - left if rest[0] == "up" else -left
     deep = count // pp
     if count < pp or count > layers or (deep > 1) != (schedule not in (None, "1f1b", "gpipe")):
         raise ConfigError(

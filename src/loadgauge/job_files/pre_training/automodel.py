@@ -48,6 +48,14 @@ SIZES = names_in(
     """
 )
 """Keys of a configuration that decide how large a model is."""
+OTHER_RECIPES = {
+    "biencoder": "trains embeddings of queries and passages", "bi_encoder": "trains embeddings of queries and passages",
+    "crossencoder": "ranks passages", "cross_encoder": "ranks passages", "diffusionrecipe": "denoises images or video",
+    "traindiffusion": "denoises images or video", "formultimodal": "makes images beside text", "hardnegatives": "trains nothing",
+    "embeddingdistill": "trains embeddings",
+    **dict.fromkeys(("eagle", "dflash", "dspark", "domino", "jetspec", "vispec"), "trains a model that drafts for another"),
+}  # fmt: skip
+"""Parts of the names of recipes that train something else, and what."""
 D = "distributed."
 
 
@@ -384,16 +392,26 @@ def _optimizer() -> Idea:
 
 def _task() -> Idea:
     """Distillation where a teacher is beside the model; recipes of other models than those that write text are not read."""
-    teacher = "teacher_model.pretrained_model_name_or_path"
+    teacher, labels = "teacher_model.pretrained_model_name_or_path", "model.num_labels"
 
     def read(keys: Keys) -> Facts:
-        name = keys.word(teacher)
-        return {"task": "gkd" if name else None, "teacher": name}
+        recipe, name = str(keys.raw("recipe") or keys.raw("recipe._target_")).lower(), keys.word(teacher)
+        other = next((what for part, what in OTHER_RECIPES.items() if part in recipe), None)
+        if other is not None:
+            raise keys.wrong("recipe", f"{keys.raw('recipe')} {other}, which is not modelled")
+        if "diffusionlm" in recipe or "diffusiongemma" in recipe:
+            keys.note(
+                "recipe",
+                "fills in masked tokens, all of which see each other; counted as SFT",
+                parts="activations loss",
+            )
+        facts: Facts = {"task": "gkd" if name else None, "teacher": name}
+        return facts | ({"head": keys.whole(labels) or 2} if "sequenceclassification" in recipe else {})
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {teacher: facts.get("teacher")} if keys.has(teacher) else {}
 
-    return Idea(keys=(teacher,), facts=("task", "teacher"), read=read, write=write)
+    return Idea(keys=(teacher, labels), facts=("task", "teacher", "head"), read=read, write=write)
 
 
 AUTOMODEL = Dialect(
@@ -415,7 +433,9 @@ AUTOMODEL = Dialect(
         _optimizer(),
         liger("model.use_liger_kernel"),
         row("loss", "loss_fn._target_", words=LOSSES_OF, default="float32"),
-        row("attention", "model.attn_implementation", words={**ATTENTION, "te": "flash", "flex": "fa2", "ffpa": "flash"}),
+        row(
+            "attention", "model.attn_implementation", words={**ATTENTION, "te": "flash", "flex": "fa2", "ffpa": "flash"}
+        ),
         compiled("compile.enabled"),
     ),
 )

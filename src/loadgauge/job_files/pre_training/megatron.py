@@ -150,7 +150,7 @@ def _split_unread(keys: Keys, key: str, why: str) -> None:
     shown = keys.document.shown(key)
     parts = ("weights", "gradients", "optimizer", "activations")
     note = f"{shown}: {why}; layers are shared out evenly"
-    keys.also.append(Uncounted(note, shown, effect="either", parts=parts, share=0.5))
+    keys.add(Uncounted(note, shown, effect="either", parts=parts, share=0.5))
 
 
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
@@ -402,7 +402,7 @@ def optimizer() -> Idea:
         if moments != {"fp32"}:
             shown = keys.document.shown("exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype")
             note = f"{shown}: moments in fewer bits than the 32 that are counted"
-            keys.also.append(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
+            keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
         if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
             name = "sgd"
         return {"optimizer": name}
@@ -450,7 +450,9 @@ def offload(prefix: str = "", share: float | None = None) -> Idea:
         if given not in (None, 1.0):
             shown = keys.document.shown(part)
             note = f"{shown}: that part of the optimizer is in the host's memory, where all of it is counted on the GPU"
-            keys.also.append(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=max(0.0, min(1.0, given))))
+            keys.add(
+                Uncounted(note, shown, effect="saves", parts=("optimizer",), share=max(0.0, min(1.0, given)))
+            )
             return {"offload": "none"}
         return {"offload": "optimizer"}
 
@@ -481,11 +483,11 @@ def vision() -> Idea:
         held = size * (2 if keys.flag(frozen) else 18) / ranks
         note = f"{shown}: shows images to the model, whose encoder is not counted"
         parts = ("transient",) if keys.flag(frozen) else ("activations", "transient")
-        keys.also.append(Uncounted(note, shown, high=held, effect="costs", parts=parts))
+        keys.add(Uncounted(note, shown, high=held, effect="costs", parts=parts))
         if keys.flag(body):
             shown = keys.document.shown(body)
             note = f"{shown}: the language model is not trained, and is counted as if it were"
-            keys.also.append(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+            keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
         return {}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

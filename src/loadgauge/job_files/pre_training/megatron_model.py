@@ -23,7 +23,7 @@ OTHER = names_in(
     tokenizer_model no_position_embedding squared_relu quick_geglu openai_gelu q_lora_rank kv_lora_rank qk_head_dim
     qk_pos_emb_head_dim v_head_dim moe_shared_expert_intermediate_size moe_layer_freq hybrid_layer_pattern
     hybrid_override_pattern mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads moe_shared_expert_gate
-    moe_latent_size tokenizer_type vocab_file
+    moe_latent_size tokenizer_type vocab_file use_rotary_position_embeddings
     """
 )
 BEYOND = names_in(
@@ -41,6 +41,8 @@ VOCABULARIES = {
 """Tokens of tokenizers that a name says: their published vocabularies."""
 TAKEN = 2**17
 """Tokens that are counted where the tokenizer is known only where it lies."""
+OWN_WIDTH = ("llama", "qwen3", "qwen3_moe", "mixtral", "glm4_moe", "arcee")
+"""Families whose configuration has a width of heads of its own."""
 NAMED = ("HF_MODEL_CKPT", "HF_MODEL", "TOKENIZER_MODEL")
 """Variables of scripts that name a model on the hub."""
 
@@ -72,7 +74,7 @@ def _vocabulary(keys: Keys, hidden: int, layers: int, tied: bool) -> int:
     share = tables / (tables + 12 * layers * hidden**2)
     note = f"{shown}: a tokenizer whose size is known only where it lies; {TAKEN} tokens are counted (--vocab-size says how many)"
     for parts, part in ((("weights", "gradients", "optimizer"), share), (("loss",), 1.0)):
-        keys.also.append(Uncounted(note, shown, effect="either", parts=parts, share=part))
+        keys.add(Uncounted(note, shown, effect="either", parts=parts, share=part))
     return TAKEN
 
 
@@ -82,6 +84,12 @@ def _read(keys: Keys) -> Facts:
     if not keys.has("hidden_size") or any(keys.has(key) and keys.raw(key) is not False for key in BEYOND):
         return named
     config = _config(keys)
+    if (
+        config is not None
+        and config["model_type"] in OWN_WIDTH
+        and config["hidden_size"] % config["num_attention_heads"] == 0
+    ):
+        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return named if config is None else {"config": config}
 
 
@@ -110,7 +118,11 @@ def _config(keys: Keys) -> dict[str, Any] | None:
     experts |= {"moe_intermediate_size": width or sizes["intermediate_size"]}
     shared = keys.whole("moe_shared_expert_intermediate_size", 0) or 0
     if pattern is not None:
-        return None if gated else _hybrid(keys, config, pattern, {**experts, "moe_shared_expert_intermediate_size": shared})
+        return (
+            None
+            if gated
+            else _hybrid(keys, config, pattern, {**experts, "moe_shared_expert_intermediate_size": shared})
+        )
     if keys.flag("multi_latent_attention"):
         return _latent(keys, config, experts, shared)
     if routed:
@@ -124,7 +136,9 @@ def _config(keys: Keys) -> dict[str, Any] | None:
         return config | {"model_type": "llama"} | ({"attention_bias": True, "mlp_bias": True} if biased else {})
     if not plain:
         return config | {"model_type": "arcee", "attention_bias": biased, "mlp_bias": biased}
-    learned = (keys.word("position_embedding_type") or "learned_absolute") == "learned_absolute"
+    learned = (keys.word("position_embedding_type") or "learned_absolute") == "learned_absolute" and not (
+        keys.flag("use_rotary_position_embeddings") or keys.flag("no_position_embedding")
+    )
     if gated:
         return None if learned or biased else config | {"model_type": "stablelm", "use_qkv_bias": qkv}
     if not learned:
@@ -164,7 +178,11 @@ def _routed(keys: Keys, config: dict[str, Any], experts: dict[str, Any], shared:
         names = {"num_experts": experts["n_routed_experts"], "num_experts_per_tok": experts["num_experts_per_tok"]}
         if normed:
             return config | names | {"model_type": "qwen3_moe", "moe_intermediate_size": width}
-        return config | {"model_type": "mixtral", "num_local_experts": names.pop("num_experts"), "intermediate_size": width} | names
+        return (
+            config
+            | {"model_type": "mixtral", "num_local_experts": names.pop("num_experts"), "intermediate_size": width}
+            | names
+        )
     if shared % width:
         return None
     own = {"n_shared_experts": shared // width, "first_k_dense_replace": first, "num_nextn_predict_layers": 0}
@@ -247,6 +265,4 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
     return values
 
 
-MODEL = Idea(
-    keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND))), facts=("model", "config"), read=_read, write=_write
-)
+MODEL = Idea(keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND))), facts=("model", "config"), read=_read, write=_write)

@@ -7,49 +7,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
-from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.pre_training.megatron import machines
+from loadgauge.job_files.rollouts.nemo_rl_rollout import (
+    SIZES,
+    D,
+    G,
+    M,
+    P,
+    algorithm_of,
+    backend_of,
+    generates,
+    megatron_trains,
+    rollout,
+)
 
-P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
-V = f"{G}vllm_cfg."
-ALGORITHMS = ("grpo", "dpo", "sft", "rm", "distillation", "ppo")
-"""Sections, of which a recipe has one."""
 BEGUN = {"grpo": "grpo_math_1B", "gspo": "grpo_math_1B", "dapo": "grpo_math_1B", "dpo": "dpo", "sft": "sft", "rm": "rm",
          "opd": "distillation_math"}  # fmt: skip
 """The recipe that an export of a task is built on."""
 PROMPT_SHARE = 8
 """One of so many tokens of the longest sequence is the prompt's, where the file says only how long both are together."""
 FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
-BACKENDS = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
-"""Engines that generate; those beside vLLM and SGLang are counted as vLLM, and the answer says so."""
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
-
-
-def _algorithm(keys: Keys) -> str:
-    present = {name.split(".")[0] for name in keys.document.names()}
-    found = [name for name in ALGORITHMS if name in present]
-    return found[0] if found else "sft"
-
-
-def _generates(keys: Keys) -> bool:
-    return _algorithm(keys) in ("grpo", "distillation", "ppo")
-
-
-def _megatron(keys: Keys) -> bool:
-    """Return whether Megatron trains; both sections may be there, one of them on."""
-    on = keys.flag(f"{M}enabled")
-    if on and keys.flag(f"{D}enabled"):
-        raise keys.wrong(f"{M}enabled", f"contradicts {D}enabled")
-    return bool(on)
-
-
-SIZES = dict(
-    zip(MODEL_PARALLEL, names_in("tensor_model pipeline_model context expert_model expert_tensor"), strict=True)
-)
-"""What Megatron-Core calls the axes."""
 
 
 def _layout() -> Idea:
@@ -75,7 +55,7 @@ def _layout() -> Idea:
         return "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"
 
     def read(keys: Keys) -> Facts:
-        megatron = _megatron(keys)
+        megatron = megatron_trains(keys)
         sizes = of_megatron if megatron else of_dtensor
         facts: Facts = {axis: keys.whole(key) or 1 for axis, key in sizes.items()}
         facts["recompute"] = recomputed(keys, megatron)
@@ -105,7 +85,7 @@ def _layout() -> Idea:
         stage, word, out = facts.get("zero") or 0, facts.get("recompute") or "none", facts.get("offload") or "none"
         kind, _, option = word.partition(":")
         wide = (facts.get("pp") or 1, facts.get("vpp") or 1) != (1, 1)
-        megatron = facts.get("framework") == "megatron" or wide or (_megatron(keys) and stage < 2)
+        megatron = facts.get("framework") == "megatron" or wide or (megatron_trains(keys) and stage < 2)
         values: dict[str, Any] = {switches[0]: megatron, switches[1]: not megatron}
         values |= {key: facts.get(axis) or 1 for axis, key in (of_megatron if megatron else of_dtensor).items()}
         if not megatron:
@@ -150,7 +130,7 @@ def _precision() -> Idea:
 
     def read(keys: Keys) -> Facts:
         name = keys.choice(dtype, DTYPES) or "bf16"
-        if not _megatron(keys):
+        if not megatron_trains(keys):
             return {"precision": name}
         if keys.flag(eight):
             kinds = {
@@ -180,7 +160,7 @@ def _precision() -> Idea:
         if name not in spelled or kind not in ("", "mixed-16", "mixed-18"):
             return {}
         values: dict[str, Any] = {dtype: spelled[name]} | ({eight: False} if keys.has(eight) else {})
-        megatron = facts.get("framework") == "megatron" or (_megatron(keys) and "framework" not in facts)
+        megatron = facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
         return values | ({wide: kind != "mixed-16"} if megatron else {})
 
     return Idea(keys=(dtype, wide, eight, recipe, primary), facts=("precision",), read=read, write=write)
@@ -205,25 +185,23 @@ def _gpus() -> Idea:
             if per_node < 1 or count < 1:
                 raise keys.wrong(scores[0 if count == 1 else 1], "leaves no GPUs for the model that is trained")
         facts: Facts = {"gpus_per_node": per_node, "nodes": count}
-        if not _generates(keys):
+        if not generates(keys):
             return facts
-        names = of_ppo if _algorithm(keys) == "ppo" else (late, age)
+        names = of_ppo if algorithm_of(keys) == "ppo" else (late, age)
         waits = not keys.flag(names[0])
         if keys.flag(together) is not False:
-            if not waits and _backend(keys) != "megatron":
+            if not waits and backend_of(keys) != "megatron":
                 raise keys.wrong(names[0], f"needs GPUs for generation of its own ({together}: false)")
             return facts | {"placement": "colocated"}
         total = per_node * count
-        rollout = (
-            keys.whole(own_each) if count == 1 else (keys.whole(own_nodes) or 1) * (keys.whole(own_each) or per_node)
-        )
-        if rollout is None or rollout >= total:
+        own = keys.whole(own_each) if count == 1 else (keys.whole(own_nodes) or 1) * (keys.whole(own_each) or per_node)
+        if own is None or own >= total:
             where = own_each if count == 1 else own_nodes
             raise keys.wrong(
                 where, f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
             )
         return facts | {
-            "placement": f"split:{total - rollout}+{rollout}",
+            "placement": f"split:{total - own}+{own}",
             "staleness": None if waits else keys.whole(names[1]) or 1,
         }
 
@@ -232,11 +210,11 @@ def _gpus() -> Idea:
             return {}
         sizes = machines(facts, keys.whole(each) if keys.has(each) and keys.whole(each) != 1 else None)
         values: dict[str, Any] = dict(zip((each, nodes), sizes, strict=True))
-        if not _generates(keys):
+        if not generates(keys):
             return values
         split, behind = split_of(facts.get("placement")), facts.get("staleness")
         values[together] = split is None
-        if _algorithm(keys) == "grpo":
+        if algorithm_of(keys) == "grpo":
             values |= {late: bool(behind), age: behind or 1}
         if split is None:
             return values | {own_each: None, own_nodes: None}
@@ -261,9 +239,20 @@ def _task() -> Idea:
     skipped = tuple(f"{name}.skip_reference_policy_logprobs_calculation" for name in ("grpo", "ppo"))
 
     def read(keys: Keys) -> Facts:
-        algorithm = _algorithm(keys)
+        algorithm = algorithm_of(keys)
         if algorithm in ("sft", "rm"):
             return {"task": None if algorithm == "sft" else "rm"}
+        if algorithm == "off-policy":
+            listed = keys.raw("teachers")
+            first = listed[0] if isinstance(listed, list) and listed else None
+            name = first.get("model_name") if isinstance(first, dict) else None
+            if not isinstance(name, str) or "$" in name:
+                raise keys.wrong("teachers", "must say the model_name of each; give --teacher")
+            said = (
+                "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by"
+            )
+            keys.note("teachers", said, "costs", "weights loss transient")
+            return {"task": "gkd", "teacher": name}
         if algorithm == "dpo":
             loss = keys.word(preference) or "dpo"
             return {"task": "ipo" if loss == "ipo" else "dpo", "reference": "model", "frozen_offload": True}
@@ -284,7 +273,7 @@ def _task() -> Idea:
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task, algorithm = facts.get("task"), _algorithm(keys)
+        task, algorithm = facts.get("task"), algorithm_of(keys)
         if algorithm == "dpo":
             return (
                 {preference: "ipo"}
@@ -300,7 +289,7 @@ def _task() -> Idea:
         switch = {whole: task == "gspo"} if task == "gspo" or keys.has(whole) else {}
         return switch | {weight: (said or 0.01) if refers else 0}
 
-    owned = (weight, of_dpo, kind, whole, preference, teacher, critic, *skipped)
+    owned = (weight, of_dpo, kind, whole, preference, teacher, critic, "teachers", *skipped)
     return Idea(keys=owned, facts=names_in("task reference teacher critic frozen_offload"), read=read, write=write)
 
 
@@ -328,9 +317,9 @@ def _batch() -> Idea:
             if left:
                 raise keys.wrong(on[1], f"{tokens} tokens are no whole number of sequences of {length}")
             facts["micro_batch"] = rows
-        if not _generates(keys):
+        if not generates(keys):
             return facts
-        name = _algorithm(keys)
+        name = algorithm_of(keys)
         facts |= {"prompts": keys.whole(prompts[name]) or 32, "samples": keys.whole(samples[name]) or 1}
         if name == "ppo":
             facts |= {"epochs": keys.whole(passes) or 4, "critic_batch": keys.whole(of_critic)}
@@ -352,11 +341,11 @@ def _batch() -> Idea:
         for names in joined.values():
             if keys.flag(names[0]):
                 values[names[1]] = (facts.get("micro_batch") or 1) * length
-                if _generates(keys):
+                if generates(keys):
                     values[names[2]] = tokens or (rows or facts.get("micro_batch") or 1) * length
-        if not _generates(keys):
+        if not generates(keys):
             return values
-        name = _algorithm(keys)
+        name = algorithm_of(keys)
         if tokens is not None and not any(keys.flag(names[0]) for names in joined.values()):
             names = joined["sequence_packing"]
             values |= {names[0]: True, names[1]: (facts.get("micro_batch") or 1) * length, names[2]: tokens}
@@ -392,7 +381,7 @@ def _lengths() -> Idea:
 
     def read(keys: Keys) -> Facts:
         length = keys.whole(whole) or 512
-        if not _generates(keys):
+        if not generates(keys):
             return {"seq_len": length}
         first, rest = keys.whole(prompt), keys.whole(answer)
         if rest is not None and rest > length:
@@ -402,7 +391,7 @@ def _lengths() -> Idea:
         return {"prompt_len": length - rest, "answers": str(rest)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not _generates(keys):
+        if not generates(keys):
             return {whole: facts["seq_len"]} if facts.get("seq_len") else {}
         longest, first = str(facts.get("answers") or ""), facts.get("prompt_len")
         if not longest.isdecimal() or first is None:
@@ -412,105 +401,6 @@ def _lengths() -> Idea:
     return Idea(keys=(whole, answer, prompt), facts=names_in("seq_len prompt_len answers"), read=read, write=write)
 
 
-def _backend(keys: Keys) -> str:
-    """The engine that generates."""
-    return str(keys.choice(f"{G}backend", {name: name for name in BACKENDS}) or "vllm")
-
-
-def _of_sglang(keys: Keys, asleep: bool) -> dict[str, Any]:
-    """Options of SGLang's servers, by its own names."""
-    own = f"{G}sglang_cfg."
-    used, graphs = keys.real(f"{own}mem_fraction_static"), not keys.flag(f"{own}disable_cuda_graph")
-    options: dict[str, Any] = {
-        "tp": keys.whole(f"{own}sglang_server_config.num_gpus_per_engine") or 1,
-        "static_fraction": 0.85 if used is None else used,
-        "graphs": str(graphs).lower(),
-        "sleep": 2 if asleep else 0,
-    }
-    named = {
-        "context": "context_length",
-        "max_num_seqs": "max_running_requests",
-        "max_batched_tokens": "chunked_prefill_size",
-    }
-    return options | {name: size for name, key in named.items() if (size := keys.whole(f"{own}{key}"))}
-
-
-def _of_others(keys: Keys, megatron: bool) -> dict[str, Any]:
-    """Ranks of an engine of Megatron's own, which are the trainer's unless it is told otherwise, or of TensorRT-LLM's."""
-    if not megatron:
-        used = keys.real(f"{G}trtllm_cfg.gpu_memory_utilization")
-        return {"tp": keys.whole(f"{G}trtllm_cfg.tensor_parallel_size") or 1} | ({"utilization": used} if used else {})
-    own = f"{G}mcore_generation_config."
-    sizes = {axis: f"{name}_parallel_size" for axis, name in SIZES.items() if axis in ("tp", "pp", "ep")}
-    ranks = {axis: keys.whole(f"{own}{name}") or keys.whole(f"{M}{name}") or 1 for axis, name in sizes.items()}
-    return ranks if ranks["ep"] % ranks["tp"] == 0 else ranks | {"ep": 1}
-
-
-def _rollout() -> Idea:
-    """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
-    (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
-    sizes = {"tp": f"{V}tensor_parallel_size", "pp": f"{V}pipeline_parallel_size", "ep": f"{V}expert_parallel_size"}
-    share, eager, longest, prefixes = (
-        f"{V}{name}" for name in ("gpu_memory_utilization", "enforce_eager", "max_model_len", "enable_prefix_caching")
-    )
-    most = {
-        "max_num_seqs": f"{G}vllm_kwargs.max_num_seqs",
-        "max_batched_tokens": f"{G}vllm_kwargs.max_num_batched_tokens",
-    }
-    backend, dtype, cache, together = f"{G}backend", f"{V}precision", f"{V}kv_cache_dtype", f"{G}colocated.enabled"
-    formats = {"bfloat16": "bf16", "fp8": "fp8", "float32": None, "float16": "bf16"}
-    caches = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
-
-    def read(keys: Keys) -> Facts:
-        if not _generates(keys):
-            return {}
-        engine, asleep = _backend(keys), keys.flag(together) is not False
-        if engine == "sglang":
-            text = ",".join(f"{name}={value}" for name, value in _of_sglang(keys, asleep).items())
-            return {"rollout": Engine.parse(f"sglang:{text}").text(), "rollout_offload": "all" if asleep else None}
-        options: dict[str, Any] = {name: keys.whole(key) or 1 for name, key in sizes.items()}
-        used, context = keys.real(share), keys.whole(longest)
-        weights = keys.choice(dtype, formats)
-        if keys.has(dtype) and weights is None:
-            raise keys.wrong(dtype, "weights of float32 are not read")
-        options |= {
-            "utilization": 0.6 if used is None else used,
-            "graphs": "false" if keys.flag(eager) else "true",
-            "prefix": "false" if keys.flag(prefixes) is False else "true",
-            "sleep": int(asleep),
-            "weights": weights or "bf16",
-            "kv": keys.choice(cache, caches) or "bf16",
-        } | ({"context": context} if context else {})
-        options |= {name: value for name, key in most.items() if (value := keys.whole(key)) is not None}
-        if engine in ("megatron", "trtllm"):
-            options |= _of_others(keys, engine == "megatron")
-        if options["ep"] > 1 and options["ep"] % options["tp"]:
-            raise keys.wrong(sizes["ep"], f"{options['ep']} is no multiple of tensor_parallel_size = {options['tp']}")
-        text = "vllm:" + ",".join(f"{name}={value}" for name, value in options.items())
-        return {"rollout": Engine.parse(text).text(), "rollout_offload": "all" if asleep else None}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        engine = Engine.parse(facts.get("rollout") or "vllm")
-        if not _generates(keys) or engine.kind != "vllm" or engine.weights not in ("bf16", "fp8"):
-            return {}
-        plain, values = Engine.parse("vllm"), {key: getattr(engine, name) for name, key in sizes.items()}
-        for name, key in most.items():
-            usual = getattr(engine, name) == getattr(plain, name)
-            values[key] = None if usual and not keys.has(key) else getattr(engine, name)
-        return values | {
-            **({backend: "vllm"} if keys.has(backend) else {}),
-            share: engine.utilization,
-            eager: not engine.graphs,
-            longest: engine.context,
-            prefixes: None if engine.prefix else False,
-            dtype: "fp8" if engine.weights == "fp8" else "bfloat16",
-            cache: "fp8" if engine.kv == "fp8" else "auto",
-        }
-
-    owned = (*sizes.values(), *most.values(), share, eager, longest, prefixes, dtype, cache)
-    return Idea(keys=owned, facts=("rollout", "rollout_offload"), read=read, write=write)
-
-
 def _adapter() -> Idea:
     """LoRA, of every linear layer unless modules are named."""
     names = ("enabled", "dim", "target_modules", "dropout")
@@ -518,11 +408,11 @@ def _adapter() -> Idea:
     every = f"{D}lora_cfg.match_all_linear"
 
     def read(keys: Keys) -> Facts:
-        switch, rank, modules, dropped = both[_megatron(keys)]
+        switch, rank, modules, dropped = both[megatron_trains(keys)]
         if not keys.flag(switch):
             return {"lora_rank": 0}
         chosen = keys.words(modules) or []
-        everything = not chosen or (not _megatron(keys) and keys.flag(every) is not False)
+        everything = not chosen or (not megatron_trains(keys) and keys.flag(every) is not False)
         return {
             "lora_rank": keys.whole(rank) or 8,
             "lora_targets": "all" if everything else ",".join(chosen),
@@ -530,7 +420,7 @@ def _adapter() -> Idea:
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        megatron = facts.get("framework") == "megatron" or (_megatron(keys) and "framework" not in facts)
+        megatron = facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
         switch, rank, modules, dropped = both[megatron]
         if (facts.get("adapter") or "lora") != "lora" or facts.get("qlora"):
             return {}
@@ -562,7 +452,7 @@ def _optimizer() -> Idea:
     theirs = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
 
     def read(keys: Keys) -> Facts:
-        if _megatron(keys):
+        if megatron_trains(keys):
             return {"optimizer": keys.choice(of_megatron, theirs) or "adamw"}
         chosen = keys.choice(name, named) or "adamw"
         if chosen != "adamw":
@@ -578,7 +468,7 @@ def _optimizer() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts["optimizer"]
-        if facts.get("framework") == "megatron" or (_megatron(keys) and "framework" not in facts):
+        if facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts):
             word = next(
                 (word for word, ours in theirs.items() if ours == wanted.partition("-")[0] or ours == wanted), None
             )
@@ -600,15 +490,21 @@ def _loss() -> Idea:
     fused, chunk = f"{M}use_fused_linear_logprobs", f"{P}logprob_chunk_size"
 
     def read(keys: Keys) -> Facts:
-        if _algorithm(keys) == "rm":
+        if algorithm_of(keys) == "rm":
             return {}
         return {
-            "loss": "chunked" if _megatron(keys) and keys.flag(fused) else "float32" if not _megatron(keys) else None
+            "loss": "chunked"
+            if megatron_trains(keys) and keys.flag(fused)
+            else "float32"
+            if not megatron_trains(keys)
+            else None
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return (
-            {fused: facts.get("loss") == "chunked"} if _megatron(keys) or facts.get("framework") == "megatron" else {}
+            {fused: facts.get("loss") == "chunked"}
+            if megatron_trains(keys) or facts.get("framework") == "megatron"
+            else {}
         )
 
     return Idea(keys=(fused, chunk), facts=("loss",), read=read, write=write)
@@ -633,7 +529,7 @@ NEMO_RL = Dialect(
         _task(),
         _batch(),
         _lengths(),
-        _rollout(),
+        rollout(),
         _adapter(),
         _optimizer(),
         _loss(),

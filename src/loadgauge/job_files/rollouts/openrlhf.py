@@ -48,7 +48,7 @@ def _one(fact: str, name: str, kind: str, default: Any = None, *, write: bool = 
 def _gpus() -> Idea:
     """GPUs of the trainer and of the rollout: all models on one set, or actor and reference on one and vLLM on another.
 
-    Critic and reward model on GPUs of their own, or a reference, are not read: each would be a third set.
+    Critic, reward model or reference on GPUs of their own, a third set, are counted on the actor's, and the answer says so.
     """
     names = [
         f"{role}.num_{what}" for role in ("actor", "ref", "critic", "reward") for what in ("nodes", "gpus_per_node")
@@ -67,7 +67,7 @@ def _gpus() -> Idea:
             raise keys.wrong(at(keys, engines), "is the number of vLLM's engines, without which it does not generate")
         rollout = count * (keys.whole(at(keys, width)) or 1)
         together, waits = keys.flag(at(keys, everything)), not keys.flag(at(keys, late))
-        _same_gpus(keys, trainer, bool(together))
+        _same_gpus(keys, trainer)
         if together and waits:
             if rollout != trainer:
                 raise keys.wrong(at(keys, engines), f"{rollout} GPUs of the engines are not the {trainer} of the actor")
@@ -81,20 +81,25 @@ def _gpus() -> Idea:
             "staleness": None if waits else keys.whole(at(keys, queue)) or 1,
         }
 
-    def _same_gpus(keys: Keys, trainer: int, together: bool) -> None:
-        """Refuses a model on GPUs of its own, or on other GPUs than the actor's."""
-        present = {"ref": (keys.real(at(keys, "algo.kl.init_coef")) or 0.01) > 0 if not _off(keys) else False}
-        present["critic"] = _estimator(keys) == "gae"
-        present["reward"] = _rewards(keys) is not None
-        for role in (role for role, there in present.items() if there):
+    def _roles(keys: Keys) -> tuple[str, ...]:
+        """The models beside the actor."""
+        present = {"ref": not _off(keys), "critic": _estimator(keys) == "gae", "reward": _rewards(keys) is not None}
+        return tuple(role for role, there in present.items() if there)
+
+    def _shares(keys: Keys, role: str) -> bool:
+        """Return whether a model is on the actor's GPUs."""
+        return bool(keys.flag(at(keys, everything)) or (role == "ref" and keys.flag(at(keys, pair))))
+
+    def _same_gpus(keys: Keys, trainer: int) -> None:
+        """Refuses a model on other GPUs than the actor's where they share them; one on its own is counted on the actor's."""
+        alone = [_said(role) for role in _roles(keys) if not _shares(keys, role)]
+        if alone:
+            said = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
+            keys.note(at(keys, everything), said, "saves", "weights gradients optimizer", 0.7)
+        for role in _roles(keys):
             where = [keys.whole(at(keys, f"{role}.num_{what}")) for what in ("nodes", "gpus_per_node")]
-            beside = together or (role == "ref" and keys.flag(at(keys, pair)))
-            if not beside:
-                raise keys.wrong(
-                    at(keys, everything),
-                    f"without it the {_said(role)} has GPUs of its own, which is not counted; colocated there is an estimate",
-                )
-            if (where[0] or 1) * (where[1] or 8) != trainer and any(one is not None for one in where):
+            beside = _shares(keys, role)
+            if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(one is not None for one in where):
                 raise keys.wrong(
                     at(keys, f"{role}.num_gpus_per_node"), f"is read where it is the actor's {trainer} GPUs"
                 )
@@ -545,6 +550,11 @@ OPENRLHF = Dialect(
     syntaxes=("argv",),
     style="flags",
     framework="deepspeed",
+    programs={
+        r"openrlhf[./]cli[./]serve_rm": "serves a reward model",
+        r"openrlhf[./]cli[./](?:batch_inference|interactive_chat)": "generates without training",
+        r"openrlhf[./]cli[./]lora_combiner": "merges adapters",
+    },
     blank={"argv": _begin("deepspeed --num_gpus 1 --num_nodes 1 --module openrlhf.cli.train_sft")},
     blanks={
         **{

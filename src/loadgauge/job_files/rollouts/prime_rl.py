@@ -237,6 +237,10 @@ def _engine() -> Idea:
     longest = (f"{V}max_model_len", "inference.model.max_model_len")
     eager, quantised = (f"{V}enforce_eager", "inference.model.enforce_eager"), f"{V}quantization"
     spread, prefixes, dtype = f"{V}enable_expert_parallel", f"{V}enable_prefix_caching", f"{V}dtype"
+    most, cache = (
+        {"max_num_seqs": f"{V}max_num_seqs", "max_batched_tokens": f"{V}max_num_batched_tokens"},
+        f"{V}kv_cache_dtype",
+    )
 
     def read(keys: Keys) -> Facts:
         if not _rl(keys):
@@ -265,6 +269,10 @@ def _engine() -> Idea:
             options["ep"] = copies * ranks
         if context:
             options["context"] = context
+        options |= {name: size for name, key in most.items() if (size := keys.whole(key)) is not None}
+        options["kv"] = (
+            keys.choice(cache, {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}) or "bf16"
+        )
         text = "vllm:" + ",".join(f"{name}={value}" for name, value in options.items())
         return {"rollout": Engine.parse(text).text()}
 
@@ -276,7 +284,7 @@ def _engine() -> Idea:
         def at(names: tuple[str, ...]) -> str:
             return next((name for name in names if keys.has(name)), names[0])
 
-        copies = engine.ep // engine.tp if engine.ep > engine.tp else None
+        copies, plain = engine.ep // engine.tp if engine.ep > engine.tp else None, Engine.parse("vllm")
         split = split_of(facts.get("placement"))
         if copies is None and split is not None and not keys.has(*dp):
             copies = max(1, split[1] // engine.replica)
@@ -289,9 +297,15 @@ def _engine() -> Idea:
             spread: True if engine.ep > 1 else None,
             prefixes: None if engine.prefix else False,
             quantised: "fp8" if engine.weights == "fp8" else None,
+            cache: "fp8" if engine.kv == "fp8" else None,
+            **{
+                key: getattr(engine, name)
+                for name, key in most.items()
+                if getattr(engine, name) != getattr(plain, name)
+            },
         }
 
-    owned = (*tp, *dp, *share, *longest, *eager, quantised, spread, prefixes, dtype)
+    owned = (*tp, *dp, *share, *longest, *eager, quantised, spread, prefixes, dtype, *most.values(), cache)
     return Idea(keys=owned, facts=("rollout",), read=read, write=write)
 
 
@@ -426,10 +440,16 @@ def _adapter() -> Idea:
 
 
 def _optimizer() -> Idea:
-    kind = "optim.type"
+    kind, moved = "optim.type", "model.optim_cpu_offload"
     kinds = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum", "sign_sgd": "sgd"}
 
     def read(keys: Keys) -> Facts:
+        whole = _section(keys, _of(keys, "model.full_offload"), usual=False) or keys.flag(
+            _of(keys, "model.fsdp_cpu_offload")
+        )
+        if keys.flag(_of(keys, moved)) is not False and not whole and keys.since(0, 6):
+            said = "moves the optimizer's states to the host between its steps, and they are counted on the card"
+            keys.note(_of(keys, moved), f"{said} (it is on unless a file says otherwise)", "saves", "optimizer")
         return {"optimizer": keys.choice(_of(keys, kind), kinds) or "adamw"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -437,7 +457,7 @@ def _optimizer() -> Idea:
         word = next((word for word, ours in kinds.items() if ours == plain), None)
         return {_of(keys, kind): word} if word else {}
 
-    return Idea(keys=_both(kind), facts=("optimizer",), read=read, write=write)
+    return Idea(keys=_both(kind, moved), facts=("optimizer",), read=read, write=write)
 
 
 def _loss() -> Idea:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in
@@ -26,6 +28,10 @@ ESTIMATORS = {
     "grpo": "grpo", "gspo": "gspo", "ppo": "ppo",
     **dict.fromkeys(("reinforce_plus_plus", "reinforce_plus_plus_baseline", "cispo", "dapo"), "grpo"),
 }  # fmt: skip
+FORMATS = {"-FP8": "fp8", "-INT4": "gptq", "-bf16": "bf16", "_bf16": "bf16", "-BF16": "bf16"}
+"""Endings of a checkpoint's name, which SGLang loads, and the format of its matrices."""
+SIZED = {"-355B-A32B": "", "-744B-A40B": "", "-106B-A12B": "-Air", "-30B-A3B": "-Flash"}
+"""Sizes that slime's scripts put after the names of GLM's checkpoints, and what the models are called."""
 PROMPT = 1024
 """Tokens of a prompt, where nothing says how many."""
 
@@ -46,11 +52,26 @@ def _model() -> Idea:
             raise Unknown(f"{last[:40]!r} comes from outside the file", key=keys.document.shown(key), file=keys.file)
         if not name.startswith(("/", ".", "~", "$")):
             return {"model": name or None}  # on the hub
-        for ending in ("-FP8", "-INT4", "-NVFP4", "-bf16", "_bf16"):
+        for ending in (*FORMATS, "-NVFP4"):
             last = last.removesuffix(ending)
-        return {"model": last or None}
+        size = next((size for size in SIZED if last.startswith("GLM-") and last.endswith(size)), "")
+        return {"model": f"{last.removesuffix(size)}{SIZED.get(size, '')}" or None}
 
     return Idea(keys=(key,), facts=("model",), read=read, write=lambda facts, keys: {key: facts.get("model")})
+
+
+def _pipeline() -> Idea:
+    """Megatron's stages; layers of the first or the last are read without the number of all, which the model's script has."""
+    plain, ends = LAYOUT[1], ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+
+    def read(keys: Keys) -> Facts:
+        stages = keys.whole("pipeline_model_parallel_size") or 1
+        if stages == 1 or keys.has("num_layers") or not keys.has(*ends):
+            return plain.read(keys)
+        first, last = (keys.whole(name) or "" for name in ends)
+        return {"pp": stages, "vpp": 1, "schedule": "1f1b", "layers_per_stage": f"ends,{first},{last}"}
+
+    return msgspec.structs.replace(plain, facts=(*plain.facts, "layers_per_stage"), read=read)
 
 
 def _gpus() -> Idea:
@@ -301,10 +322,10 @@ def _rollout() -> Idea:
                 raise keys.wrong(dp, f"is read with {keys.document.shown(joined)}")
             if tp % groups:
                 raise keys.wrong(dp, f"{groups} does not divide {tp} ranks of an engine")
-            if ranks != tp:
-                raise keys.wrong(dp, f"is read where experts are on all {tp} ranks ({keys.document.shown(ep)})")
-            tp //= groups
-        used, together = keys.real(share), keys.flag("colocate")
+            # Experts are on all ranks, whole ones or parts of each.
+            ranks, tp = tp, tp // groups
+        used, together, loaded = keys.real(share), keys.flag("colocate"), keys.raw("hf_checkpoint") or ""
+        loaded = loaded[0] if isinstance(loaded, list) and loaded else loaded
         options: dict[str, Any] = {
             "tp": tp,
             "pp": stages,
@@ -314,9 +335,14 @@ def _rollout() -> Idea:
             "graphs": "false" if keys.flag(eager) else "true",
             "prefix": "false" if keys.flag(prefixes) else "true",
             "kv": keys.choice(cache, caches) or "bf16",
+            "weights": next(
+                (word for ending, word in FORMATS.items() if str(loaded).rstrip("/").endswith(ending)), "bf16"
+            ),
         }
         named = {"max_num_seqs": most, "max_batched_tokens": chunk, "context": longest}
         options |= {name: value for name, key in named.items() if (value := keys.whole(key)) is not None}
+        for name in ("max_num_seqs", "max_batched_tokens"):  # of all data-parallel ranks of attention together
+            options |= {name: max(1, options[name] // groups)} if name in options else {}
         text = "sglang:" + ",".join(f"{name}={value}" for name, value in options.items())
         return {"rollout": Engine.parse(text).text()}
 
@@ -339,7 +365,8 @@ def _rollout() -> Idea:
             prefixes: not engine.prefix,
         }
         for key, name in ((most, "max_num_seqs"), (chunk, "max_batched_tokens")):
-            values[key] = None if getattr(engine, name) == getattr(plain, name) else getattr(engine, name)
+            own = getattr(engine, name)
+            values[key] = None if own == getattr(plain, name) else own * groups
         stays = split_of(facts.get("placement")) is None and not engine.sleep
         return values | ({"no_offload_rollout": True} if stays else {"no_offload_rollout": None})
 
@@ -417,7 +444,9 @@ SLIME = Dialect(
     blanks=dict.fromkeys(("grpo", "gspo", "ppo", "dapo"), "python3 train.py \\\n   --attention-dropout 0.0 --hidden-dropout 0.0\n"),
     ideas=(
         _model(),
-        *LAYOUT,
+        LAYOUT[0],
+        _pipeline(),
+        *LAYOUT[2:],
         _gpus(),
         _placement(),
         _task(),

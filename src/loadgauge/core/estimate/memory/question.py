@@ -35,7 +35,7 @@ class Unsaid(msgspec.Struct, frozen=True):
     @property
     def fewer(self) -> float:
         """Bytes by which the peak may be lower."""
-        return max((0.0, *(-other.change for other in self.others)))
+        return max([0.0, *(-other.change for other in self.others)])
 
     @property
     def least(self) -> Alternative:
@@ -50,7 +50,7 @@ class Unsaid(msgspec.Struct, frozen=True):
     @property
     def more(self) -> float:
         """Bytes by which the peak may be higher."""
-        return max((0.0, *(other.change for other in self.others)))
+        return max([0.0, *(other.change for other in self.others)])
 
     def fields(self, value: str) -> dict[str, Any]:
         """Return the field of a job that says a value; nothing for a key of a file."""

@@ -1,0 +1,202 @@
+"""What NeMo AutoModel, NeMo-RL, slime, prime-rl and OpenRLHF resolve by default, and what an answer says it leaves out.
+
+Values are worked out by hand from each tool's own code, which is named beside them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.exchange import JobFile, read
+from loadgauge.job_files.ideas.facts import virtual_stages
+
+AUTO = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 64, local_batch_size: 8}
+model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B%s}
+distributed: {strategy: fsdp2%s}
+optimizer: {_target_: %s}
+"""
+ADAM, FUSED = "torch.optim.AdamW", "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
+RECIPE = """defaults: grpo_math_1B.yaml
+policy: {model_name: meta-llama/Llama-3.1-8B-Instruct%s}
+cluster: {gpus_per_node: 8, num_nodes: 2}
+"""
+PRIME = """seq_len = 4096
+[model]
+name = "Qwen/Qwen3-4B"
+[deployment]
+num_train_gpus = 2
+num_infer_gpus = 6
+[orchestrator]
+group_size = 16
+%s
+"""
+SLIME = """python3 train.py --actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /root/%s \\
+   --rollout-batch-size 32 --n-samples-per-prompt 8 --rollout-max-response-len 8192 --rollout-num-gpus-per-engine 8 %s
+"""
+PPO = """python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1 --actor.num_gpus_per_node 4 --vllm.num_engines 4 \\
+   --actor.model_name_or_path meta-llama/Llama-3.1-8B --reward.model_name_or_path meta-llama/Llama-3.1-8B \\
+   --critic.num_nodes 1 --critic.num_gpus_per_node 4 --train.colocate_actor_ref
+"""
+
+
+def named(file: JobFile) -> dict[str, str]:
+    """What an answer names as not counted, and what each can do."""
+    return {item.key: item.effect for item in file.uncounted}
+
+
+@pytest.mark.parametrize(
+    ("said", "layers", "pp", "schedule", "flags"),
+    [
+        ("2,down", 61, 4, "interleaved", {"vpp": 7, "stage_layers": "16,15,15,15"}),  # 31 stages, 28: 5 of 3 layers
+        ("2,up", 61, 4, "interleaved", {"vpp": 8, "stage_layers": "16,15,15,15"}),  # 32 stages, 3 of 1 layer
+        ("4,", 32, 4, "interleaved", {"vpp": 2}),
+        ("0,", 32, 4, "interleaved", {"vpp": 2}),  # two virtual stages a rank
+        ("8,", 32, 4, "1f1b", {"vpp": None}),
+        ("ends,14,16", 78, 8, "1f1b", {"stage_layers": "14,8,8,8,8,8,8,16"}),
+    ],
+)
+def test_layers_are_shared_out_as_the_tools_do(
+    said: str, layers: int, pp: int, schedule: str, flags: dict[str, Any]
+) -> None:
+    assert virtual_stages(said, layers, pp, schedule) == flags
+
+
+@pytest.mark.parametrize(
+    ("said", "layers", "schedule"), [("2,", 61, "interleaved"), ("2,", 64, "1f1b"), ("ends,1,", 62, "1f1b")]
+)
+def test_layers_that_cannot_be_shared_out_are_one_line(said: str, layers: int, schedule: str) -> None:
+    with pytest.raises(ConfigError):
+        virtual_stages(said, layers, 4, schedule)
+
+
+@pytest.mark.parametrize(
+    ("model", "distributed", "optimizer", "job"),
+    [
+        # components/moe/parallelizer.py: experts' layers stay gathered; components/distributed/parallelizer.py: stages too
+        ("", ", ep_size: 8, dp_size: 8", ADAM, {"zero": 2, "ep": 8, "gpus": 8}),
+        ("", ", ep_size: 8, moe: {reshard_after_forward: true}", ADAM, {"zero": 3, "gpus": 8}),
+        ("", ", pp_size: 2, dp_size: 2", ADAM, {"zero": 2, "gpus": 4}),
+        ("", ", tp_size: 2, dp_size: 2", ADAM, {"zero": 3, "optimizer": "adamw-loop"}),  # `_foreach_for_mesh`
+        ("", ", offload_policy: {_target_: torch.distributed.fsdp.CPUOffloadPolicy}", ADAM, {"offload": "all"}),
+        (", torch_dtype: float32", "", ADAM, {"precision": "bf16-autocast"}),
+        (", torch_dtype: float32", ", mp_policy: {param_dtype: float32}", ADAM, {"precision": "fp32"}),
+        ("", "", f"{FUSED}, master_weights: true", {"precision": "bf16-mixed-16", "optimizer": "adamw-fused"}),
+        ("", "", FUSED, {"precision": "bf16-pure", "optimizer": "adamw-anyprecision"}),  # float32 moments
+    ],
+)
+def test_automodel(model: str, distributed: str, optimizer: str, job: dict[str, Any]) -> None:
+    found = read(AUTO % (model, distributed, optimizer), file="a.yaml").job
+    assert {name: getattr(found, name) for name in job} == job
+
+
+def test_automodel_reads_a_model_by_its_sizes_and_one_that_teaches() -> None:
+    sizes = "hidden_size: 2048, num_hidden_layers: 2, vocab_size: 1000"
+    text = (AUTO % ("", "", ADAM)).replace(
+        "pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B", f"config: {{_target_: transformers.LlamaConfig, {sizes}}}"
+    )
+    config = read(text, file="a.yaml").extra.config or {}
+    assert (config["model_type"], config["num_hidden_layers"]) == ("llama", 2)
+    both = (AUTO % (", config: {num_hidden_layers: 2}", "", ADAM), "makes a model of other sizes")
+    with pytest.raises(ConfigError, match=both[1]):
+        read(both[0], file="a.yaml")
+    taught = AUTO % ("", "", ADAM) + "teacher_model: {pretrained_model_name_or_path: Qwen/Qwen3-32B}\nkd_ratio: 0.5\n"
+    assert (read(taught, file="a.yaml").job.task, read(taught, file="a.yaml").job.teacher) == ("gkd", "Qwen/Qwen3-32B")
+
+
+def test_automodel_reads_the_recipe() -> None:
+    text = AUTO % (", num_labels: 3", "", ADAM)
+    labels = text.replace("ForNextTokenPrediction", "ForSequenceClassification")
+    assert (read(text, file="a.yaml").extra.head, read(labels, file="a.yaml").extra.head) == (None, 3)
+    with pytest.raises(ConfigError, match="trains embeddings"):
+        read(text.replace("TrainFinetuneRecipeForNextTokenPrediction", "TrainBiEncoderRecipe"), file="a.yaml")
+
+
+def test_automodel_names_what_it_leaves_out() -> None:
+    text = AUTO % (", backend: {dispatcher: deepep}", ", ep_size: 8", ADAM) + "qat: {enabled: true}\n"
+    assert named(read(text, file="a.yaml")) == {"model.backend.dispatcher": "costs", "qat.enabled": "costs"}
+
+
+def test_nemo_rl_over_a_recipe_and_with_other_engines(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(RECIPE % "")
+    (tmp_path / "run.yaml").write_text("defaults: base.yaml\nlogger: {wandb_enabled: false}\n")
+    assert read((tmp_path / "run.yaml").read_text(), file=str(tmp_path / "run.yaml")).dialect == "nemo-rl"
+    mine = ", megatron_cfg: {enabled: true, tensor_model_parallel_size: 4}, dtensor_cfg: {enabled: false}"
+    file = read(RECIPE % f"{mine}, generation: {{backend: megatron}}", file="a.yaml")
+    assert Engine.parse(file.job.rollout or "").tp == 4  # those of the trainer (`merged_inference_megatron_cfg`)
+    assert named(file)["policy.generation.backend"] == "either"
+    servers = "{mem_fraction_static: 0.7, sglang_server_config: {num_gpus_per_engine: 2}}"
+    file = read(RECIPE % f", generation: {{backend: sglang, sglang_cfg: {servers}}}", file="a.yaml")
+    engine = Engine.parse(file.job.rollout or "")
+    assert (engine.kind, engine.tp, engine.static_fraction) == ("sglang", 2, 0.7)
+    assert "policy.generation.backend" not in named(file)
+
+
+def test_nemo_rl_trains_a_critic_and_gives_gpus_to_a_reward_model() -> None:
+    text = (
+        RECIPE % ""
+        + "ppo: {num_prompts_per_step: 64, num_generations_per_prompt: 1}\nvalue: {model_name: Qwen/Qwen3-4B}\n"
+    )
+    job = read(text.replace("defaults: grpo_math_1B.yaml\n", ""), file="a.yaml").job
+    # PPOConfig: four epochs; log-probabilities of a reference are skipped by default.
+    assert (job.task, job.critic, job.epochs, job.reference) == ("ppo", "Qwen/Qwen3-4B", 4, "none")
+    teachers = "distillation: {num_prompts_per_step: 8}\nteachers: [{model_name: Qwen/Qwen3-4B}, {model_name: Qwen/Qwen3-8B}]\n"
+    file = read((RECIPE % "").replace("grpo_math_1B", "sft") + teachers, file="a.yaml")
+    assert (file.job.task, file.job.teacher, file.job.rollout, named(file)["teachers"]) == (
+        "gkd",
+        "Qwen/Qwen3-4B",
+        None,
+        "costs",
+    )
+    scored = "env: {reward_model: {enabled: true, model_name: x, resources: {gpus_per_node: 8, num_nodes: 1}}}\n"
+    assert read(RECIPE % "" + scored, file="a.yaml").job.gpus == 8  # one of the two nodes is the reward model's
+
+
+def test_prime_rl_batches_and_states_of_the_optimizer() -> None:
+    # 262,144 tokens are 64 answers of 4,096; four groups of 16.
+    job = read(PRIME % "token_batch_size = 262144", file="a.toml").job
+    assert (job.global_batch, job.prompts) == (64, 4)
+    assert read(PRIME % "", file="a.toml").job.global_batch == 128  # OrchestratorConfig
+    key = "trainer.model.optim_cpu_offload"
+    assert named(read(PRIME % "", file="a.toml"))[key] == "saves"
+    for text in (f"[{key.rpartition('.')[0]}]\noptim_cpu_offload = false", "[trainer.model]\nfull_offload = true"):
+        assert key not in named(read(PRIME % text, file="a.toml"))
+    whole = read(PRIME % "[trainer.model]\nfull_offload = true\noptim_cpu_offload = false", file="a.toml").job
+    assert (whole.offload, whole.precision) == ("optimizer", "bf16-mixed-16")
+
+
+def test_prime_rl_of_supervised_training_and_of_servers() -> None:
+    job = read("[data]\nseq_len = 1024\nbatch_size = 4\n[eval]\ninterval = 5\n[inference]\n", file="a.toml").job
+    assert (job.model, job.task, job.seq_len, job.global_batch) == ("Qwen/Qwen3-0.6B", None, 1024, 4)
+    many = PRIME.replace("num_train_gpus = 2\nnum_infer_gpus = 6", 'type = "multi_node"\nnum_train_nodes = 2')
+    servers = (
+        '[inference.deployment]\ntype = "disaggregated"\nprefill_nodes_per_replica = 2\ndecode_nodes_per_replica = 4\n'
+    )
+    servers += "num_prefill_replicas = 3\n"
+    file = read(many % servers, file="a.toml")
+    assert file.job.placement == "split:16+80"  # 2 x 3 + 4 nodes of 8
+    assert named(file)["inference.deployment.type"] == "either"
+    with pytest.raises(ConfigError, match="servers alone"):
+        read('[vllm]\nmodel = "Qwen/Qwen3-4B"\n[slurm]\njob_name = "x"\n', file="a.toml")
+
+
+def test_slime_reads_formats_by_the_checkpoint_and_stages_by_their_ends() -> None:
+    file = read(SLIME % ("Qwen3-30B-A3B-FP8", "--sglang-dp-size 4 --sglang-enable-dp-attention"), file="a.sh")
+    engine = Engine.parse(file.job.rollout or "")
+    assert (file.job.model, engine.weights, engine.tp, engine.ep) == ("Qwen3-30B-A3B", "fp8", 2, 8)
+    staged = "--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 22 --moe-enable-deepep --use-opd"
+    file = read(SLIME % ("Qwen3-235B-A22B-INT4", staged), file="a.sh")
+    assert (file.extra.layers_per_stage, Engine.parse(file.job.rollout or "").weights) == ("ends,,22", "gptq")
+    assert named(file) == {"--moe-enable-deepep": "costs", "--use-opd": "costs"}
+
+
+def test_openrlhf_counts_models_on_gpus_of_their_own_on_the_actors() -> None:
+    file = read(PPO, file="a.sh")
+    assert (file.job.placement, named(file)["--train.colocate_all"]) == ("split:4+4", "saves")
+    with pytest.raises(ConfigError, match="serves a reward model"):
+        read("python -m openrlhf.cli.serve_rm --reward.model_name_or_path x --ds.param_dtype bf16\n", file="a.sh")
