@@ -28,6 +28,7 @@ TOOLS = {
     "megatron": ("megatron", "megatron-core"), "megatron-bridge": ("megatron-bridge",), "torchtitan": ("torchtitan",),
     "verl": ("verl",), "torchtune": ("torchtune",), "litgpt": ("litgpt",), "ms-swift": ("transformers", "ms-swift"),
     "megatron-swift": ("megatron-swift",), "llamafactory-v1": ("llamafactory-v1",),
+    "llamafactory-megatron": ("llamafactory", "llamafactory-megatron"),
     "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",), "openrlhf": ("openrlhf",),
     "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
     "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",), "open-instruct": ("open-instruct",),

@@ -27,6 +27,7 @@ FILES = {
     "ms-swift": "fine_tuning.swift",
     "megatron-swift": "fine_tuning.swift_megatron",
     "llamafactory-v1": "fine_tuning.llamafactory_v1",
+    "llamafactory-megatron": "fine_tuning.llamafactory_megatron",
     "automodel": "pre_training.automodel",
     "unsloth": "fine_tuning.unsloth",
     "peft": "hugging_face.peft",
@@ -47,7 +48,7 @@ FILES = {
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
     "trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron",
-    "megatron-swift": "megatron", "open-instruct": "transformers",
+    "megatron-swift": "megatron", "llamafactory-megatron": "llamafactory", "open-instruct": "transformers",
     "lmflow": "transformers", "qwen-vl-finetune": "transformers", "deepspeed-chat": "transformers",
 }  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""

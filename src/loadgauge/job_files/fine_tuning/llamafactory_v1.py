@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
@@ -134,6 +136,16 @@ def _adapter() -> Idea:
     )
 
 
+def _dropout() -> Idea:
+    inner = dropout("peft_config.lora_dropout")
+
+    def read(keys: Keys) -> Facts:
+        usual = 0.05 if keys.word(METHOD) == "lora" and not keys.has(*inner.keys) else None
+        return {"lora_dropout": inner.read(keys)["lora_dropout"] or usual}
+
+    return msgspec.structs.replace(inner, read=read)
+
+
 def _kernels() -> Idea:
     """Liger's kernels, whose loss is left out as the trainer needs the logits (`require_logits`)."""
 
@@ -171,7 +183,7 @@ V1 = Dialect(
         row("global_batch", "global_batch_size", add=False),
         row("seq_len", "cutoff_len", default=2048),
         _adapter(),
-        dropout("peft_config.lora_dropout", METHOD, 0.05),
+        _dropout(),
         freeze(METHOD, "peft_config."),
         row("recompute", "enable_activation_checkpointing", words={"true": "full", "false": "none"}, default="full"),
         _precision(),

@@ -80,7 +80,7 @@ def _zero() -> Idea:
     return msgspec.structs.replace(inner, read=read, write=write)
 
 
-def _experts() -> Idea:
+def experts() -> Idea:
     """Expert parallelism; where nothing says on how many GPUs, the fewest that hold all experts."""
     ep, etp = "expert_model_parallel_size", "expert_tensor_parallel_size"
 
@@ -124,7 +124,7 @@ MEGATRON_SWIFT = Dialect(
             "accounted": "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
         }),
         context("context_parallel_size", "cp_comm_type"),
-        _experts(),
+        experts(),
         _zero(),
         _usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}),
         batch("micro_batch", "micro_batch_size", 1),
