@@ -29,7 +29,8 @@ TOOLS = {
     "verl": ("verl",), "torchtune": ("torchtune",), "litgpt": ("litgpt",), "ms-swift": ("transformers", "ms-swift"),
     "megatron-swift": ("megatron-swift",), "llamafactory-v1": ("llamafactory-v1",),
     "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",), "openrlhf": ("openrlhf",),
-    "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",),
+    "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
+    "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
 SWITCHED_ON = ("fp8_config.", "zero_optimization.zenflow.", "peft.loftq_config.", "qat.", "mixed_precision.")
@@ -131,8 +132,7 @@ VERL = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
     actor_rollout_ref.model.enable_gradient_checkpointing=True \\
     actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \\
     actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
-    trainer.n_gpus_per_node=8 trainer.nnodes=1
-"""
+    trainer.n_gpus_per_node=8 trainer.nnodes=1"""
 MEGATRON = "torchrun pretrain_gpt.py --micro-batch-size 1 --global-batch-size 8 --seq-length 4096 --bf16"
 DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}'
 
@@ -145,12 +145,11 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.yaml", LLAMAFACTORY + "use_galore: true\ngalore_target: q_proj\n", "galore_target"),
         ("a.yaml", LLAMAFACTORY + "use_badam: true\nbadam_mode: ratio\n", "badam_mode"),
         ("a.yaml", LLAMAFACTORY + "quantization_bit: 8\nquantization_method: hqq\n", "quantization_bit"),
-        ("a.yaml", AXOLOTL + "rl: grpo\n", "rl: 'grpo'"),
-        ("a.yaml", AXOLOTL + "lisa_n_layers: 4\n", "lisa_n_layers"),
-        ("a.yaml", AXOLOTL + "gptq: true\ngptq_groupsize: 32\n", "gptq_groupsize"),
-        ("a.yaml", AXOLOTL + "activation_offloading: disk\n", "activation_offloading"),
-        ("a.yaml", AXOLOTL + "optimizer: came_pytorch\n", "optimizer"),
-        ("a.yaml", AXOLOTL + "plugins: [a.b.LigerPlugin, my.own.Plugin]\n", "plugins"),
+        ("a.yaml", AXOLOTL + "rl: ppo\n", "rl: 'ppo'"),
+        ("a.yaml", AXOLOTL + "peft_layer_replication: [[0, 16]]\n", "peft_layer_replication"),
+        ("a.yaml", AXOLOTL + "model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers"),
+        ("a.yaml", AXOLOTL + "optimizer: my_own\n", "optimizer"),
+        ("a.yaml", AXOLOTL + "plugins: [a.b.LigerPlugin, axolotl.integrations.hatchery.HatcheryPlugin]\n", "plugins"),
         ("a.yaml", AXOLOTL + "deepspeed: {zero_optimization: {stage: 3, zero_quantized_weights: true}}\n", "deepspeed.zero_opt"),
         ("a.yaml", TRL + "beta: 0.1\n", "beta: is an argument of another trainer"),
         ("a.yaml", TRL + "num_generations: 8\n", "num_generations"),
@@ -183,10 +182,48 @@ def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_pa
         assert key in found.err
 
 
+def test_a_key_that_axolotl_has_none_of_is_dropped(tmp_path: Path) -> None:
+    """pydantic ignores what `AxolotlInputConfig` has no field for, so that a typing error changes nothing."""
+    place = tmp_path / "a.yaml"
+    totals = []
+    for more in ("", "context_paralel_size: 8\n"):
+        place.write_text(AXOLOTL + more)
+        totals.append(document(f"estimate {place} --strict --gpu h100-sxm5-80gb")["memory"]["total"])
+    assert totals[0] == totals[1]
+    found = document(f"estimate {place} --gpu h100-sxm5-80gb")["unread"]
+    assert [one["why"] for one in found] == [
+        "axolotl has no such key, and drops it; did you mean context_parallel_size?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "effect"),
+    [
+        ("lisa_n_layers: 4\n", "lisa_n_layers", "saves"),
+        ("activation_offloading: disk\n", "activation_offloading", "costs"),
+        ("selective_checkpointing: true\ngradient_checkpointing: true\n", "selective_checkpointing", "costs"),
+        ("plugins: [a.b.LigerPlugin, my.own.Plugin]\n", "plugins", "either"),
+        ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "plugins", "saves"),
+        ("plugins: [axolotl.integrations.densemixer.DenseMixerPlugin]\n", "plugins", "costs"),
+        ("lora_mlp_kernel: true\n", "lora_mlp_kernel", "saves"),
+        ("qat: {weight_dtype: int4}\n", "qat.weight_dtype", "costs"),
+        ("tiled_mlp: true\n", "tiled_mlp", "saves"),
+        ("optimizer: came_pytorch\n", "optimizer", "either"),
+        ("attn_implementation: my/kernel@v1\n", "attn_implementation", "either"),
+    ],
+)
+def test_what_axolotl_runs_that_is_not_modelled_is_named(more: str, key: str, effect: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(AXOLOTL + more)
+    found = [one for one in document(f"estimate {place} --gpu h100-sxm5-80gb")["unread"] if one["key"] == key]
+    assert [one["effect"] for one in found] == [effect]
+    assert typed(f"estimate {place} --gpu h100-sxm5-80gb --strict").code == 2
+
+
 @pytest.mark.parametrize(
     ("name", "text", "key"),
     [
-        ("a.yaml", AXOLOTL + "my_lora_dtype: x\n", "my_lora_dtype: 'x' is not known here, and its name suggests"),
+        ("a.yaml", LLAMAFACTORY + "my_lora_dtype: x\n", "my_lora_dtype: 'x' is not known here, and its name suggests"),
         ("a.yaml", TRL + "unknownOptimizerStates: 8\n", "unknownOptimizerStates"),
         ("a.sh", MEGATRON + " --new-quantization e2m1", "--new-quantization"),
     ],

@@ -192,9 +192,10 @@ def test_a_patch_of_a_script_keeps_all_else() -> None:
 
 def test_what_a_script_is_given_when_it_starts_must_be_said() -> None:
     script = "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP --micro-batch-size 1"
-    with pytest.raises(ConfigError, match=r"job.sh: --tensor-model-parallel-size: '\$TP' comes from outside .*--tp"):
+    with pytest.raises(ConfigError, match="TP is set nowhere: add --set TP=... --model NAME"):
         read(script, file="job.sh")
     assert run_of(script, "job.sh", tp=4).tp == 4
+    assert read(script, file="job.sh", variables={"TP": "2"}).job.tp == 2
 
 
 def test_of_two_values_for_one_flag_the_last_counts() -> None:
@@ -415,8 +416,9 @@ def test_a_job_without_a_model_says_so(tmp_path: Path) -> None:
     place.write_text(DEEPSPEED)
     found = typed(f"estimate {place}")
     assert found.code == 2
-    assert "not which" in found.err
-    assert "--to flags" in found.err
+    assert found.err.endswith("names no model that is read: add --model NAME\n")
+    told = typed(f"estimate {place} --model llama-3.2-1b --gpu h100 --brief")
+    assert (told.code, told.out.split()[0]) == (0, "FITS")
 
 
 def test_a_job_file_is_a_model(tmp_path: Path) -> None:

@@ -128,8 +128,11 @@ def test_the_plugin_takes_the_logits_away(tmp_path: Path) -> None:
 )
 def test_a_key_of_a_plugin_that_is_not_listed(key: str) -> None:
     """axolotl drops it (`integrations/config.py`: only listed plugins add fields to the schema)."""
-    with pytest.raises(ConfigError, match=f"{key}: does nothing in axolotl unless plugins lists axolotl.integrations"):
-        job(f"{AXOLOTL}{key}: true\n")
+    found = read(f"{AXOLOTL}{key}: true\n", file="a.yaml")
+    assert found.job == job(AXOLOTL)
+    why = "does nothing in axolotl unless plugins lists axolotl.integrations"
+    (item,) = (item for item in found.uncounted if item.key == key and why in item.note)
+    assert not item.effect
 
 
 @pytest.mark.parametrize(
@@ -165,9 +168,10 @@ def test_that_is_axolotls_own_validator() -> None:
     assert all(found[key] is True for key in FUNCTIONS)
 
 
-def test_some_of_the_functions_alone_are_not_read() -> None:
-    with pytest.raises(ConfigError, match="lora_mlp_kernel: runs some of the adapters in one function"):
-        job(LORA + "lora_mlp_kernel: true\n")
+def test_some_of_the_functions_alone_are_named() -> None:
+    found = read(LORA + "lora_mlp_kernel: true\n", file="a.yaml")
+    assert found.job.kernels == "native"
+    assert [(item.key, item.effect) for item in found.uncounted] == [("lora_mlp_kernel", "saves")]
 
 
 def test_what_the_functions_keep() -> None:
@@ -320,5 +324,7 @@ def test_torchtitan_compiles_model_and_loss_or_is_not_read() -> None:
 def test_a_plugin_is_not_said_to_change_nothing() -> None:
     found = read(AXOLOTL + CUT, file="a.yaml")
     assert "plugins" not in found.unread
-    with pytest.raises(ConfigError, match=r"plugins: 'my\.own\.LigerPlugin' is a plugin that is not read"):
-        job(AXOLOTL + "plugins: [my.own.LigerPlugin]\n")
+    unknown = read(AXOLOTL + "plugins: [my.own.Plugin]\n", file="a.yaml")
+    assert [(item.key, item.effect, "weights" in item.parts) for item in unknown.uncounted] == [
+        ("plugins", "either", True)
+    ]

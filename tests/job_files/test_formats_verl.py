@@ -200,10 +200,13 @@ def test_micro_batches_of_as_many_tokens_as_fit() -> None:
     assert run_of(f"{dynamic}4096{ulysses}").micro_batch == 4
     with pytest.raises(ConfigError, match="fewer than a sequence has"):
         run_of(f"{dynamic}1024")
-    with pytest.raises(ConfigError, match=r"no whole number of sequences of 2048; give --micro-batch"):
-        run_of(f"{dynamic}5000")
-    assert run_of(f"{dynamic}5000", micro_batch=2).micro_batch == 2
-    assert run_of(f"{dynamic}5000", micro_batch=2).global_batch == 1280
+    # 160 sequences of a rank are shared out over micro-batches of 2, which hold 4096 of the 5000 tokens.
+    odd = read(f"{dynamic}5000", file="grpo.sh")
+    assert (odd.job.micro_batch, odd.job.global_batch) == (2, 1280)
+    (item,) = [item for item in odd.uncounted if item.key.endswith("ppo_max_token_len_per_gpu")]
+    assert (item.effect, item.parts) == ("costs", ("activations", "loss", "transient"))
+    assert item.share == pytest.approx(5000 / 4096 - 1)
+    assert run_of(f"{dynamic}5000", micro_batch=4).micro_batch == 4
 
 
 def test_weights_of_float32_are_the_default() -> None:
@@ -229,7 +232,6 @@ def test_a_reward_model_without_a_name_is_not_passed_over() -> None:
     [
         ("critic.ppo_micro_batch_size=8 algorithm.adv_estimator=gae", "critic.ppo_micro_batch_size: '8' is the micro-batch of all"),
         ("data.micro_batch_size=4", "data.micro_batch_size: '4' is the micro-batch of all GPUs"),
-        (f"{A}strategy=megatron {A}megatron.grad_offload=True", "moves the gradients alone"),
     ],
 )  # fmt: skip
 def test_older_keys_that_are_not_read_stop_in_one_line(more: str, words: str, tmp_path: Path) -> None:
@@ -249,3 +251,71 @@ def test_sft(tmp_path: Path) -> None:
     place = tmp_path / "sft.yaml"
     place.write_text(text)
     assert typed(f"convert {place} --from verl --to flags").code == 0
+
+
+SECTIONS = {
+    "veomni": ("veomni.ulysses_parallel_size=2", "veomni.expert_parallel_size=4"),
+    "torchtitan": ("torchtitan.context_parallel_size=2", "torchtitan.tensor_parallel_size=4"),
+    "megatron": ("megatron.context_parallel_size=2", "megatron.tensor_model_parallel_size=4"),
+}
+
+
+@pytest.mark.parametrize("engine", SECTIONS)
+def test_each_engine_has_a_section_of_its_own(engine: str) -> None:
+    """`model_engine` chooses `actor`, `ref` and `critic` (trainer/config/ppo_trainer.yaml)."""
+    first, second = SECTIONS[engine]
+    run = run_of(f"{VERL} model_engine={engine} {A}{first} {A}{second}")
+    assert run.cp == 2
+    assert (run.ep if engine == "veomni" else run.tp) == 4
+    assert run.framework == ("megatron" if engine == "megatron" else "torchtitan")
+
+
+def test_ulysses_ranks_by_either_name() -> None:
+    """`FSDPActorConfig`: the older one where it is more than 1."""
+    older, newer = f"{A}ulysses_sequence_parallel_size", f"{A}fsdp_config.ulysses_sequence_parallel_size"
+    assert run_of(f"{VERL} {newer}=4").cp == 4
+    assert run_of(f"{VERL} {older}=2 {newer}=4").cp == 2
+    assert run_of(f"{VERL} {older}=1 {newer}=4").cp == 4
+
+
+def test_a_rollout_on_gpus_of_its_own() -> None:
+    """experimental/fully_async_policy/config: mini-batches as prompts; v1: `rollout.nnodes` of trainer_separate_async.py."""
+    late = VERL.replace("trainer.main_ppo", "experimental.fully_async_policy.fully_async_main")
+    run = run_of(f"{late} rollout.nnodes=1 rollout.n_gpus_per_node=4 data.train_batch_size=0")
+    assert (run.gpus, run.placement, run.staleness, run.prompts) == (12, "split:8+4", 1, 256)
+    v1 = f"{VERL} actor_rollout_ref.rollout.nnodes=2 trainer.v1.trainer_mode=separate_async"
+    assert (run_of(v1).gpus, run_of(v1).placement) == (24, "split:8+16")
+
+
+def test_a_teacher_on_gpus_of_its_own_is_named() -> None:
+    found = read(
+        f"{VERL} distillation.enabled=True distillation.distillation_loss.loss_mode=forward_kl_topk", file="opd.sh"
+    )
+    assert found.job.task == "grpo"
+    assert {item.key for item in found.uncounted} >= {
+        "distillation.enabled",
+        "distillation.distillation_loss.loss_mode",
+    }
+
+
+def test_megatron_s_optimizer_on_the_host() -> None:
+    part = f"+{A}optim.override_optimizer_config.optimizer_offload_fraction"
+    host = f"{VERL} model_engine=megatron +{A}optim.override_optimizer_config.optimizer_cpu_offload=True {part}="
+    assert run_of(f"{host}1").offload == "optimizer"
+    half = read(f"{host}0.5", file="grpo.sh")
+    assert half.job.offload == "none"
+    assert [item.share for item in half.uncounted if item.key.endswith("optimizer_offload_fraction")] == [0.5]
+
+
+def test_the_sft_trainer_s_sections_are_those_of_the_actor() -> None:
+    """trainer/config/sft_trainer_engine.yaml; model.path and engine of a command line."""
+    text = (
+        "torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer.sft_trainer model.path=$HOME/models/Qwen3-8B engine=megatron"
+        " engine.tensor_model_parallel_size=2 engine.virtual_pipeline_model_parallel_size=null data.train_batch_size=64"
+    )
+    run = read(text, file="sft.sh").job
+    assert (run.model, run.framework, run.tp, run.gpus, run.seq_len) == ("Qwen3-8B", "megatron", 2, 8, 1024)
+    assert (run.micro_batch, run.global_batch) == (8192 // 1024, 64)
+    sharded = text.replace("megatron", "fsdp").replace("tensor_model", "ulysses_sequence")
+    asked = read(sharded, file="sft.sh").job
+    assert (asked.framework, asked.cp) == ("huggingface", 2)

@@ -16,7 +16,7 @@ from loadgauge.core.families.hf import from_dict
 from loadgauge.job_files.dialects import FILES
 from loadgauge.job_files.exchange import read, write
 from loadgauge.job_files.ideas.facts import Extra
-from loadgauge.job_files.pre_training.megatron import missing_sizes
+from loadgauge.job_files.pre_training.megatron_model import missing_sizes
 
 JOB = "plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --global-batch 16 --seq-len 4096 --pp 1 --cp 1 --replicas 1 --recompute none"
 AXOLOTL = """\

@@ -21,7 +21,7 @@ from loadgauge.core.families import model_types  # noqa: E402
 NOT_COUNTED = (
     "vision_tower", "multi_modal_projector", "vision_model", "visual.", "mm_projector", "connector",
     "image_newline", "audio_tower", "talker.", "code2wav.", "embed_vision", "embed_audio",
-    "embed_tokens_extend",
+    "embed_tokens_extend", "vision_adapter", "vision_projection",
 )  # fmt: skip
 """Parts of names of parameters that make features of images and sounds, or speak."""
 

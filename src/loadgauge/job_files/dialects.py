@@ -34,16 +34,24 @@ FILES = {
     "nemo-rl": "rollouts.nemo_rl",
     "slime": "rollouts.slime",
     "prime-rl": "rollouts.prime_rl",
+    "nanotron": "pre_training.nanotron",
+    "gpt-neox": "pre_training.gpt_neox",
+    "llm-foundry": "pre_training.llm_foundry",
+    "maxtext": "pre_training.maxtext",
     "roll": "rollouts.roll",
     "open-instruct": "hugging_face.open_instruct",
+    "lmflow": "hugging_face.lmflow",
+    "qwen-vl-finetune": "hugging_face.qwen_vl",
+    "deepspeed-chat": "hugging_face.deepspeed_chat",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
     "trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron",
     "megatron-swift": "megatron", "open-instruct": "transformers",
+    "lmflow": "transformers", "qwen-vl-finetune": "transformers", "deepspeed-chat": "transformers",
 }  # fmt: skip
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "llamafactory-v1": "V1", "qwen-vl-finetune": "QWEN_VL"}
 """Dialects whose constant is not named as they are."""
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
@@ -51,10 +59,14 @@ ALIASES = {
 }  # fmt: skip
 MARK = 10
 STARTED = {
+    "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
     "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
     "open-instruct": re.compile(r"\bopen_instruct/(?:finetune|dpo_tune\w*)\.py"),
+    "qwen-vl-finetune": re.compile(r"\bsrc/train(?:ing)?/train_(?:sft|dpo|grpo|cls)\.py"),
+    "llamafactory": re.compile(r"\bllamafactory-cli (?:export|chat|webchat|webui|api|eval)\b"),
+    "verl": re.compile(r"\bverl\.(?:trainer|experimental|recipe)\.\w|\brecipe\.\w+\.(?:main|\w*trainer)"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""
@@ -86,16 +98,32 @@ def dialect(name: str) -> Dialect:
     return chosen
 
 
-def recognise(document: Document) -> Dialect | None:
-    """The dialect that has most of a document's keys, where keys of one dialect alone count most; None where none has any."""
+DIFFUSION = re.compile(
+    r"\btrain_(?:dreambooth|text_to_image|controlnet|custom_diffusion|unconditional|instruct_pix2pix|lcm|t2i_adapter)\w*\.py\b"
+)
+"""diffusers' scripts."""
+
+
+def recognise(document: Document, file: str = "") -> Dialect | None:
+    """The dialect that has most of a document's keys, where keys of one dialect alone count most; None where none has any.
+
+    Raises `ConfigError` for a script that trains another kind of model.
+    """
     program = " ".join(getattr(document, "program", ()))
+    if (script := DIFFUSION.search(program)) is not None:
+        raise ConfigError(
+            "trains a diffusion model, which is not modelled; `loadgauge capture FILE.py:function` works out the training of any"
+            " module from its own code",
+            key=script[0],
+            file=file,
+        )
     for name, pattern in STARTED.items():
         if pattern.search(program):
             return dialect(name)
     present, marks = set(document.names()), _marks()
     scores: dict[str, int] = {}
     for name, (syntaxes, own) in marks.items():
-        if document.syntax in syntaxes and present & own:
+        if {document.syntax, getattr(document, "inner", "")} & syntaxes and present & own:
             also = marks[BUILT_ON[name]][1] if name in BUILT_ON else frozenset()
             scores[name] = MARK * len(present & (own | also)) + len(present & dialect(name).known)
     best = max(scores, key=lambda name: scores[name], default=None)

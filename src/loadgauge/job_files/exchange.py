@@ -20,8 +20,9 @@ from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.dialects import recognise
 from loadgauge.job_files.ideas.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over
 from loadgauge.job_files.reading.argv import Argv
+from loadgauge.job_files.reading.configured import configured
 from loadgauge.job_files.reading.known_files import KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
 from loadgauge.job_files.reading.renamed import Renamed
@@ -170,7 +171,10 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            return Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
+            line = Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
+            if chosen is not None and chosen.beneath is not None:
+                return Over(line, chosen.beneath(line))
+            return configured(line, file, lambda path: yaml_document(load(path)))
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import script
             from loadgauge.job_files.hugging_face.programs import Program
@@ -192,7 +196,7 @@ def recognise_text(
     text: str, syntax: str, file: str = "", variables: Mapping[str, str] | None = None
 ) -> Dialect | None:
     """The dialect whose keys a text has; None where it has those of none. Raises `ConfigError` where it cannot be parsed."""
-    chosen = recognise(document(text, syntax, None, file, variables))
+    chosen = recognise(document(text, syntax, None, file, variables), file)
     if chosen is None and syntax == "yaml":  # Megatron's sections are not part of its keys
         chosen = recognise(document(text, syntax, dialect_of("megatron"), file))
     return chosen
@@ -252,10 +256,11 @@ def read(
         )
     if chosen is None:
         raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
-    if syntax not in chosen.syntaxes:
+    read_as = document(text, syntax, chosen, file, variables)
+    if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
-    whole = Without(document(text, syntax, chosen, file, variables), ignore)
+    whole = Without(read_as, ignore)
     keys = Keys(whole if whole.dropped else whole.whole, file, chosen.auto, release, given)
     older = chosen.last(keys) if release is None else None
     if older is not None:
@@ -303,6 +308,11 @@ def _read_alone(
     if stopped and not keeping:
         raise _first(stopped)
     facts = chosen.read(keys, known)
+    noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
+    doubts = [item for item in noted if item.effect]
+    if strict and doubts and not keeping:
+        raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
+    stopped += [keys.wrong(item.key, item.note.partition(": ")[2]) for item in doubts if strict]
     return JobFile(
         dialect=chosen.name,
         syntax=keys.document.syntax,
@@ -310,7 +320,7 @@ def _read_alone(
         job=Job(model=""),
         facts=facts,
         unread=chosen.unread(keys.document),
-        uncounted=(*chosen.uncounted(keys), *keys.noted.values()),
+        uncounted=(*chosen.uncounted(keys), *noted),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
@@ -392,7 +402,7 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
 
 def _of_tool(name: str, told: KnownFile, known: frozenset[str]) -> JobFile:
     """A configuration that is not there, as the tool that comes with it has it."""
-    chosen = dialect_of("deepspeed")
+    chosen = dialect_of(told.dialect)
     keys = Keys(document(told.content, "json", chosen, name), name, chosen.auto)
     remark = f"{name} is not there, and is taken to be {told.tool}'s ({told.source})"
     return msgspec.structs.replace(_read_alone(chosen, keys, known), unread=(), remarks=(remark,))

@@ -7,12 +7,12 @@ from typing import Any
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.definitions.model.lora import ATTENTION_TARGETS
-from loadgauge.core.families.catalogue import config, model_sources
+from loadgauge.core.families.catalogue import config, repositories
 from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.job_files.exchange import Written, write
 from loadgauge.job_files.ideas.facts import Extra
-from loadgauge.job_files.pre_training.megatron import missing_sizes
+from loadgauge.job_files.pre_training.megatron_model import missing_sizes
 
 FLAGS = "flags"
 """loadgauge's own flags, as if they were a dialect."""
@@ -89,13 +89,13 @@ def name_for_dialect(job: Job, dialect: str, *, patched: bool = False) -> tuple[
     'Qwen/Qwen3-8B'
     """
     name = job.model.lower()
-    source = model_sources().get(name)
-    if source is None or dialect == "torchtitan":
+    known = repositories().get(name)
+    if known is None or dialect == "torchtitan":
         return job, Extra()
     if dialect == "megatron":
         sizes = config(name)
         return (job, Extra()) if patched or missing_sizes(sizes) else (job.replace(model=""), Extra(config=sizes))
-    return job.replace(model=source.repository or job.model), Extra()
+    return job.replace(model=known.partition(" ")[0] or job.model), Extra()
 
 
 def export(given: Setup, dialect: str, template: str | None = None, *, file: str = "") -> Written:

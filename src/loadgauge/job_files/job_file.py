@@ -20,8 +20,9 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
-from loadgauge.core.families.catalogue import model_sources, models
-from loadgauge.core.families.derived import derive
+from loadgauge.core.families.catalogue import models, repositories
+from loadgauge.core.families.named.derived import derive
+from loadgauge.core.resolve.adapters import present_targets
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
@@ -31,6 +32,11 @@ from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, tra
 
 READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
+OF_ADAPTERS = (
+    "base", "lora_targets", "lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers",
+    "virtual_tokens",
+)  # fmt: skip
+"""Flags that say nothing without adapters, as a file's own keys do where it has none."""
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
@@ -84,6 +90,8 @@ def from_job_file(job: Job) -> FromFile:
     files = read_files(([job.model] if first else []) + names_beside(job), job, inside)
     if first:
         whole, extra = combine(files, inside)
+        if job.base_model is not None:
+            extra = msgspec.structs.replace(extra, config=None)
         asked = whole.replace(road=job.road, inputs=job.inputs)
         model, remark = model_of(msgspec.structs.replace(files[0], job=asked, extra=extra))
     else:
@@ -93,6 +101,9 @@ def from_job_file(job: Job) -> FromFile:
     if extra.head is not None:
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
+    if not any(file.facts.keys() & {"gpus", "nodes", "dp", "shards"} for file in files):
+        filled, shared = _shared_out(filled, given)
+        remark += shared
     version = job.version
     for file in files:
         version = with_tool(version or of_keys(file), file.dialect)
@@ -122,6 +133,24 @@ def from_job_file(job: Job) -> FromFile:
 def of_keys(file: JobFile) -> str | None:
     """The release that a file's keys are of, where the newest has some of them no more."""
     return file.version if file.version != dialect_of(file.dialect).newest else None
+
+
+def _shared_out(job: Job, given: Mapping[str, Any]) -> tuple[Job, str]:
+    """The job of a file that says no number of GPUs, with the batch nearest to the file's that those which are given can share,
+    and a remark on that. given: flags, which are not changed
+
+    >>> job = Job(model="", gpus=12, micro_batch=1, global_batch=512)
+    >>> _shared_out(job, {})[0].global_batch, _shared_out(job.replace(gpus=8), {})[1]
+    (516, '')
+    """
+    if job.gpus is None or job.global_batch is None or "global_batch" in given:
+        return job, ""
+    each = (job.micro_batch or 1) * max(1, trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job))
+    nearest = each * max(1, round(job.global_batch / each))
+    if job.global_batch % each == 0:
+        return job, ""
+    words = f"; its batch of {job.global_batch} is taken for {nearest}, the nearest that {job.gpus} GPUs can share"
+    return job.replace(global_batch=nearest), words
 
 
 def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[Uncounted, ...]]:
@@ -290,6 +319,8 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and (job.vpp or 1) == 1:
         changes |= virtual_stages(extra.layers_per_stage, model.num_hidden_layers, job.pp or 1, job.schedule)
     own = FRAMEWORKS.get(job.framework or "")
+    if job.lora_targets is not None and model is not None and own is not None and own.peft:
+        changes["lora_targets"] = present_targets(job.lora_targets, model, own.name)
     # Where an unsaid loss may be one of several, the usual one says which.
     usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))
     meaningless = {
@@ -300,6 +331,8 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
         "loss": usual or (model is not None and model.head.kind != "lm"),
         "lora_rank": not job.lora_rank,
     }
+    if not (job.lora_rank or job.qlora or job.adapter):
+        meaningless |= dict.fromkeys(OF_ADAPTERS, True)
     return job.replace(**changes, **{name: None for name, drop in meaningless.items() if drop})
 
 
@@ -314,11 +347,9 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
         return from_dict(file.extra.config, file.file, Path(file.file).stem), ""
     name = file.job.model
     if not name:
-        raise ConfigError(
-            "says how a model is trained, and not which in a way that is read; `loadgauge convert FILE --to flags`"
-            " prints the flags to give with a MODEL",
-            file=file.file,
-        )
+        if file.job.gpus is None:
+            raise ConfigError("names neither a model nor the number of GPUs: add --model NAME --gpus N", file=file.file)
+        raise ConfigError("names no model that is read: add --model NAME", file=file.file)
     next_to_it = Path(file.file).parent / name
     if not os.path.exists(name) and next_to_it.exists():
         name = str(next_to_it)
@@ -337,5 +368,5 @@ def find_alike(name: str) -> str | None:
     >>> find_alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), find_alike("someone/something")
     ('llama-3.1-8b', None)
     """
-    alike = derive(name, {known: source.repository for known, source in model_sources().items()})
+    alike = derive(name, repositories())
     return None if alike is None or alike.changes else alike.base

@@ -34,7 +34,16 @@ NO_KEY: dict[str, dict[str, object]] = {
 }
 """What transformers' class does without a key of its config."""
 
-LOCAL_ROTATE = ("afmoe", "aya_vision", "cohere2", "cohere2_vision", "exaone4", "exaone4_5", "exaone_moe")
+LOCAL_ROTATE = (
+    "muse_glimmer",
+    "afmoe",
+    "aya_vision",
+    "cohere2",
+    "cohere2_vision",
+    "exaone4",
+    "exaone4_5",
+    "exaone_moe",
+)
 """Families whose layers rotate where they have a window."""
 
 NOT_IN_THE_CLASS = {

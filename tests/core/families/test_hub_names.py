@@ -45,7 +45,7 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("unsloth/DeepSeek-R1-Distill-Llama-8B-unsloth-bnb-4bit", "llama-3.1-8b", "nf4"),
         ("HuggingFaceH4/zephyr-7b-beta", "mistral-7b-v0.1", ""),
         ("cognitivecomputations/dolphin-2.9-llama3-8b", "llama-3-8b", ""),
-        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b", ""),
+        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b-2507", ""),
         ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b", ""),
         ("google/gemma-2-9b-it", "gemma-2-9b", ""),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3", ""),
@@ -61,8 +61,8 @@ def test_a_name_of_a_copy_is_its_base(name: str, base: str, stored: str) -> None
 @pytest.mark.parametrize(
     "name",
     [
-        "someone/my-model", "liuhaotian/llava-v1.6-mistral-7b", "someone/llama-3.1-8b-eagle", "someone/llama-3-8b-4x8b-moe",
-        "meta-llama/Llama-Guard-3-8B", "distilgpt2", "google-bert/bert-base-cased", "deepseek-ai/DeepSeek-V2.5",
+        "someone/my-model", "someone/llama-3.1-8b-eagle", "someone/llama-3-8b-4x8b-moe", "someone/llama-3.1-8b-pruned-4b",
+        "tiiuae/Falcon-H1-1.5B-Deep-Base", "google/gemma-4-31B-it-assistant", "someone/llama3-8b-pro", "AIDC-AI/Ovis1.6-Gemma2-9B",
     ],
 )  # fmt: skip
 def test_a_name_that_does_not_say_its_sizes_is_refused(name: str) -> None:

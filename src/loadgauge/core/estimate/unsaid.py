@@ -72,7 +72,8 @@ def unread_things(items: Sequence[Uncounted], memory: Parts) -> Iterator[Unsaid]
     for item in items:
         low, high = item.change(memory)
         ends = (Alternative("at most", high), Alternative("at least", -low))
-        yield Unsaid(item.key, "without it", tuple(end for end in ends if end.change), key=True)
+        if low or high:
+            yield Unsaid(item.key, "without it", tuple(end for end in ends if end.change), key=True)
     endless = [item.key for item in items if item.endless]
     if endless:
         yield Unsaid(", ".join(endless), "without it", (Alternative("with it", 0.0),), key=True, endless=True)

@@ -6,21 +6,34 @@ import functools
 import os
 import re
 import tomllib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, closest
 from loadgauge.core.base.files import no_function, read_start
 from loadgauge.core.base.package_data import list_data, read_data
-from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.model.model import ModelSpec, Tower
 from loadgauge.core.families.hf import LARGEST_FILE, decode, from_dict, from_hf
 from loadgauge.core.families.hub import REPOSITORY, cached, fetch
+from loadgauge.core.families.named import listed as names
 from loadgauge.core.families.reader import shown
 from loadgauge.core.families.shapes import how as describe_shape
 from loadgauge.core.families.shapes import is_shape
 from loadgauge.core.families.shapes import read as read_shape
+
+if TYPE_CHECKING:
+    from loadgauge.core.families.named.derived import Derived
+
+
+_PART_OF = re.compile(
+    r"(/(hf|llm|model|models|final|merged|release|converted|main|snapshots|[0-9a-f]{40}|(iter|step|checkpoint)[-_]?\d+))+$",
+    re.IGNORECASE,
+)
+"""Folders of a model that are not called by its name."""
+MANY = 8
+"""Names that a message lists."""
 
 
 class ModelSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,20 +98,32 @@ def model(name: str) -> ModelSpec:
     Traceback (most recent call last):
     loadgauge.core.base.errors.ConfigError: no model is called 'llama2-7b'; did you mean llama-2-7b, llama-7b or llama-2-70b?
     """
-    listed = _catalogue_name(name)
-    if listed is None:
+    known = _catalogue_name(name)
+    if known is None:
+        if (listed := names.listed_name(name)) is not None:
+            return _listed(listed)
         raise ConfigError(f"no model is called {shown(name)}{_hint(name, models())}")
-    spec = from_dict(config(listed), f"data/models/{listed}.json", listed)
+    spec = from_dict(config(known), f"data/models/{known}.json", known)
     # The class defaults that a published config leaves out are what its publisher means; nothing of it is assumed.
-    return msgspec.structs.replace(spec, defaults=(), source=str(_source(listed)))
+    return msgspec.structs.replace(spec, defaults=(), source=str(_source(known)))
+
+
+def _listed(name: str) -> ModelSpec:
+    line = names.listed(name)
+    spec = from_dict(config(name), f"data/{names.FILE}: {name}", name)
+    towers = (Tower("vision_config", line.tower),) if line.tower else spec.towers
+    return msgspec.structs.replace(spec, defaults=(), towers=towers, source=line.source)
 
 
 def config(name: str) -> dict[str, Any]:
-    """The `config.json` of a shipped model.
+    """The `config.json` of a model that is shipped or listed by its name.
 
-    >>> config("llama-2-7b")["hidden_size"]
-    4096
+    >>> config("llama-2-7b")["hidden_size"], config("yi-34b")["hidden_size"]
+    (4096, 7168)
     """
+    if name not in _names():
+        line = names.listed(name)
+        return names.around(line, names.changed(config(line.base) if line.base else {}, line.config))
     file = f"models/{name}.json"
     content: dict[str, Any] = decode(read_data(file).encode(), f"data/{file}")
     return content
@@ -146,34 +171,80 @@ def find(text: str, hub: bool = False) -> Found:
     if is_shape(text):
         spec, shape = read_shape(text)
         return Found(spec, describe_shape(text, shape))
-    if names_file(text):
+    if names_file(text) and not _elsewhere(text):
         return Found(from_hf(text))
-    from loadgauge.core.families.derived import (  # most models are named by the catalogue's own names
-        derive,
-        split_stored,
-    )
+    from loadgauge.core.families.named.derived import split_stored  # most models are named by the catalogue's own names
 
     stored = split_stored(text)[1]
     if (file := cached(text)) is not None:
         spec = from_hf(file, text.rpartition("/")[2].lower())
         return Found(spec, f"config.json of {text} in the local Hugging Face cache", _stored(config_of(file)) or stored)
-    alike = derive(text, {name: source.repository for name, source in model_sources().items()})
-    if alike is not None:
-        spec = model(alike.base)
-        if alike.changes:
-            changed = from_dict(config(alike.base) | dict(alike.changes), f"data/models/{alike.base}.json", alike.base)
-            spec = msgspec.structs.replace(changed, defaults=(), source=spec.source, name=split_stored(text)[0])
-        how = (
-            f"has the sizes of {alike.base} but for {', '.join(alike.changes)}"
-            if alike.changes
-            else "has its sizes, by its name"
-        )
-        return Found(spec, f"{text} {how}", alike.stored)
+    if (alike := _alike(text)) is not None:
+        return _as(text, alike)
     if hub:
         content = decode(fetch(text), f"huggingface.co/{text}")
         spec = from_dict(content, f"huggingface.co/{text}", text.rpartition("/")[2].lower())
         return Found(spec, f"config.json of {text} on huggingface.co", _stored(content) or stored)
     raise _unknown(text)
+
+
+def _elsewhere(text: str) -> bool:
+    """Whether a path is one of another machine, as scripts have them: absolute, or of several parts, and not there."""
+    parts = [part for part in text.split("/") if part not in ("", ".", "..")]
+    known = not text.endswith((".json", ".py")) and (text.startswith("/") or len(parts) > 1)
+    return known and not os.path.exists(text) and _alike(text) is not None
+
+
+def _alike(text: str) -> Derived | None:
+    """The model whose sizes a name has, by the names that are listed, else by what the name says; None where it does not say."""
+    from loadgauge.core.families.named.derived import Derived, derive, split_stored
+
+    if (listed := names.listed_name(text)) is not None:
+        return Derived(listed, {}, split_stored(text)[1])
+    last = _PART_OF.sub("", text.rstrip("/"))
+    return derive(last, repositories()) or _sole(last)
+
+
+def _sole(text: str) -> Derived | None:
+    """The one model whose name goes on from a text with a size, that of its experts for `qwen3.5-397b`."""
+    from loadgauge.core.families.named.derived import Derived, goes_on, split_stored
+
+    going = goes_on(text, repositories())
+    sized = len(going) == 1 and re.search(r"-a?\d[\d.]*[bm]$", going[0])
+    return Derived(going[0], {}, split_stored(text)[1]) if sized else None
+
+
+@functools.cache
+def _shipped() -> dict[str, str]:
+    """The repository of each shipped model, empty where a paper has it, without parsing the file."""
+    text = read_data("models/SOURCES.toml")
+    return dict(re.findall(r'^\["([^"]+)"\]\n(?:repository = "([^"]+)")?', text, re.MULTILINE))
+
+
+def repositories() -> dict[str, str]:
+    """The repositories of each shipped and each listed model, with spaces between them.
+
+    >>> repositories()["gpt2"], repositories()["falcon3-1b"]
+    ('openai-community/gpt2', 'tiiuae/Falcon3-1B-Base')
+    """
+    return _shipped() | {name: " ".join(hub) for name, hub in names.repositories().items()}
+
+
+def _as(text: str, alike: Derived) -> Found:
+    """The model of a name that is read as `alike`, and how that is known."""
+    from loadgauge.core.families.named.derived import split_stored
+
+    line = None if alike.base in _names() else names.listed(alike.base)
+    spec = model(alike.base)
+    if alike.changes:
+        content = names.changed(config(alike.base), alike.changes)
+        own = from_dict(content, f"data/models/{alike.base}.json", alike.base)
+        spec = msgspec.structs.replace(own, defaults=(), source=spec.source, name=split_stored(text)[0])
+    if line is not None and line.certain and text.lower() in (alike.base, line.hub[0].lower()):
+        return Found(spec, "", alike.stored)
+    how = f"has the sizes of {alike.base} but for {', '.join(alike.changes)}" if alike.changes else "has its sizes"
+    how += "" if names.listed_name(text) == alike.base else ", by its name"
+    return Found(spec, f"{text} {how}{f'; {line.how}' if line else ''}", alike.stored)
 
 
 def keys(text: str) -> dict[str, Any]:
@@ -189,15 +260,13 @@ def keys(text: str) -> dict[str, Any]:
     if is_shape(text):
         return read_shape(text)[1].config()
     file = os.path.join(text, "config.json") if os.path.isdir(text) else text
-    if not names_file(text):
-        from loadgauge.core.families.derived import derive
-
+    if not names_file(text) or _elsewhere(text):
         cached_file = cached(text)
         if cached_file is None:
-            alike = derive(text, {name: source.repository for name, source in model_sources().items()})
+            alike = _alike(text)
             if alike is None:
                 raise _unknown(text)
-            return config(alike.base) | dict(alike.changes)
+            return names.changed(config(alike.base), alike.changes)
         file = str(cached_file)
     content = read_start(file, LARGEST_FILE)
     if file.endswith(".py"):
@@ -209,8 +278,21 @@ def keys(text: str) -> dict[str, Any]:
 
 
 def _unknown(text: str) -> ConfigError:
+    from loadgauge.core.families.named.derived import goes_on, of_size
+
+    known = repositories()
+    going = goes_on(text, known)
+    if 1 < len(going) <= MANY:
+        return ConfigError(f"{shown(text)} is several models: {_or(going)}; say which with --model")
     ask = "; --hub asks huggingface.co" if REPOSITORY.fullmatch(text) else ""
-    return ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{_hint(text, models())}{ask}")
+    near = _hint(text, known, 0.8)
+    if "?" not in near:
+        near = (
+            f"; of its size are {_or(sized)}: --model takes one"
+            if (sized := of_size(text, known))
+            else _hint(text, known)
+        )
+    return ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{near}{ask}")
 
 
 def config_of(file: str) -> Any:
@@ -235,14 +317,18 @@ def _catalogue_name(name: str) -> str | None:
     lowered = name.lower()
     if lowered in _names():
         return lowered
-    for listed, source in model_sources().items():
-        if source.repository and source.repository.lower() == lowered:
+    for listed, repository in _shipped().items():
+        if repository and repository.lower() == lowered:
             return listed
     return None
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = closest(name.lower().rpartition("/")[2], known, 3, cutoff=0.5)
+def _hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    close = closest(name.lower().rpartition("/")[2], known, 3, cutoff=cutoff)
     if not close:
         return "; `loadgauge models` lists them"
-    return f"; did you mean {', '.join(close[:-1])}{' or ' if close[1:] else ''}{close[-1]}?"
+    return f"; did you mean {_or(close)}?"
+
+
+def _or(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])}{' or ' if words[1:] else ''}{words[-1]}"

@@ -95,10 +95,13 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         return build.dropout("mlp.residual_dropout", output, dropout, "residual_dropout")
 
     if isinstance(block.streams, HyperConnections):
-        y = connected(
-            build, "attention.hc", x, block.streams, hidden_size, lambda one: attend(norm("attention.norm", one))
-        )
-        connected(build, "mlp.hc", y, block.streams, hidden_size, lambda one: feed_forward(norm("mlp.norm", one)))
+        y = x
+        if block.attention is not None:
+            y = connected(
+                build, "attention.hc", x, block.streams, hidden_size, lambda one: attend(norm("attention.norm", one))
+            )
+        if block.mlp is not None:  # an engine's layers are asked for by halves
+            connected(build, "mlp.hc", y, block.streams, hidden_size, lambda one: feed_forward(norm("mlp.norm", one)))
     elif isinstance(block.streams, AltUp):
         alternated(build, x, block, hidden_size, attend, feed_forward)
     elif block.attention is None or block.mlp is None:

@@ -332,7 +332,8 @@ def forward_set(run: Run, member: Member, rank: StageAtWork, rows: int, *, whole
     rows: sequences of the pass; whole: its model is one unit of FSDP
     """
     layout = evaluated(member.layout, member.training)
-    layout = msgspec.structs.replace(layout, micro_batch=rows, global_batch=rows * layout.dp)
+    groups = layout.dp * (layout.pp if layout.schedule == "interleaved" else 1)
+    layout = msgspec.structs.replace(layout, micro_batch=rows, global_batch=rows * groups)
     if run.logprob_tokens is None:
         layout = filled(run, member, layout)
     model = MemoryModel(member.model, layout, member.training, view_of(layout, member.training))

@@ -307,16 +307,18 @@ def packed(
     batch = int(layout.global_batch)
     times = sequences.number / batch if updates else 1.0
     number = batch if updates else sequences.number
+    # An interleaved schedule takes micro-batches in groups as large as its stages.
+    groups = layout.dp * (layout.pp if layout.schedule == "interleaved" else 1)
     answers, prompt = sequences.answers, sequences.prompt
     mean, square = prompt + lengths[0], prompt**2 + 2 * prompt * lengths[0] + lengths[1]
     if run.pads(member):
         rows = max(1, round(capacity / layout.seq_len))
         rows = max(1, min(rows, number // int(layout.dp)))
-        batches = math.ceil(number / (rows * layout.dp)) * layout.dp
+        batches = math.ceil(number / (rows * groups)) * groups
         longest = prompt + answers.expected_max(rows)
         tokens, pairs = rows * longest, rows * longest**2
     else:
-        batches = math.ceil(number * mean / (capacity * FILL) / layout.dp) * layout.dp
+        batches = math.ceil(number * mean / (capacity * FILL) / groups) * groups
         tokens, pairs = number * mean / batches, number * square / batches
     return msgspec.structs.replace(
         layout, micro_batch=1, global_batch=int(batches), tokens=tokens, pairs=pairs, kernel_tokens=None, fullest=None

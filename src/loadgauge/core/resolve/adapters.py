@@ -9,11 +9,19 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES, ATTENTION_TARGETS, SAVED_MODULES, Lora
+from loadgauge.core.definitions.model.lora import (
+    ADAPTER_DTYPES,
+    ALL_TARGETS,
+    ATTENTION_TARGETS,
+    MIXERS,
+    SAVED_MODULES,
+    Lora,
+)
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.model.tuners import TUNERS, Tuner
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
 from loadgauge.core.layers import View, block_layer
+from loadgauge.core.resolve.trained import modules_of
 
 LORA_RANK = 16
 TARGETS = {
@@ -26,10 +34,11 @@ TARGETS = {
 """Linear layers by their names in transformers' modules."""
 
 
-def adapters(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora | None:
+def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[str, str]) -> Lora | None:
     """Return the adapters that a job asks for; None where it trains the whole model. Raises `ConfigError`.
 
     framework: whose modules run them; fill: takes the name of a field, its default and why, and notes a default that is taken
+    assumed: takes a note on names that no layer has
     """
     if job.base is not None and not job.qlora:
         raise ConfigError("goes with --qlora", key="base")
@@ -39,13 +48,13 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora | No
                 raise ConfigError("goes with --lora-rank or --qlora", key=name)
         return None
     if job.adapter in TUNERS:
-        return tuner(job, model, framework, fill)
+        return tuner(job, model, framework, fill, assumed)
     if job.virtual_tokens is not None:
         raise ConfigError("goes with --adapter prompt or p-tuning", key="virtual_tokens")
     rank = fill("lora_rank", LORA_RANK)
     if model.listed is not None:
         return _of_captured(job, framework, fill, rank)
-    return _placed(job, model, framework, fill, rank)
+    return _placed(job, model, framework, fill, rank, assumed)
 
 
 def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
@@ -62,7 +71,7 @@ def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
     return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill)) if job.qlora else lora
 
 
-def tuner(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora:
+def tuner(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[str, str]) -> Lora:
     """Return what a method beside LoRA trains. Raises `ConfigError` or `NotModelled`."""
     name = job.adapter or ""
     known = TUNERS[name]
@@ -84,7 +93,7 @@ def tuner(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora:
         )
         return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
     rank = fill("lora_rank", known.default, f"{known.title}'s {known.size} in PEFT") if known.size else 0
-    lora = _placed(job, model, framework, fill, rank, known)
+    lora = _placed(job, model, framework, fill, rank, assumed, known)
     return msgspec.structs.replace(lora, method=name, widest=_widest(model, lora) if name == "vera" else (0, 0))
 
 
@@ -122,7 +131,15 @@ def _widest(model: ModelSpec, lora: Lora) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, known: Tuner | None = None) -> Lora:
+def _placed(
+    job: Job,
+    model: ModelSpec,
+    framework: str,
+    fill: Any,
+    rank: int,
+    assumed: dict[str, str],
+    known: Tuner | None = None,
+) -> Lora:
     """The adapters of linear layers, and which layers have them."""
     if (job.lora_dropout or 0) >= 1:
         raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
@@ -136,7 +153,8 @@ def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, kn
         wide_norms=all(one.norm.kind == "layernorm" and one.norm.arithmetic != "written" for one in model.blocks),
     )
     lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
-    linear = _targets(model, lora)
+    kinds = _kinds(model, lora)
+    linear = frozenset(target for kind in kinds for target in kind.values())
     possible = linear | (_others(model, framework) if known is None else frozenset())
     if known is None or known.targets is None:
         usual, why = "all", f"every linear layer of a block: {', '.join(sorted(linear))}"
@@ -144,38 +162,117 @@ def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, kn
         usual, why = ",".join(sorted(linear & known.targets)), f"PEFT's choice for {known.title}"
     wanted = fill("lora_targets", usual, why)
     if wanted == "all":
-        return lora if known is None else msgspec.structs.replace(lora, targets=linear)
+        return lora if known is None and linear <= ALL_TARGETS else msgspec.structs.replace(lora, targets=linear)
+    if (pattern := target_pattern(wanted)) is not None:
+        chosen = frozenset(target for target, _ in _matched(pattern, model, kinds))
+        if not chosen:
+            raise ConfigError(f"{wanted!r} fits no linear layer of {model.name}", key="lora_targets")
+        return msgspec.structs.replace(lora, targets=chosen)
     words: dict[str, frozenset[str]] = {"all": linear, "attention": linear & ATTENTION_TARGETS}
     names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
     if lora.stored is not None and any(name.startswith("experts.") for name in names):
         raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
-    if framework in APART:
-        names = [_in_one(name, possible) for name in names if _in_one(name, possible)]
+    chosen, ignored = frozenset[str](), []
     for name in names:
-        if name not in words and TARGETS.get(name, name) not in possible:
-            raise ConfigError(
-                f"no linear layer {name!r} in this model (known: all, attention, {', '.join(sorted(possible))})",
-                key="lora_targets",
-            )
-    chosen = [words.get(name, frozenset({TARGETS.get(name, name)})) for name in names]
-    return msgspec.structs.replace(lora, targets=frozenset[str]().union(*chosen))
+        found = words.get(name) or _by_name(name, model, kinds, possible, apart=framework in APART)
+        chosen |= found
+        ignored += [] if found else [name]
+    if not chosen:
+        raise ConfigError(
+            f"no linear layer {names[0]!r} in this model (known: all, attention, {', '.join(sorted(possible))})",
+            key="lora_targets",
+        )
+    if ignored:
+        assumed["--lora-targets"] = f"{wanted} (no layer of {model.name} is called {', '.join(ignored)})"
+    return msgspec.structs.replace(lora, targets=chosen)
 
 
 APART = ("torchtune", "litgpt")
 """Frameworks whose own models adapt each matrix apart, also where the model's configuration has several in one."""
-IN_ONE = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
+FUSED_OF = {
+    **dict.fromkeys(("query", "key", "value"), "qkv"), **dict.fromkeys(("gate", "up"), "gate_up"),
+}  # fmt: skip
+"""Matrices that one matrix stands for in some models, by its name."""
 
 
-def _in_one(name: str, possible: frozenset[str]) -> str:
-    """Return the matrix that a target is part of in this model; empty for a gate that the model has none of.
+def _by_name(
+    name: str, model: ModelSpec, kinds: list[dict[str, str]], possible: frozenset[str], *, apart: bool
+) -> frozenset[str]:
+    """Return the linear layers that a name means: of loadgauge's own, or of a module in transformers.
 
-    >>> [_in_one(name, frozenset({"qkv", "output", "up"})) for name in ("q_proj", "gate_proj", "up_proj")]
-    ['qkv', '', 'up_proj']
+    kinds: of each block its operations, with the targets that they are
+    apart: a name of a part means the matrix that it is fused in
     """
-    target = TARGETS.get(name, name)
-    if target in possible or target not in IN_ONE:
-        return name
-    return IN_ONE[target] if IN_ONE[target] in possible else "" if target == "gate" else name
+    if name in possible:
+        return frozenset({name})
+    ending = f".{name}"
+    found = {
+        target
+        for block, kind in zip(model.blocks, kinds, strict=True)
+        for operation, target in kind.items()
+        if any(f".{module}".endswith(ending) for module in modules_of(operation, block))
+    }
+    if any(target.endswith(".output") and not target.startswith("convolution") for target in found):
+        found.discard("output")  # which has another name in models with such mixers
+    meant = TARGETS.get(name, "")
+    if not found and meant in possible:
+        found = {meant}
+    if not found and apart and FUSED_OF.get(meant) in possible:
+        found = {FUSED_OF[meant]}
+    return frozenset(found)
+
+
+REPEATED = 4
+"""Repetitions in a regular expression on names beyond which it is not tried, since it may take very long."""
+
+
+def target_pattern(text: str) -> re.Pattern[str] | None:
+    """Return the regular expression that targets are, as PEFT reads a text; None where they are names. Raises `ConfigError`.
+
+    >>> target_pattern("q_proj,v_proj"), target_pattern(r".*\\.(q|v)_proj").pattern
+    (None, '.*\\\\.(q|v)_proj')
+    """
+    if not re.search(r"[\\()|*+?^$\[\]]", text):
+        return None
+    if len(text) > 1000 or re.search(r"\)\s*[*+{]", text) or len(re.findall(r"[*+}]", text)) > REPEATED:
+        raise ConfigError(
+            "is a regular expression with many repetitions, which is not tried; names are", key="lora_targets"
+        )
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{text!r} is no regular expression: {error}", key="lora_targets") from None
+
+
+PREFIXES = (
+    "model.layers",
+    "model.language_model.layers",
+    "language_model.model.layers",
+    "transformer.h",
+    "backbone.layers",
+)
+"""Where transformers' models have their layers, those with towers too."""
+
+
+def _matched(pattern: re.Pattern[str], model: ModelSpec, kinds: list[dict[str, str]]) -> set[tuple[str, int]]:
+    """Return targets and the places of layers whose modules a regular expression fits from beginning to end."""
+    return {
+        (target, place)
+        for place, kind in enumerate(model.pattern)
+        for operation, target in kinds[kind].items()
+        for module in modules_of(operation, model.blocks[kind])
+        for prefix in PREFIXES
+        if pattern.fullmatch(f"{prefix}.{place}.{module}")
+    }
+
+
+def targeted_layers(model: ModelSpec, text: str) -> str:
+    """Return the layers in which a regular expression on names puts adapters, as `--lora-layers` has them; empty for all."""
+    pattern = target_pattern(text)
+    if pattern is None:
+        return ""
+    places = {place for _, place in _matched(pattern, model, _kinds(model, Lora(rank=1)))}
+    return "" if len(places) in (0, len(model.pattern)) else ",".join(map(str, sorted(places)))
 
 
 ADAPTERS = ("lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save")
@@ -220,6 +317,22 @@ def _saved(job: Job, model: ModelSpec) -> frozenset[str]:
     return frozenset(SAVED_MODULES[name] for name in names)
 
 
+def present_targets(wanted: str, model: ModelSpec, framework: str) -> str:
+    """Return the names of `lora_targets` that a model has layers of: PEFT passes over the others, where there is any.
+
+    >>> from loadgauge.core.families.catalogue import model
+    >>> present_targets("q_proj,k_proj,gate_proj", model("qwen3-30b-a3b"), "huggingface")
+    'q_proj,k_proj'
+    """
+    try:
+        possible = _targets(model, Lora(rank=1)) | _others(model, framework) | {"all", "attention"}
+    except NotModelled:
+        return wanted
+    names = [name.strip() for name in wanted.split(",")]
+    short = {name: re.sub(r"^(\w+\.)*experts\.", "experts.", name) for name in names}
+    return ",".join(name for name in names if TARGETS.get(short[name], short[name]) in possible) or wanted
+
+
 def _others(model: ModelSpec, framework: str) -> frozenset[str]:
     """Return what PEFT adapts besides linear layers of the blocks, where it is named: embedding, head, the matrices of experts."""
     known = FRAMEWORKS.get(framework)
@@ -230,8 +343,14 @@ def _others(model: ModelSpec, framework: str) -> frozenset[str]:
     return frozenset({"embedding", "head"} | experts)
 
 
-def _targets(model: ModelSpec, lora: Lora) -> frozenset[str]:
-    """The linear layers of a model that can have adapters."""
-    view = View(tokens=1, pairs=1, lora=lora)
-    names = (name for block in model.blocks for name in block_layer(block, model.hidden_size, view).names)
-    return frozenset(name.split(".")[-2] for name in names if name.endswith(".lora_a"))
+def _kinds(model: ModelSpec, lora: Lora) -> list[dict[str, str]]:
+    """Return the operations of each block that can have adapters, with the targets that they are."""
+    kinds = []
+    for block in model.blocks:
+        names = block_layer(block, model.hidden_size, View(tokens=1, pairs=1)).names
+        mixed = frozenset(name for name in names if name.partition(".")[0] in MIXERS)
+        view = View(tokens=1, pairs=1, lora=msgspec.structs.replace(lora, targets=ALL_TARGETS | mixed))
+        adapted = block_layer(msgspec.structs.replace(block, adapted=True), model.hidden_size, view).names
+        operations = [name.removesuffix(".lora_a") for name in adapted if name.endswith(".lora_a")]
+        kinds.append({name: name if name in mixed else name.rpartition(".")[2] for name in operations})
+    return kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -40,7 +41,7 @@ from loadgauge.core.definitions.training.around import Around
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training
-from loadgauge.core.resolve.adapters import adapters
+from loadgauge.core.resolve.adapters import adapters, targeted_layers
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.core.resolve.rescale import is_run, scale, sustained
@@ -133,7 +134,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "optimizer": fill("optimizer", "adamw"),
         "attention": fill("attention", *_attention(job)),
         "loss": fill("loss", "auto"),
-        "lora": adapters(job, chosen, job.framework or framework_of(job), fill),
+        "lora": adapters(job, chosen, job.framework or framework_of(job), fill, assumed),
         "offload": _offload(job.offload or "none"),
         "host": _host(job, card, assumed, file),
         "kernels": _kernels_of(job, chosen),
@@ -283,11 +284,12 @@ def _part(job: Job, model: ModelSpec) -> ModelSpec:
         raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
     if job.lora_layers is not None and not job.adapts:
         raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
-    if job.train is None and job.lora_layers is None:
-        return model
     if model.listed is not None:
         return model  # what it does not train was frozen when it was captured
-    return train_only(model, job.train) if job.train is not None else adapt_only(model, job.lora_layers or "")
+    if job.train is not None:
+        return train_only(model, job.train)
+    layers = job.lora_layers or (targeted_layers(model, job.lora_targets or "") if job.adapts else "")
+    return adapt_only(model, layers) if layers else model
 
 
 def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
@@ -477,7 +479,8 @@ def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     """The parallel degrees; data parallelism is what is left of the GPUs."""
     degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in DEGREES}
     within = degrees["tp"] * degrees["pp"] * degrees["cp"]
-    gpus = fill("gpus", within, "one replica" if within > 1 else "")
+    fewest = degrees["pp"] * math.lcm(degrees["tp"] * degrees["cp"], degrees["ep"] * degrees["etp"])
+    gpus = fill("gpus", fewest, "one replica" if fewest > 1 else "")
     if gpus % within:
         raise LayoutError(
             f"{gpus} GPUs are not divisible by tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}:"

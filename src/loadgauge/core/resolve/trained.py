@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, NotModelled, closest
+from loadgauge.core.definitions.model.lora import MIXERS
 from loadgauge.core.definitions.model.model import Block, ModelSpec
 from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.core.layers.operations.operations import Layer
@@ -23,15 +24,24 @@ CONTAINERS = {
 }  # fmt: skip
 """Modules of a layer by transformers' names; what is in them has the name before the last dot."""
 MODULES = {
-    "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "query_norm": ("q_norm", "q_layernorm"),
-    "key_norm": ("k_norm", "k_layernorm"), "qkv": ("qkv_proj", "c_attn", "query_key_value", "Wqkv", "in_proj"),
-    "output": ("o_proj", "out_proj", "c_proj", "dense", "Wo"), "query_down": ("q_a_proj",), "query_up": ("q_b_proj",),
+    "query": ("q_proj", "wq"), "key": ("k_proj", "wk"), "value": ("v_proj", "wv"), "query_norm": ("q_norm", "q_layernorm"),
+    "key_norm": ("k_norm", "k_layernorm"), "qkv": ("qkv_proj", "c_attn", "query_key_value", "Wqkv", "wqkv", "in_proj"),
+    "output": ("o_proj", "out_proj", "c_proj", "dense", "Wo", "wo"), "query_down": ("q_a_proj",), "query_up": ("q_b_proj",),
     "key_value_down": ("kv_a_proj_with_mqa",), "key_value_up": ("kv_b_proj",), "key_value_norm": ("kv_a_layernorm",),
-    "gate": ("gate_proj",), "up": ("up_proj", "fc1", "c_fc", "fc_in", "dense_h_to_4h"), "gate_up": ("gate_up_proj", "Wi"),
-    "down": ("down_proj", "fc2", "c_proj", "fc_out", "dense_4h_to_h"), "router": ("gate", "router"),
+    "gate": ("gate_proj", "w1"), "up": ("up_proj", "w3", "fc1", "c_fc", "fc_in", "dense_h_to_4h"),
+    "gate_up": ("gate_up_proj", "Wi"),
+    "down": ("down_proj", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h"), "router": ("gate", "router"),
     "shared_gate": ("shared_expert_gate",),
 }  # fmt: skip
 """Layers of those modules."""
+MIXED = {
+    "delta.qkv": ("in_proj_qkv",), "delta.gate": ("in_proj_z",), "delta.rates": ("in_proj_b",), "delta.steps": ("in_proj_a",),
+    "delta.qkvz": ("in_proj_qkvz",), "delta.rates_steps": ("in_proj_ba",), "mamba.input": ("in_proj",),
+    "mamba.parameters": ("x_proj",), "mamba.step": ("dt_proj",), "convolution.input": ("in_proj",), "lightning.qkv": ("qkv_proj",),
+    "kda.qkv": ("q_proj", "k_proj", "v_proj"), "lightning.gate": ("output_gate",),
+    **{f"{mixer}.output": ("out_proj",) for mixer in MIXERS}, "kda.output": ("o_proj",),
+}  # fmt: skip
+"""Layers of mixers without softmax, by their whole names."""
 NORMS = {
     "attention.norm": ("input_layernorm", "ln_1", "self_attn_layer_norm"), "mlp.norm": ("post_attention_layernorm", "ln_2"),
     "attention.post_norm": ("post_attention_layernorm",), "mlp.post_norm": ("post_feedforward_layernorm",),
@@ -56,7 +66,7 @@ class Part(NamedTuple):
 
     def names(self, block: Block | None) -> tuple[str, ...]:
         """Return the names that transformers' modules may have within a layer, or within the model."""
-        return tuple(_within(self.operation, block))
+        return tuple(modules_of(self.operation, block))
 
 
 def train_only(model: ModelSpec, words: str) -> ModelSpec:
@@ -179,7 +189,8 @@ def _parts(model: ModelSpec, ends: tuple[dict[str, int], dict[str, int]], kinds:
     return parts + [Part(None, *item) for item in ends[1].items()]
 
 
-def _within(operation: str, block: Block | None) -> Iterator[str]:
+def modules_of(operation: str, block: Block | None) -> Iterator[str]:
+    """Yield the names that transformers' modules may have for what an operation runs, within their layer or the model."""
     if operation in ENDS:
         yield from ENDS[operation]
         return
@@ -189,6 +200,11 @@ def _within(operation: str, block: Block | None) -> Iterator[str]:
         yield from ("pre_feedforward_layernorm",) if sandwich else NORMS[operation]
         return
     container, _, leaf = operation.rpartition(".")
+    if operation in MIXED:
+        yield from (
+            f"{module}.{name}" for module in CONTAINERS.get(container, (container,)) for name in MIXED[operation]
+        )
+        return
     experts = block is not None and container == "mlp" and block.mlp is not None and leaf in ("gate_up", "up", "down")
     inner = "experts." if experts and hasattr(block.mlp, "num_experts") else ""  # type: ignore[union-attr]
     for module in CONTAINERS.get(container, (container,)):

@@ -49,7 +49,12 @@ def _attention() -> Idea:
         if name and kind is not None:
             raise keys.wrong(word, "contradicts the older switch of attention")
         if "/" in name and name not in WORDS:
-            keys.note(word, "is a kernel of the hub that is not known here; FlashAttention-2 is counted", parts=RUNS, share=0.2)
+            keys.note(
+                word,
+                "is a kernel of the hub that is not known here; FlashAttention-2 is counted",
+                parts=RUNS,
+                share=0.2,
+            )
             return {"attention": "fa2"}
         if name == "fp8":
             keys.note(word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
@@ -86,7 +91,7 @@ def _checkpointing() -> Idea:
             moves = "disk"
         # Its older name; beside adapters, the older way, which moves the inputs of layers alone.
         if word == "offload":
-            moves = "legacy" if keys.has("adapter") or not keys.since(0, 10) else True
+            moves = "legacy" if not keys.since(0, 12) and (keys.has("adapter") or not keys.since(0, 10)) else True
         later = "all" if keys.since(0, 18) else "checkpoints"  # another way to copy the same
         places = {"true": "all", "false": "none", "legacy": later, "disk": later, "hidden_states": "checkpoints"}
         if moves is not None and str(moves).lower() not in places:
@@ -135,7 +140,9 @@ def _precision() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts.get("precision") or "bf16"
-        key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(name)
+        key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(
+            name
+        )
         if key is None:
             return {}
         values: dict[str, Any] = {other: None for other in switches if keys.has(other) or other in keys.left}
@@ -281,7 +288,12 @@ def _adapter() -> Idea:
                 raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
             return {"lora_rank": 0, "qlora": False}
         if kind == "mora":
-            keys.note("adapter", "has one square matrix of as many parameters as the two of LoRA, which are counted", parts=RUNS, share=0.2)
+            keys.note(
+                "adapter",
+                "has one square matrix of as many parameters as the two of LoRA, which are counted",
+                parts=RUNS,
+                share=0.2,
+            )
         facts, named = inner.read(keys), keys.raw(modules)
         if isinstance(named, str) and named != "all-linear":
             facts["lora_targets"] = named  # one regular expression on the whole name
@@ -380,20 +392,22 @@ def _evaluation() -> Idea:
 
 def _degrees() -> Idea:
     copies, shards, tp = "dp_replicate_size", "dp_shard_size", "tensor_parallel_size"
-    cp = ("context_parallel_size", "sequence_parallel_degree")
+    cp, ep = ("context_parallel_size", "sequence_parallel_degree"), "expert_parallel_size"
 
     def read(keys: Keys) -> Facts:
-        replicas, parts = keys.whole(copies), keys.whole(shards)
-        facts: Facts = {"tp": keys.whole(tp) or 1, "cp": keys.agreed(cp, keys.whole) or 1}
+        replicas, parts, experts = keys.whole(copies), keys.whole(shards), keys.whole(ep) or 1
+        facts: Facts = {"tp": keys.whole(tp) or 1, "cp": keys.agreed(cp, keys.whole) or 1, "ep": experts}
         if replicas is not None:
             facts["replicas"] = replicas if parts is None or parts > 1 else 1
         if parts is not None:
-            facts["dp"] = parts * (replicas or 1)
+            facts["dp"] = parts * (replicas or 1) * experts  # an axis beside the others (`utils/distributed.py`)
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         replicas, ranks, tensor = facts.get("replicas") or 1, facts.get("cp") or 1, facts.get("tp") or 1
+        experts = facts.get("ep") or 1
         values: dict[str, Any] = {
+            ep: experts if experts > 1 else None,
             tp: tensor if tensor > 1 or keys.has(tp) else None,
             cp[0]: ranks if ranks > 1 or keys.has(cp[0]) else None,
             cp[1]: None,
@@ -403,10 +417,41 @@ def _degrees() -> Idea:
             return values | {copies: None, shards: None}
         if replicas > 1 or keys.has(shards, copies) or ranks > 1 or tensor > 1:
             values[copies] = replicas if replicas > 1 or keys.has(copies) else None
-            values[shards] = whole // replicas if whole is not None else None
+            values[shards] = whole // replicas // experts if whole is not None else None
         return values
 
-    return Idea(keys=(copies, shards, tp, *cp), facts=("tp", "cp", "replicas", "dp"), read=read, write=write)
+    return Idea(keys=(copies, shards, tp, *cp, ep), facts=("tp", "cp", "ep", "replicas", "dp"), read=read, write=write)
+
+
+LIKE = {
+    "adopt_adamw": ("adamw_torch", ""), "adamc": ("adamw_torch", ""), "came_pytorch": ("lion_32bit", "and rows and columns of two more"),
+    "dion": ("muon", "and the factors of each matrix"), "sinkgd": ("sgd", "and the matrices that it scales"),
+    "polora": ("sgd", "and the small matrices of each adapter"), "q_galore_adamw8bit": ("galore_adamw_8bit", "with projections of 4 bits"),
+    "flash_adamw": ("adamw_torch_8bit", "and what corrects the weights"), "flash_adam": ("adamw_torch_8bit", "and what corrects the weights"),
+    "flash_lion": ("lion_8bit", "and what corrects the weights"), "flash_sgd": ("sgd", "and what corrects the weights"),
+    "flash_sgdw": ("sgd", "and what corrects the weights"),
+}  # fmt: skip
+"""Optimizers of axolotl's own (`core/builders/base.py`): one that holds as much, and what they have beside it."""
+
+
+def _optimizer() -> Idea:
+    key = "optimizer"
+    meanings = TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS
+    like = {name: (meanings | {"lion_32bit": "lion"})[other] for name, (other, _) in LIKE.items()}
+    inner = optimizer(key, meanings | like)
+
+    def read(keys: Keys) -> Facts:
+        beside = LIKE.get(keys.word(key) or "", ("", ""))[1]
+        if beside:
+            keys.note(
+                key,
+                f"holds what {LIKE[str(keys.word(key))][0]} does, which is counted, {beside}",
+                parts="optimizer transient",
+                share=0.5,
+            )
+        return inner.read(keys)
+
+    return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
 
 
 def _accumulation() -> Idea:
@@ -435,7 +480,12 @@ def _partly() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if keys.has("adapter") and keys.has(*inner.keys):
-            keys.note(inner.keys[0], "freezes adapters that it does not name; they are counted", "saves", "gradients optimizer")
+            keys.note(
+                inner.keys[0],
+                "freezes adapters that it does not name; they are counted",
+                "saves",
+                "gradients optimizer",
+            )
             return {}
         return inner.read(keys)
 
@@ -448,6 +498,7 @@ AXOLOTL = Dialect(
     title="axolotl",
     versions="axolotl 0.8 - 0.19",
     syntaxes=("yaml",),
+    closed=True,
     auto=True,
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(
@@ -455,8 +506,7 @@ AXOLOTL = Dialect(
         preference(),
         length("sequence_len"),
         _accumulation(),
-        optimizer("optimizer", TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS),
-        row("ep", "expert_parallel_size", default=1, off=1),
+        _optimizer(),
         sharding(switched=False),
         _degrees(),
         _adapter(),

@@ -9,7 +9,7 @@ from loadgauge.job_files.hugging_face.trl_tasks import colocated, old_logprobs
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 RUNS = "activations loss transient"
-SCORES, STEPS = "reward_model", "process_reward_model"
+SCORES, STEPS, LABELS = "reward_model", "process_reward_model", "num_labels"
 PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
 GROUPS = ("grpo", "gdpo")
 """`rl`: those that generate nothing, and those that do; gdpo differs in how rewards are added up."""
@@ -65,7 +65,12 @@ def preference() -> Idea:
     def read(keys: Keys) -> Facts:
         word = keys.word("rl")
         if word == "ebft":
-            keys.note("rl", "rewards by what a frozen copy makes of the answers; a reference's pass is counted", parts=RUNS, share=0.3)
+            keys.note(
+                "rl",
+                "rewards by what a frozen copy makes of the answers; a reference's pass is counted",
+                parts=RUNS,
+                share=0.3,
+            )
         if _strided(keys):
             return _of_blocks(keys)
         if word in (*GROUPS, "ebft"):
@@ -73,6 +78,8 @@ def preference() -> Idea:
         if word not in (None, *PREFERENCES):
             raise keys.wrong("rl", f"{word!r} is not read; {', '.join((*PREFERENCES, *GROUPS, 'ebft'))} are")
         scored = next((key for key in (SCORES, STEPS) if word is None and keys.flag(key)), None)
+        if keys.has(LABELS) and not scored:
+            keys.note(LABELS, "gives the head so many outputs, where no reward model is trained", parts="loss")
         if scored == STEPS:
             keys.note(STEPS, "scores the steps of one answer, where pairs are counted", "saves", RUNS, 0.5)
         facts: Facts = {"task": "rm" if scored else word}
@@ -120,7 +127,9 @@ def preference() -> Idea:
         own = (keys.whole(WIDTH) or 1) * (keys.whole(COPIES) or 1)
         everything = keys.given.get("gpus") or own + 1
         if everything <= own:
-            raise keys.wrong(MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more")
+            raise keys.wrong(
+                MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more"
+            )
         used, longest = keys.real(SHARE), keys.whole(f"{V}max_model_len")
         words = {"tp": keys.whole(WIDTH) or 1, "utilization": 0.9 if used is None else used, "context": longest}
         late = keys.flag(f"{T}async_prefetch") or keys.flag(f"{T}use_data_producer")
@@ -197,7 +206,7 @@ def preference() -> Idea:
         REWARDS,
         f"{T}vllm_importance_sampling_correction",
         COPIES, f"{V}max_model_len", f"{T}generation_batch_size", f"{T}async_prefetch", f"{T}use_data_producer",
-        f"{E}mode", STRIDE, CONTEXT, EACH, MANY, SCORES, STEPS,
+        f"{E}mode", STRIDE, CONTEXT, EACH, MANY, SCORES, STEPS, LABELS,
     )  # fmt: skip
     facts = names_in(
         "task loss_terms reference samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"

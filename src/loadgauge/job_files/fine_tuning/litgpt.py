@@ -21,7 +21,13 @@ SWITCHES = {
 """Linear layers by their switches, and the switches' defaults."""
 LORA = ("lora_r", "lora_alpha", "lora_dropout", *SWITCHES, "lora_head")
 NAME, SIZES = "model_name", "model_config."
-SHAPES = {"layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "kv-heads": "n_query_groups", "ffn": "intermediate_size"}
+SHAPES = {
+    "layers": "n_layer",
+    "hidden": "n_embd",
+    "heads": "n_head",
+    "kv-heads": "n_query_groups",
+    "ffn": "intermediate_size",
+}
 """Sizes of `litgpt.Config`, by the words of a shape."""
 GATED, PLAIN = ("LLaMAMLP", "GemmaMLP"), "GptNeoxMLP"
 EVERY = [name for layers, _ in SWITCHES.values() for name in layers]
@@ -42,17 +48,28 @@ def _model() -> Idea:
             rest = [] if place is None else [word for word in program[place + 1 :] if "/" in word]
             name = rest[0] if rest else None
         if _pretrains(keys):
-            return {"model": _shape(keys) if keys.has(f"{SIZES}n_layer") else (keys.word(NAME) or "").replace("tiny-l", "tinyl")}
+            return {
+                "model": _shape(keys)
+                if keys.has(f"{SIZES}n_layer")
+                else (keys.word(NAME) or "").replace("tiny-l", "tinyl")
+            }
         return {"model": None if name is None else name.strip("/").removeprefix("checkpoints/")}
 
     def _shape(keys: Keys) -> str:
         """The model that is written out, of a family that is like it."""
         kind = keys.word(f"{SIZES}mlp_class_name") or PLAIN
         if kind not in (*GATED, PLAIN):
-            raise keys.wrong(f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})")
+            raise keys.wrong(
+                f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})"
+            )
         gated = kind in GATED
         if not gated:
-            keys.note(f"{SIZES}mlp_class_name", "is of GPT-NeoX, for which GPT-2 is counted", parts="activations transient", share=0.2)
+            keys.note(
+                f"{SIZES}mlp_class_name",
+                "is of GPT-NeoX, for which GPT-2 is counted",
+                parts="activations transient",
+                share=0.2,
+            )
         sizes = {ours: keys.whole(f"{SIZES}{theirs}") for ours, theirs in SHAPES.items() if gated or ours != "kv-heads"}
         rows = keys.whole(f"{SIZES}padded_vocab_size") or keys.whole(f"{SIZES}vocab_size") or 50254
         sizes |= {"vocab": rows, "positions": keys.whole(f"{SIZES}block_size") or 4096}

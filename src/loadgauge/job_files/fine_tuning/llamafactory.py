@@ -18,7 +18,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.ideas.partial import freeze
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 
 
 def _checkpointing() -> Idea:
@@ -236,9 +236,7 @@ def _reference() -> Idea:
                 keys.note(key, what, "either", "weights gathered", 0.5)
         if keys.has(named):
             if keys.word(named) != keys.word(trained):
-                keys.note(
-                    named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
-                )
+                keys.note(named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
             return {"reference": "model"}
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
 
@@ -404,4 +402,5 @@ LLAMAFACTORY = Dialect(
         SAVING,
         TORCH_COMPILE,
     ),
+    programs={r"\bllamafactory-cli (?:export|chat|webchat|webui|api|eval)\b": IDLE},
 )

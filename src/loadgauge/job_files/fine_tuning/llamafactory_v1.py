@@ -12,7 +12,7 @@ from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import dropout, targets
 from loadgauge.job_files.ideas.partial import freeze
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
 
 METHOD, SHARDED, KERNELS, QUANTISED = "peft_config.name", "dist_config.name", "kernel_config.name", "quant_config.name"
@@ -156,9 +156,10 @@ V1 = Dialect(
     name="llamafactory-v1",
     title="LLaMA-Factory v1",
     versions="LLaMA-Factory 0.9.5 (llamafactory.v1)",
-    syntaxes=("yaml", "json"),
+    syntaxes=("yaml", "json", "argv"),
     objects=frozenset({"peft_config", "kernel_config", "quant_config", "dist_config", "optim_config"}),
-    blank={"yaml": "model_class: llm\nsample_backend: hf\n", "json": '{\n  "model_class": "llm",\n  "sample_backend": "hf"\n}\n'},
+    blank={"yaml": "model_class: llm\nsample_backend: hf\n", "json": '{\n  "model_class": "llm",\n  "sample_backend": "hf"\n}\n',
+           "argv": "llamafactory-cli sft --sample_backend hf\n"},
     ideas=(
         launched(),
         started(),
@@ -177,5 +178,5 @@ V1 = Dialect(
         row("attention", "flash_attn", words=ATTENTION | {"eager": "eager", "flash_attention_2": "fa2"}, default="flash"),
         _kernels(),
     ),
-    programs={r"\bllamafactory-cli merge\b": "merges adapters and trains nothing"},
+    programs={r"\bllamafactory-cli merge\b": IDLE},
 )  # fmt: skip

@@ -22,7 +22,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
 )
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.ideas.partial import frozen_share
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -542,6 +542,6 @@ SWIFT = Dialect(
         TORCH_COMPILE,
     ),
     programs={
-        r"\bswift (infer|deploy|rollout|sample|eval|app|export|merge-lora)\b": "is another command than sft, pt and rlhf",
+        r"\bswift (infer|deploy|rollout|sample|eval|app|export|merge-lora)\b": IDLE,
     },
 )  # fmt: skip

@@ -25,7 +25,7 @@ from loadgauge.job_files.fine_tuning.swift import (
 )
 from loadgauge.job_files.fine_tuning.swift_answers import answers, of_all
 from loadgauge.job_files.ideas.partial import frozen_share
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import (
     context,
@@ -121,6 +121,7 @@ MEGATRON_SWIFT = Dialect(
             "pp": "pipeline_model_parallel_size", "chunks": "virtual_pipeline_model_parallel_size", "layers": "num_layers",
             "size": "num_virtual_stages_per_pipeline_rank", "chunk_layers": "num_layers_per_virtual_pipeline_stage",
             "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
+            "accounted": "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
         }),
         context("context_parallel_size", "cp_comm_type"),
         _experts(),
@@ -141,5 +142,5 @@ MEGATRON_SWIFT = Dialect(
         rlhf(),
         answers(of_all, on=True),
     ),
-    programs={r"\bmegatron export\b": "writes weights in another format and trains nothing"},
+    programs={r"\bmegatron export\b": IDLE},
 )  # fmt: skip

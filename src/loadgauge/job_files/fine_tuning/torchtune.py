@@ -53,7 +53,10 @@ AT_ONCE = "torch.nn.CrossEntropyLoss"
 """Whose model makes float32 of all logits (`TransformerDecoder.unembed`)."""
 PIECES = 8
 """`num_output_chunks` where it is not given."""
-PAIRS = {f"torchtune.rlhf.loss.{name}": task for name, task in (("DPOLoss", "dpo"), ("RSOLoss", "dpo"), ("SimPOLoss", "simpo"))}
+PAIRS = {
+    f"torchtune.rlhf.loss.{name}": task
+    for name, task in (("DPOLoss", "dpo"), ("RSOLoss", "dpo"), ("SimPOLoss", "simpo"))
+}
 """Losses of preferences, which make log-probabilities of all logits at once (`rlhf.get_batch_log_probs`)."""
 DISTANCES = {
     f"{LOSS}{name}{ending}": ours
@@ -108,7 +111,7 @@ def _model() -> Idea:
         "model.apply_lora_to_mlp",
         "model.lora_dropout",
     )
-    quantised, dora = "model.quantize_base", "model.use_dora"
+    quantised = "model.quantize_base"
 
     def read(keys: Keys) -> Facts:
         kind, name = _builder(keys)[1], _named(keys, COMPONENT)
@@ -116,9 +119,17 @@ def _model() -> Idea:
             return {}
         for key, part in PARTS.items():
             if key.startswith("model.decoder") and str(keys.raw(key)).lower() in ("frozen", "false"):
-                keys.note(key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer")
+                keys.note(
+                    key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer"
+                )
             elif part == "encoder" and keys.has(key) and str(keys.raw(key)).lower() not in ("frozen", "false"):
-                keys.note(key, "trains the encoder of images, which is not counted", "costs", "weights gradients optimizer", 0.3)
+                keys.note(
+                    key,
+                    "trains the encoder of images, which is not counted",
+                    "costs",
+                    "weights gradients optimizer",
+                    0.3,
+                )
         if not kind:
             return {"model": name, "lora_rank": 0, "qlora": False}
         chosen = keys.words(modules) or []
@@ -134,7 +145,6 @@ def _model() -> Idea:
             "base": "nf4" if four else None,
             "lora_targets": "all" if len(names) == 7 else ",".join(names),
             "lora_dropout": keys.real(dropout) or 0.0,
-            "use_dora": keys.flag(dora) or None,
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -150,7 +160,7 @@ def _model() -> Idea:
         lora, four = bool(facts.get("lora_rank")), bool(facts.get("qlora"))
         if four and (facts.get("base") or "nf4") != "nf4":
             return {}
-        adapters: dict[str, Any] = dict.fromkeys((rank, modules, mlp, dropout, quantised, dora))
+        adapters: dict[str, Any] = dict.fromkeys((rank, modules, mlp, dropout, quantised))
         if lora:
             words = facts.get("lora_targets") or "all"
             attention = list(ATTENTION.values())
@@ -162,7 +172,6 @@ def _model() -> Idea:
                 rank: facts["lora_rank"],
                 modules: [key for key, ours in ATTENTION.items() if ours in wanted],
                 mlp: bool(rest),
-                dora: True if facts.get("use_dora") else False if keys.has(dora) else None,
                 quantised: True if four else None,
                 dropout: facts.get("lora_dropout") or (0.0 if keys.has(dropout) else None),
             }
@@ -170,8 +179,8 @@ def _model() -> Idea:
         return {COMPONENT: f"torchtune.models.{family}.{prefix}{builder}"} | adapters
 
     return Idea(
-        keys=(COMPONENT, rank, modules, mlp, dropout, quantised, dora, *PARTS),
-        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout", "use_dora"),
+        keys=(COMPONENT, rank, modules, mlp, dropout, quantised, *PARTS),
+        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
         read=read,
         write=write,
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
+from loadgauge.job_files.hugging_face import trl_tasks
+from loadgauge.job_files.hugging_face.programs import kind_of
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.partial import adapted_layers
@@ -11,32 +15,18 @@ from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in
 from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
 from loadgauge.job_files.reading.calls import Calls
 
-LOADERS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastQwen2Model", "FastLlamaModel", "FastMistralModel")
-SECTIONS = {f"{name}.from_pretrained": "model" for name in LOADERS} | {
-    **{f"{name}.get_peft_model": "peft" for name in LOADERS},
-    "SFTConfig": "args", "TrainingArguments": "args", "UnslothTrainingArguments": "args",
-    "trl.SFTConfig": "args", "transformers.TrainingArguments": "args",
-    "SFTTrainer": "trainer", "UnslothTrainer": "trainer", "trl.SFTTrainer": "trainer",
-}  # fmt: skip
-"""Calls that are read, and the section of a key that each of their arguments gets."""
+LOADER = re.compile(r"Fast\w*(?:Model|Transformer)\.(from_pretrained|get_peft_model)$")
 FIRST = {"model": "model_name", "peft": "model"}
 """What the first argument without a name is."""
-ONCE = frozenset({"model"})
+ONCE = frozenset({"model", "args", "trainer"})
 """Sections of which the first call counts: a model that is loaded again at the end is the one that was trained."""
 WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TELLS = ("is_bfloat16_supported", "is_bf16_supported")
 """Calls that ask the GPU for bfloat16, which those since Ampere have."""
-OTHER_TRAINERS = {
-    r"\b(GRPO|DPO|KTO|ORPO|PPO|RLOO|CPO|Reward)(Trainer|Config)\b": "uses another trainer than SFT",
-    r"\bFastVisionModel\b": "trains a vision model",
-    r"\bSentenceTransformerTrainer\b": "trains a model of embeddings",
-}
-
-
 def _own(keys: Keys) -> bool:
-    """Whether the arguments are SFTConfig's, which Unsloth gives defaults of its own; TrainingArguments' stay as they are."""
-    return any(name.endswith("SFTConfig") for name in getattr(keys.document, "program", ()))
+    """Whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own; TrainingArguments' stay as they are."""
+    return any(name.endswith("Config") and kind_of(name) for name in getattr(keys.document, "program", ()))
 
 
 def _asks(keys: Keys, key: str) -> bool | None:
@@ -56,9 +46,7 @@ def _adapter() -> Idea:
 
     def read(keys: Keys) -> Facts:
         adapters = any(name.startswith("peft.") for name in keys.document.names())
-        if keys.flag(whole):
-            if adapters:
-                raise keys.wrong(whole, "contradicts get_peft_model")
+        if keys.flag(whole):  # and get_peft_model does nothing
             return {"lora_rank": 0, "qlora": False}
         if not adapters:
             raise keys.wrong(
@@ -72,7 +60,7 @@ def _adapter() -> Idea:
         if other:
             raise keys.wrong(save, f"{other[0]!r} is not read; {' and '.join(WHOLE)} are")
         chosen = None if chosen is None else [name for name in chosen if name not in WHOLE]
-        everything = not chosen or chosen == ["all-linear"] or set(chosen) == set(LINEAR)
+        everything = not chosen or chosen == ["all-linear"]
         bits = "int8" if keys.flag(eight) else "nf4" if keys.flag(four) is not False and not keys.flag(half) else None
         return {
             "lora_rank": keys.whole(rank) or 16,
@@ -177,8 +165,92 @@ def _length() -> Idea:
 
 
 def script(text: str) -> Calls:
-    """The calls of a script or a notebook; those of trainers count where the model is Unsloth's."""
-    return Calls(text, SECTIONS.get, FIRST, ONCE)
+    """The calls of a script or a notebook: the model's, and those of its trainer; of several trainers another than SFT counts."""
+    program = Calls(text, lambda name: None, FIRST).program
+    kinds = [kind for name in program if name.endswith("Trainer") and (kind := kind_of(name)) is not None]
+    wanted = next((kind for kind in kinds if kind not in ("", "sft")), None)
+
+    def section(name: str) -> str | None:
+        if (loader := LOADER.search(name)) is not None:
+            return "model" if loader[1] == "from_pretrained" else "peft"
+        kind = kind_of(name)
+        if kind is None or (wanted is not None and kind != wanted):
+            return None
+        return "trainer" if name.endswith("Trainer") else "args"
+
+    return Calls(text, section, FIRST, ONCE)
+
+
+class Section(Keys):
+    """The keys of a section by their names in it; some have values of another place.
+
+    >>> keys = Keys(script("FastModel.from_pretrained('m')\nSFTTrainer(args=SFTConfig(max_length=8))"))
+    >>> Section(keys, "args.", {"packing": True}).whole("max_length")
+    8
+    """
+
+    def __init__(self, keys: Keys, prefix: str, over: Mapping[str, Any]) -> None:
+        super().__init__(self, keys.file, keys.auto, None, keys.given)  # type: ignore[arg-type]
+        self.whole_document, self.prefix, self.over, self.syntax = keys.document, prefix, over, keys.document.syntax
+        self.remarks = keys.remarks
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the section's keys."""
+        own = (key.removeprefix(self.prefix) for key in self.whole_document.names() if key.startswith(self.prefix))
+        return tuple(own)
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or `MISSING`."""
+        return self.over[key] if key in self.over else self.whole_document.get(f"{self.prefix}{key}")
+
+    def shown(self, key: str) -> str:
+        """The key as the file spells it."""
+        return self.whole_document.shown(f"{self.prefix}{key}")
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The command of TRL's that runs the same trainer."""
+        kinds = [kind_of(name) for name in getattr(self.whole_document, "program", ()) if name.endswith("Trainer")]
+        other = next((kind for kind in kinds if kind not in (None, "", "sft")), "sft")
+        return (f"trl {other}",)
+
+
+def _batch(keys: Keys) -> tuple[int, int]:
+    """Sequences of a micro-batch, and micro-batches of a step. Of answers, groups that are not whole make a batch of one group
+    (`models/rl.py`)."""
+    micro = keys.whole("args.per_device_train_batch_size") or (4 if _own(keys) else 8)
+    count = keys.whole("args.gradient_accumulation_steps") or (2 if _own(keys) else 1)
+    if not keys.has("args.num_generations", "args.max_completion_length"):
+        return micro, count
+    group = keys.whole("args.num_generations") or 8
+    ranks = int(keys.given.get("gpus") or 1)
+    stated = keys.has("args.steps_per_generation", "args.generation_batch_size")
+    return (micro if stated or micro * count * ranks % group == 0 else group), count
+
+
+def _task() -> Idea:
+    """TRL's other trainers; vLLM, where the model is loaded with it, has the model's weights too."""
+    inner = trl_tasks.task()
+    rows = ("args.per_device_train_batch_size", "args.gradient_accumulation_steps")
+
+    def read(keys: Keys) -> Facts:
+        micro, count = _batch(keys)
+        over: dict[str, Any] = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": count}
+        over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
+        if keys.flag("model.fast_inference"):
+            share = keys.real("model.gpu_memory_utilization")
+            over |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5 if share is None else share}
+        facts = inner.read(Section(keys, "args.", over)) | {"micro_batch": micro, "accumulation": count}
+        longest = keys.whole("model.max_seq_length")
+        if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
+            facts["prompt_len"] = max(1, longest - int(facts["answers"]))
+        return facts
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {rows[0]: facts.get("micro_batch") or 1, rows[1]: facts.get("accumulation") or 1}
+
+    names = tuple(f"args.{key}" for key in inner.keys)
+    return Idea(keys=(*rows, *names, "model.gpu_memory_utilization"), facts=("micro_batch", "accumulation", *inner.facts), read=read, write=write)
 
 
 SCRIPT = """from unsloth import FastLanguageModel
@@ -208,15 +280,13 @@ UNSLOTH = Dialect(
     versions="Unsloth 2024.8 - 2026.10",
     syntaxes=("python",),
     framework="unsloth",
-    sections=SECTIONS,
     blank={"python": SCRIPT},
     ideas=(
         row("model", "model.model_name", kind="word"),
         _adapter(),
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),
         _length(),
-        row("micro_batch", "args.per_device_train_batch_size", default=lambda keys: 4 if _own(keys) else 8),
-        row("accumulation", "args.gradient_accumulation_steps", default=lambda keys: 2 if _own(keys) else 1),
+        _task(),
         optimizer("args.optim", TORCH_OPTIMIZERS, default=lambda keys: "adamw-8bit" if _own(keys) else "adamw"),
         _checkpointing(),
         _precision(),
@@ -228,5 +298,5 @@ UNSLOTH = Dialect(
         ),
         evaluation("args.", lambda keys: 4 if _own(keys) else 8),
     ),
-    programs=OTHER_TRAINERS,
+    programs=trl_tasks.OTHERS,
 )

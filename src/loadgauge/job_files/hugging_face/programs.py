@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
@@ -18,10 +18,10 @@ from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import UNKNOWN, Calls, Names, worked_out
 
-CONFIG = re.compile(r"(?:^|\.)(?:Seq2Seq)?(\w*?)(Config|TrainingArguments)$")
+CLASS = re.compile(r"(?:Seq2Seq|SentenceTransformer)?(\w*?)(?:Config|TrainingArguments|Trainer)$")
 TRAINERS = {
     "SFT": "sft", "DPO": "dpo", "GRPO": "grpo", "Reward": "reward", "KTO": "kto", "ORPO": "orpo", "CPO": "cpo", "RLOO": "rloo",
-    "GKD": "gkd", "": "", "OnlineDPO": "online_dpo", "NashMD": "nash_md", "XPO": "xpo", "BCO": "bco", "PRM": "prm", "PPO": "ppo",
+    "GKD": "gkd", "": "", "Unsloth": "sft", "OnlineDPO": "online_dpo", "NashMD": "nash_md", "XPO": "xpo", "BCO": "bco", "PRM": "prm", "PPO": "ppo",
     "AsyncGRPO": "async_grpo", "TPO": "tpo", "SDPO": "sdpo", "SDFT": "sdft", "SSD": "ssd", "GOLD": "gold", "MiniLLM": "minillm",
     "PAPO": "papo", "Distillation": "distillation", "AsyncDistillation": "async_distillation", "ServerDistillation": "distillation",
 }  # fmt: skip
@@ -30,7 +30,7 @@ LOADED = re.compile(r"(Model|For[A-Z]\w*|architecture|model_(class|cls))\.from_p
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 NEAR = {
     "tpo": "cpo", "online_dpo": "rloo", "nash_md": "rloo", "xpo": "rloo", "sdpo": "grpo", "sdft": "grpo", "ssd": "grpo", "gold": "gkd",
-    "distillation": "gkd", "async_distillation": "gkd", "minillm": "gkd", "bco": "kto", "papo": "grpo", "async_grpo": "grpo",
+    "distillation": "gkd", "async_distillation": "gkd", "minillm": "gkd", "bco": "kto", "papo": "grpo", "async_grpo": "grpo", "prm": "reward",
 }  # fmt: skip
 """Trainers that run as another one does but for what `data/keys/trl.toml` says of them (`trainer.*`)."""
 FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes"}
@@ -74,6 +74,22 @@ COMMAND = re.compile(
 ASKS = ("is_bf16_supported", "is_bfloat16_supported")
 
 
+def kind_of(name: str, bases: Mapping[str, str] | None = None) -> str | None:
+    """The trainer of a class of its own or of its arguments, by its name or that of the class that it is made from; empty for
+    transformers' own; None where it is neither.
+
+    >>> [kind_of(name) for name in ("trl.DPOConfig", "SFTTrainer", "TrainingArguments", "GenerationConfig")]
+    ['dpo', 'sft', '', None]
+    """
+    for _ in range(5):
+        name = name.rpartition(".")[2]
+        match = CLASS.match(name)
+        if match is not None and match[1] in TRAINERS and name != "Config":
+            return TRAINERS[match[1]]
+        name = (bases or {}).get(name, "")
+    return None
+
+
 class Program:
     """A program's arguments by TRL's words.
 
@@ -88,6 +104,7 @@ class Program:
     def __init__(self, text: str) -> None:
         self.source = text
         self.skipped: list[str] = []
+        self.bases: dict[str, str] = {}
         calls = Calls(text, self._section, FIRST, ONCE)
         self.bases = _bases(calls.tree)
         command = _command(calls.tree, calls.code, self.skipped)
@@ -118,30 +135,15 @@ class Program:
             return {"BitsAndBytesConfig": "bnb", "LoraConfig": "lora"}[last]
         if last in ("get_peft_model", *PARSERS):
             return "parser" if last in PARSERS else "peft"
-        if self._kind(last) is not None:
+        if kind_of(last, self.bases) is not None:
             return "args" if not last.endswith("Trainer") else "trainer"
-        return None
-
-    def _kind(self, name: str) -> str | None:
-        """The trainer of a class by its name, or by that of the class that it is made from."""
-        for _ in range(5):
-            plain = name.removesuffix("Trainer") if name.endswith("Trainer") else None
-            match = CONFIG.search(name)
-            plain = match[1] if plain is None and match is not None else plain
-            plain = (plain or "").removeprefix("Seq2Seq") if plain is not None else None
-            plain = {"Unsloth": "SFT", "Training": ""}.get(plain, plain) if plain is not None else None
-            if plain in TRAINERS and not (plain == "" and name == "Config"):
-                return TRAINERS[plain]
-            name = getattr(self, "bases", {}).get(name, "")
         return None
 
     def _trainer(self) -> str | None:
         """The trainer that is run; None where a program calls none."""
-        called = [
-            (name, kind) for name in self.calls.program if (kind := self._kind(name.rpartition(".")[2])) is not None
-        ]
+        called = [(name, kind) for name in self.calls.program if (kind := kind_of(name, self.bases)) is not None]
         trainers = [kind for name, kind in called if name.endswith("Trainer")]
-        parsed = [kind for name in self._parsed() if (kind := self._kind(name)) is not None]
+        parsed = [kind for name in self._parsed() if (kind := kind_of(name, self.bases)) is not None]
         return next(iter([*filter(None, trainers), *trainers, *parsed, *(kind for _, kind in called)]), None)
 
     def _parsed(self) -> list[str]:

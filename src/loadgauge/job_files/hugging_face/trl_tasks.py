@@ -120,13 +120,13 @@ def trainer_of(keys: Keys) -> str | None:
     return among[0]
 
 
-def words_of_path(file: str) -> frozenset[str]:
-    """The words in the names of a file and of the two folders around it.
+def words_of_path(file: str, names: int = 3) -> frozenset[str]:
+    """The words in the names of a file and of the folders around it, as many as asked for.
 
     >>> sorted(words_of_path("recipes/zephyr/dpo/config_full.yaml"))
     ['config', 'dpo', 'full', 'yaml', 'zephyr']
     """
-    parts = PurePath(file).parts[-3:]
+    parts = PurePath(file).parts[-names:]
     return frozenset(word for part in parts for word in re.split(r"[^a-z0-9]+", part.lower()) if word)
 
 
@@ -251,7 +251,8 @@ def task() -> Idea:
         facts: Facts = {
             "task": trainer,
             "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
-            "generated": at_once,
+            # Fewer micro-batches at once than a step has are several generations of it.
+            "generated": max(at_once, each * (keys.whole(accumulation) or 1)),
             "epochs": keys.whole("num_iterations") or 1,
             "answers": str(keys.whole("max_completion_length") or (512 if keys.since(1, 10) else 256)),
             "prompt_len": keys.whole("max_prompt_length") or (None if keys.since(0, 26) else 512),

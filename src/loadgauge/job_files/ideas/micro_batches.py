@@ -7,19 +7,20 @@ import math
 from loadgauge.job_files.ideas.table import Keys
 
 
-def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, said: str) -> int:
+def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, said: str, groups: int = 1) -> int:
     """Return the sequences of a micro-batch of `rows` sequences as long as the longest, and notes what is not counted so.
 
     Tools balance their micro-batches: of the numbers that divide a rank's sequences the one that is nearest counts.
 
-    own: sequences of a rank in a step, None where they are not known; length: of the longest [tokens]; said: what the key says
+    own: sequences of a rank in a step, None where they are not known; length: of the longest [tokens]; said: what the key says;
+    groups: micro-batches that an interleaved schedule takes at once
     """
     if own is None:
         micro = max(1, int(rows))
-    elif rows >= own:
-        return own
     else:
-        micro = min((one for one in range(1, own + 1) if own % one == 0), key=lambda one: abs(math.log(one / rows)))
+        whole = [one for one in range(1, own + 1) if own % (one * groups) == 0] or [1]
+        micro = min(whole, key=lambda one: abs(math.log(one / min(rows, own))))
+        rows = min(rows, own)
     if micro != rows:
         effect, share = ("costs", rows / micro - 1) if micro < rows else ("saves", 1 - rows / micro)
         keys.note(key, f"{said}, counted as {micro} sequences of {length}", effect, "activations loss transient", share)

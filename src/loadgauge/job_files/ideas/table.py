@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,17 +10,24 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.stacks import NEWEST
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
 
 LARGEST = 10**9
+IDLE = "is no training job"
+"""What `Dialect.programs` says of a program that trains nothing."""
 PACKAGES = {"automodel": "nemo-automodel"}
 """Packages whose name is not the dialect's."""
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
 TRUE, FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
+
+
+VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+UNASKED = ("nodes", "dp", "weights", "lora_dropout")
+"""Facts that no flag asks for where another of the same idea is one."""
 
 
 class Missing:
@@ -51,6 +59,21 @@ class Document(Protocol):
 
     def text(self) -> str:
         """The file with all changes."""
+
+
+class Over:
+    """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
+
+    def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
+        self.own, self.beneath = own, beneath
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def get(self, key: str) -> Any:
+        """The value of a key here, else beneath."""
+        value = self.own.get(key)
+        return self.beneath.get(key, MISSING) if value is MISSING else value
 
 
 class Unknown(ConfigError):
@@ -85,10 +108,13 @@ class Keys:
 
     def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
         """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
-        shown = self.document.shown(key)
-        value = self.plain(key)
+        value, shown = self.plain(key), self.document.shown(key)
         note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
-        self.noted[shown] = Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share)
+        self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
+
+    def add(self, item: Uncounted) -> None:
+        """Adds what of a key is not counted."""
+        self.noted[item.note] = msgspec.structs.replace(item, file=self.file)
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
@@ -102,6 +128,8 @@ class Keys:
         """The value of a key as parsed, of any type; None where it is absent, empty or `auto`."""
         value = self.document.get(key)
         if value is MISSING or value is None or value == "":
+            return None
+        if value in ("null", "None") and getattr(self.document, "style", "") == "hydra":
             return None
         if self.auto and isinstance(value, str) and value.lower() == "auto":
             if key not in self.left:
@@ -178,6 +206,15 @@ class Keys:
         if isinstance(value, dict | list):
             raise self.wrong(key, f"must be a word, got {short(value)}")
         return str(value)
+
+    def model(self, key: str) -> str | None:
+        """A model's name or path; of a path that is not there, or begins with a variable that is not known, its end."""
+        value = self.raw(key)
+        text = str(value[0] if isinstance(value, list) and value else value)
+        last = text.rstrip("/").rpartition("/")[2]
+        if value is None or not text.startswith(("/", "~", "$")) or "$" in last or not last or os.path.exists(text):
+            return self.word(key)
+        return last
 
     def words(self, key: str) -> list[str] | None:
         """The value as a list of texts; a text is split at commas and spaces.
@@ -301,6 +338,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     objects: frozenset[str] = frozenset()
     layers: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
+    beneath: Callable[[Document], Mapping[str, Any]] | None = None
+    """What a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
+    closed: bool = False
+    """Whether every key of the tool is in a list, and it drops others."""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
@@ -346,22 +387,25 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         Raises `ConfigError` for values that cannot be read or contradict each other.
         """
         facts: dict[str, Fact] = {}
+        unknown: list[tuple[Unknown, str]] = []
         for idea in self.ideas:
             try:
                 values = idea.read(keys)
             except Unknown as error:
                 asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
-                if given & {*idea.facts, *asked}:
-                    continue
-                names = dict.fromkeys(fact for fact in asked if fact not in ("nodes", "dp", "weights", "lora_dropout"))
-                flags = ", ".join(f"--{fact.replace('_', '-')}" for fact in names)
-                message = f"{str(error).rpartition(': ')[2]}; give {flags}"
-                raise ConfigError(message, key=error.key, file=error.file) from None
+                if asked == ["global_batch"] and not given & {"global_batch"}:
+                    note = f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted"
+                    keys.add(Uncounted(note, str(error.key), effect="either"))
+                elif not given & {*idea.facts, *asked}:
+                    unknown.append((error, next(fact for fact in asked if fact not in UNASKED)))
+                continue
             present = [key for key in idea.keys if keys.has(key)]
             there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
             for name, value in values.items():
                 if value is not None:
                     facts[name] = Fact(value, _shown(keys, idea, there, value), default=not present)
+        if unknown:
+            raise _missing(keys, unknown, named=bool(given & {"model"} or facts.keys() & {"model", "config"}))
         return facts
 
     def unread(self, document: Document) -> tuple[str, ...]:
@@ -399,18 +443,25 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """
         errors: list[ConfigError] = []
         covering = self.covering(keys.document)
-        for key in self._rest(keys.document):
-            value = keys.plain(key)
-            rule = covering.stop(key, value)
-            if rule is not None and (strict or not rule.effect):
-                shown = "" if value is True else f"{short(value)} "
-                errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
         words = " ".join(getattr(keys.document, "program", ()))
         for pattern, what in self.programs.items():
             match = re.search(pattern, words)
             if match is not None:
-                errors.append(ConfigError(f"{what}, which is not modelled", key=match[0].strip(), file=keys.file))
+                whole = what if what == IDLE else f"{what}, which is not modelled"
+                errors.append(ConfigError(whole, key=match[0].strip(), file=keys.file))
+        if errors:
+            return errors
+        for key in self._rest(keys.document):
+            value = keys.plain(key)
+            rule = None if self.drops(key, covering) else covering.stop(key, value)
+            if rule is not None and (strict or not rule.effect):
+                shown = "" if value is True else f"{short(value)} "
+                errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
         return errors
+
+    def drops(self, key: str, covering: Coverage) -> bool:
+        """Return whether a key is none of the tool's, which drops it without a word."""
+        return self.closed and not covering.kinds(key)
 
     def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
         """Return what a document asks for that is not counted: keys with an effect that has a bound, and keys in no list."""
@@ -421,7 +472,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             bound, stop = covering.bound(key, value), covering.stop(key, value)
             note = shown if value is True else f"{shown} = {short(value)}"
             item: Uncounted | None = None
-            if bound is not None and bound[0].endswith("*"):
+            if self.drops(key, covering):
+                near = suggest(key, [*self.known, *covering.harmless, *covering.stops, *covering.bounded])
+                item, stop = Uncounted(f"{note}: {self.title} has no such key, and drops it{near}", shown), None
+            elif bound is not None and bound[0].endswith("*"):
                 shown = bound[0]  # once for all of a section
                 item = Uncounted(f"{shown}: {bound[1].why}", shown)
             elif bound is not None:
@@ -435,6 +489,27 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             if item is not None and (stop is None or stop.effect):
                 items.setdefault(shown, msgspec.structs.replace(item, file=keys.file))
         return tuple(items.values())
+
+
+def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool) -> ConfigError:
+    """Return the one error about all that is known only where the job is started: the flags that say it.
+
+    unknown: what was raised, with a fact that would do; named: whether the model is known
+    """
+    variables = dict.fromkeys(name for error, _ in unknown for name in VARIABLE.findall(str(error)))
+    flags = dict.fromkeys(f"--{fact.replace('_', '-')}" for _, fact in unknown)
+    flags |= {} if named else {"--model": None}
+    error = unknown[0][0]
+    key = error.key if len(unknown) == 1 else ""
+    if keys.document.syntax == "argv" and variables and all(VARIABLE.search(str(error)) for error, _ in unknown):
+        words = " ".join(f"--set {name}=..." for name in variables)
+        more = "" if named else " --model NAME"
+        verb = "is" if len(variables) == 1 else "are"
+        return ConfigError(f"{', '.join(variables)} {verb} set nowhere: add {words}{more}", key=key, file=keys.file)
+    if len(unknown) == 1:
+        return ConfigError(f"{str(error).rpartition(': ')[2]}: add {', '.join(flags)}", key=key, file=keys.file)
+    said = ", ".join(str(error.key) for error, _ in unknown)
+    return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=said, file=keys.file)
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:

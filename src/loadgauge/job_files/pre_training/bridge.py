@@ -1,10 +1,17 @@
-"""Megatron-Bridge's configuration container: as YAML, or as overrides on its command line (`model.x=...`)."""
+"""Megatron-Bridge's configuration container: as YAML, or as overrides on its command line (`model.x=...`).
+
+A command names a recipe, whose settings (`data/bridge_recipes.toml`) are beneath what it says itself.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from functools import cache
 from typing import Any
 
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.core.base.package_data import read_data
+from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import (
     STRATEGIES,
@@ -23,9 +30,85 @@ RECIPES = {
     "bf16_with_fp8_current_scaling_mixed": "fp8-tensorwise", "bf16_with_fp8_subchannel_scaling_mixed": "fp8-blockwise",
     "bf16_with_mxfp8_mixed": "mxfp8", "bf16_with_nvfp4_mixed": "nvfp4",
 }  # fmt: skip
+RECIPES |= {"bf16": "bf16", "nanov2_bf16_with_fp8_current_scaling_mixed": "fp8-tensorwise"}
+RECIPES |= {"nemotron_h_bf16_with_fp8_current_scaling_mixed": "fp8-tensorwise"}
 """`mixed_precision`, by name."""
+BENEATH = {
+    "model": "model.hf_model_id", "tp": "model.tensor_model_parallel_size", "pp": "model.pipeline_model_parallel_size",
+    "vpp": "model.virtual_pipeline_model_parallel_size", "cp": "model.context_parallel_size",
+    "ep": "model.expert_model_parallel_size", "etp": "model.expert_tensor_parallel_size", "sp": "model.sequence_parallel",
+    "length": "dataset.seq_length", "micro": "train.micro_batch_size", "batch": "train.global_batch_size",
+    "precision": "mixed_precision", "rank": "peft.dim", "targets": "peft.target_modules",
+    "recompute": "model.recompute_granularity", "method": "model.recompute_method", "layers": "model.recompute_num_layers",
+    "modules": "model.recompute_modules", "shared": "ddp.use_distributed_optimizer", "fsdp": "ddp.use_megatron_fsdp",
+    "strategy": "ddp.data_parallel_sharding_strategy", "fusion": "model.cross_entropy_loss_fusion",
+    "impl": "model.cross_entropy_fusion_impl", "first": "model.num_layers_in_first_pipeline_stage",
+    "last": "model.num_layers_in_last_pipeline_stage", "optimizer": "optimizer.optimizer",
+    "frozen": "model.freeze_language_model",
+}  # fmt: skip
+"""The names of keys in the table of recipes."""
+SHORT = {
+    "global_batch_size": "batch", "micro_batch_size": "micro", "seq_length": "length", "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp", "virtual_pipeline_model_parallel_size": "vpp",
+    "expert_model_parallel_size": "ep", "expert_tensor_parallel_size": "etp",
+}  # fmt: skip
+"""Options of `run_recipe.py` that set a key."""
+CHOSEN = ("recipe", "recipe_name", "model", "mode", "peft_scheme", "peft")
+"""Options that say which recipe."""
 TARGETS = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",)}
 TARGETS |= {"linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}
+
+
+@cache
+def _recipes() -> dict[str, dict[str, str]]:
+    table: dict[str, dict[str, str]] = tomllib.loads(read_data("bridge_recipes.toml"))
+    return table
+
+
+def recipe(document: Document) -> dict[str, Any]:
+    """What the recipe that a command names sets, by key, and what its short options do; nothing for another file.
+
+    >>> from loadgauge.job_files.reading.argv import Argv
+    >>> found = recipe(Argv("python run_recipe.py --recipe llama3_8b_sft_config --seq_length 8192", "hydra"))
+    >>> found["model.hf_model_id"], found["model.tensor_model_parallel_size"], found["dataset.seq_length"]
+    ('meta-llama/Meta-Llama-3-8B', '2', '8192')
+    """
+    if document.syntax != "argv":
+        return {}
+    values = {key: document.get(key) for key in (*CHOSEN, *SHORT)}
+    given = {
+        key: str(value[0] if isinstance(value, list) else value)
+        for key, value in values.items()
+        if value is not MISSING
+    }
+    name = given.get("recipe") or given.get("recipe_name") or ""
+    if not name and "model" in given:
+        mode = given.get("mode", "pretrain")
+        name = f"{given['model']}_{'peft' if mode in ('lora', 'dora') else mode}_config"
+    recipes, also = _recipes()["recipes"], _recipes()["also"]
+    words = recipes.get(also.get(name, name), "")
+    below = {BENEATH[short]: value for short, _, value in (word.partition("=") for word in words.split())}
+    below |= {BENEATH[short]: given[key] for key, short in SHORT.items() if key in given}
+    if given.get("peft_scheme", given.get("peft", "")) in ("lora", "dora"):
+        below.setdefault("peft.dim", "32")
+    return below
+
+
+def _recipe() -> Idea:
+    def read(keys: Keys) -> Facts:
+        name = keys.raw("recipe")
+        if keys.document.syntax == "argv" and keys.has("recipe") and not keys.has("model.hf_model_id"):
+            note = f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted"
+            keys.add(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
+        for key, what in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
+            if keys.flag(f"model.{key}"):
+                shown = keys.document.shown(f"model.{key}")
+                note = f"{shown}: {what} is not trained, and is counted as if it were"
+                keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+        return {}
+
+    owned = (*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model")
+    return Idea(keys=owned, facts=(), read=read, write=lambda facts, keys: {})
 
 
 def _zero() -> Idea:
@@ -66,12 +149,18 @@ def _lora() -> Idea:
         if (kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"):
             raise keys.wrong("peft._target_", f"{kind!r} is not read; LoRA is")
         chosen = keys.words(modules) or list(TARGETS)
+        mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
+        if mixers:  # of Mamba's layers
+            shown = keys.document.shown(modules)
+            note = f"{shown}: adapters of Mamba's layers are not counted"
+            keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
+            chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
         if any(name not in TARGETS for name in chosen):
             raise keys.wrong(modules, f"read: {', '.join(TARGETS)}")
         names = [name for word in chosen for name in TARGETS[word]]
         return {
             "lora_rank": keys.whole(rank) or 32,
-            "lora_targets": "all" if set(chosen) == set(TARGETS) else ",".join(names),
+            "lora_targets": "all" if set(chosen) == set(TARGETS) and not mixers else ",".join(names),
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -94,6 +183,26 @@ def _lora() -> Idea:
     return Idea(keys=(rank, modules, "peft._target_"), facts=("lora_rank", "lora_targets"), read=read, write=write)
 
 
+def _length() -> Idea:
+    """The sequence: the dataset's, else the model's, which a recipe's dataset follows."""
+    plain = row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length")
+
+    def read(keys: Keys) -> Facts:
+        own = [key for key in plain.keys if keys.document.get(key) is not MISSING and key in keys.document.names()]
+        return {"seq_len": keys.whole((own or [next((key for key in plain.keys if keys.has(key)), plain.keys[0])])[0])}
+
+    return Idea(keys=plain.keys, facts=("seq_len",), read=read, write=plain.write)
+
+
+def _model() -> Idea:
+    plain = row("model", "model.hf_model_id", "model.hf_path", "hf_path", "hf_model_path", kind="word", add=False)
+
+    def read(keys: Keys) -> Facts:
+        return {"model": next((keys.word(key) for key in plain.keys if keys.has(key)), None)}
+
+    return Idea(keys=plain.keys, facts=("model",), read=read, write=plain.write)
+
+
 BRIDGE = Dialect(
     name="megatron-bridge",
     title="Megatron-Bridge configuration",
@@ -102,14 +211,17 @@ BRIDGE = Dialect(
     framework="megatron",
     style="hydra",
     blank={"yaml": "", "argv": "torchrun --nproc_per_node=1 pretrain.py\n"},
+    beneath=recipe,
     ideas=(
         launched(),
+        _recipe(),
         tensor_parallel("model.tensor_model_parallel_size", "model.sequence_parallel"),
         pipeline(
             {
                 "pp": "model.pipeline_model_parallel_size", "chunks": "model.virtual_pipeline_model_parallel_size",
                 "chunk_layers": "model.num_layers_per_virtual_pipeline_stage", "layers": "model.num_layers",
                 "first": "model.num_layers_in_first_pipeline_stage", "last": "model.num_layers_in_last_pipeline_stage",
+                "accounted": "model.account_for_embedding_in_pipeline_split model.account_for_loss_in_pipeline_split",
             }
         ),
         context("model.context_parallel_size", "model.cp_comm_type"),
@@ -121,13 +233,13 @@ BRIDGE = Dialect(
         recompute("model."),
         row("micro_batch", "train.micro_batch_size"),
         row("global_batch", "train.global_batch_size"),
-        row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length"),
+        _length(),
         row("precision", "mixed_precision", words=RECIPES),
         row("optimizer", "optimizer.optimizer", words={"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "lion": "lion"}),
         row("attention", "model.attention_backend", words=TRANSFORMER_ENGINE),
         offload("optimizer.", share=1.0),
         _lora(),
         loss("model."),
-        row("model", "model.hf_model_id", kind="word", add=False),
+        _model(),
     ),
 )  # fmt: skip

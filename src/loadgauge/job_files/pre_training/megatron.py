@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
+from loadgauge.job_files.pre_training.megatron_model import MODEL
 
 CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
@@ -28,8 +30,10 @@ def launched(per_node: str = "nproc_per_node", nodes: str = "nnodes", *, argv: b
     """The idea of the number of GPUs as torchrun takes it: processes per node, and nodes; `argv`: on a command line only."""
 
     def read(keys: Keys) -> Facts:
-        if (argv and keys.document.syntax != "argv") or not keys.has(per_node):
+        if argv and keys.document.syntax != "argv":
             return {}
+        if not keys.has(per_node):
+            return scheduled(keys)
         return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -42,11 +46,21 @@ def launched(per_node: str = "nproc_per_node", nodes: str = "nnodes", *, argv: b
     return Idea(keys=(per_node, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
 
 
-def tensor_parallel(tp: str, sp: str, default: bool = False) -> Idea:
+def scheduled(keys: Keys) -> Facts:
+    """The GPUs that a script asks Slurm for, by its `#SBATCH` lines."""
+    variables: dict[str, str] = getattr(keys.document, "variables", {})
+    each = variables.get("SLURM_GPUS_PER_NODE") or variables.get("SLURM_NTASKS_PER_NODE") or ""
+    count = variables.get("SLURM_JOB_NUM_NODES") or "1"
+    if not (each.isdecimal() and count.isdecimal() and 0 < int(each) < 1000 and 0 < int(count) < 10**6):
+        return {}
+    return {"gpus_per_node": int(each), "nodes": int(count)}
+
+
+def tensor_parallel(tp: str, sp: str, default: bool = False, older: str = "") -> Idea:
     """The idea of tensor parallelism, and of sequence parallelism, which Megatron switches off where tp is 1."""
 
     def read(keys: Keys) -> Facts:
-        ranks = keys.whole(tp) or 1
+        ranks = keys.whole(tp) or (keys.whole(older) if older else None) or 1
         shared = keys.flag(sp)
         return {"tp": ranks, "sequence_parallel": (default if shared is None else shared) and ranks > 1}
 
@@ -57,17 +71,19 @@ def tensor_parallel(tp: str, sp: str, default: bool = False) -> Idea:
             values[sp] = shared if shared or default or keys.document.syntax != "argv" else None
         return values
 
-    return Idea(keys=(tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
+    owned = (tp, sp, older) if older else (tp, sp)
+    return Idea(keys=owned, facts=("tp", "sequence_parallel"), read=read, write=write)
 
 
 def pipeline(keys_of: dict[str, str]) -> Idea:
     """The idea of pipeline parallelism: stages, their chunks, and stages with fewer or more layers.
 
-    keys_of: the keys by what they hold: pp, chunks, chunk_layers, layers, first, last, and possibly size
+    keys_of: the keys by what they hold: pp, chunks, chunk_layers, layers, first, last, and possibly size and accounted
     """
     pp, chunks, layers = keys_of["pp"], keys_of["chunks"], keys_of["chunk_layers"]
     first, last, count = keys_of["first"], keys_of["last"], keys_of["layers"]
     also = keys_of.get("size")
+    accounted = tuple(keys_of["accounted"].split()) if "accounted" in keys_of else ()
 
     def read(keys: Keys) -> Facts:
         stages, total = keys.whole(pp) or 1, keys.whole(count)
@@ -80,8 +96,10 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
             raise keys.wrong(layers, f"goes against {keys.document.shown(chunks)}")
         if per_chunk is not None:
             if total is None:
-                raise keys.wrong(layers, f"says nothing without {keys.document.shown(count)}")
-            virtual, left = divmod(total, stages * per_chunk)
+                _split_unread(keys, layers, f"says nothing without {keys.document.shown(count)}")
+                virtual, left = 1, 0
+            else:
+                virtual, left = divmod(total, stages * per_chunk)
             if left or not virtual:
                 raise keys.wrong(layers, f"{per_chunk} does not divide {total} layers over {stages} stages")
         virtual = virtual or 1
@@ -91,8 +109,15 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         ends = keys.whole(first), keys.whole(last)
         if stages > 1 and ends != (None, None):
             if total is None:
-                raise keys.wrong(first if ends[0] else last, f"says nothing without {keys.document.shown(count)}")
-            facts["stage_layers"] = _stage_layers(keys, total, stages, *ends)
+                _split_unread(keys, first if ends[0] else last, f"says nothing without {keys.document.shown(count)}")
+            else:
+                facts["stage_layers"] = _stage_layers(keys, total, stages, *ends)
+        elif stages > 1 and total is not None and virtual == 1 and accounted and any(map(keys.flag, accounted)):
+            # The embedding, and the loss, count as a layer of the first, and the last, stage.
+            before, after = (int(bool(keys.flag(key))) for key in accounted)
+            each, left = divmod(total + before + after, stages)
+            if not left:
+                facts["stage_layers"] = ",".join(map(str, [each - before, *[each] * (stages - 2), each - after]))
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -114,11 +139,18 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         return values
 
     return Idea(
-        keys=(pp, chunks, layers, first, last, *([also] if also is not None else [])),
+        keys=(pp, chunks, layers, first, last, *([also] if also is not None else []), *accounted),
         facts=("pp", "vpp", "schedule", "stage_layers"),
         read=read,
         write=write,
     )
+
+
+def _split_unread(keys: Keys, key: str, why: str) -> None:
+    shown = keys.document.shown(key)
+    parts = ("weights", "gradients", "optimizer", "activations")
+    note = f"{shown}: {why}; layers are shared out evenly"
+    keys.add(Uncounted(note, shown, effect="either", parts=parts, share=0.5))
 
 
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
@@ -141,10 +173,16 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
     what, how, count, modules = (
         f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
     )
-    owned: tuple[str, ...] = (what, how, count, modules, *([switch] if switch else []))
+    older = () if prefix else ("checkpoint_activations", "checkpoint_num_layers", "moe_layer_recompute")
+    owned: tuple[str, ...] = (what, how, count, modules, *([switch] if switch else []), *older)
 
     def read(keys: Keys) -> Facts:
         kind = keys.choice(what, {"full": "full", "selective": "selective", "none": "none"}) or "none"
+        if older and keys.flag(older[0]):
+            number = keys.whole(older[1]) or 1
+            return {"recompute": "full" if number == 1 else f"full:group={number}"}
+        if older and keys.flag(older[2]) and kind == "none":
+            return {"recompute": "modules:moe"}
         if switch and keys.flag(switch):
             kind = "selective"
         if kind == "selective":
@@ -362,8 +400,9 @@ def optimizer() -> Idea:
         name = keys.choice("optimizer", names) or "adamw"
         moments = {keys.word("exp_avg_dtype") or "fp32", keys.word("exp_avg_sq_dtype") or "fp32"}
         if moments != {"fp32"}:
-            key = "exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype"
-            raise keys.wrong(key, "moments other than fp32 are not read")
+            shown = keys.document.shown("exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype")
+            note = f"{shown}: moments in fewer bits than the 32 that are counted"
+            keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
         if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
             name = "sgd"
         return {"optimizer": name}
@@ -409,7 +448,12 @@ def offload(prefix: str = "", share: float | None = None) -> Idea:
         if not keys.flag(switch) or given == 0:
             return {"offload": "none"}
         if given not in (None, 1.0):
-            raise keys.wrong(part, f"a part ({given}) is not read; 0 or 1 is")
+            shown = keys.document.shown(part)
+            note = f"{shown}: that part of the optimizer is in the host's memory, where all of it is counted on the GPU"
+            keys.add(
+                Uncounted(note, shown, effect="saves", parts=("optimizer",), share=max(0.0, min(1.0, given)))
+            )
+            return {"offload": "none"}
         return {"offload": "optimizer"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -420,140 +464,57 @@ def offload(prefix: str = "", share: float | None = None) -> Idea:
     return Idea(keys=(switch, part), facts=("offload",), read=read, write=write)
 
 
-# -- the model ---------------------------------------------------------------------------------------------------------
-
-SIZES = {
-    "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads",
-    "ffn_hidden_size": "intermediate_size", "num_query_groups": "num_key_value_heads", "kv_channels": "head_dim",
-    "max_position_embeddings": "max_position_embeddings", "vocab_size": "vocab_size", "num_experts": "num_local_experts",
-    "moe_ffn_hidden_size": "moe_intermediate_size", "moe_router_topk": "num_experts_per_tok",
+VISION = {
+    "clip": 0.31e9, "siglip": 0.43e9, "internvit": 5.54e9, "internvit300M": 0.31e9, "radio": 0.65e9, "radio-g": 1.16e9,
+    "cradio-g": 1.16e9, "radio_siglip_move": 0.65e9,
 }  # fmt: skip
-OTHER = names_in(
-    """
-    swiglu untie_embeddings_and_output_weights disable_bias_linear group_query_attention add_qkv_bias qk_layernorm
-    multi_latent_attention normalization position_embedding_type padded_vocab_size hidden_dropout attention_dropout
-    tokenizer_model no_position_embedding
-    """
-)
-BEYOND = names_in(
-    """
-    multi_latent_attention moe_shared_expert_intermediate_size moe_layer_freq hybrid_layer_pattern
-    hybrid_override_pattern mtp_num_layers window_size linear_attention_freq add_qkv_bias
-    experimental_attention_variant heterogeneous_layers_config_path moe_shared_expert_gate encoder_num_layers
-    decoder_num_layers squared_relu quick_geglu openai_gelu
-    """
-)
-"""Arguments of models that these few sizes do not describe."""
-GPT2_VOCABULARY = 50_257
+"""Parameters of the encoders of `--vision-model-type`, as their publishers have them."""
 
 
-def _read(keys: Keys) -> Facts:
-    if not keys.has("num_layers", "hidden_size"):
-        name = keys.raw("tokenizer_model")
-        plain = isinstance(name, str) and "$" not in name and "/" in name and not name.endswith((".model", ".json"))
-        return {"model": name} if plain else {}
-    for key in BEYOND:
-        if keys.has(key) and keys.raw(key) is not False:
+def vision() -> Idea:
+    """The idea of images: an encoder beside the language model, whose memory is a bound, and parts that are not trained."""
+    kind, frozen, body = "vision_model_type", "freeze_ViT", "freeze_LM"
+
+    def read(keys: Keys) -> Facts:
+        if not keys.has(kind):
             return {}
-    sizes = {theirs: value for ours, theirs in SIZES.items() if (value := keys.whole(ours)) is not None}
-    if "num_attention_heads" not in sizes or "hidden_size" not in sizes or "num_hidden_layers" not in sizes:
+        shown, ranks = keys.document.shown(kind), keys.whole("tensor_model_parallel_size") or 1
+        size = VISION.get(str(keys.raw(kind)), max(VISION.values()))
+        held = size * (2 if keys.flag(frozen) else 18) / ranks
+        note = f"{shown}: shows images to the model, whose encoder is not counted"
+        parts = ("transient",) if keys.flag(frozen) else ("activations", "transient")
+        keys.add(Uncounted(note, shown, high=held, effect="costs", parts=parts))
+        if keys.flag(body):
+            shown = keys.document.shown(body)
+            note = f"{shown}: the language model is not trained, and is counted as if it were"
+            keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
         return {}
-    gated = keys.flag("swiglu")
-    if "vocab_size" not in sizes:
-        padded = keys.whole("padded_vocab_size")
-        if padded is None and not keys.has("vocab_file"):
-            return {}
-        sizes["vocab_size"] = padded or GPT2_VOCABULARY
-    if not keys.flag("group_query_attention") or "num_key_value_heads" not in sizes:
-        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
-    routed = sizes.pop("num_local_experts", None)
-    width, topk = sizes.pop("moe_intermediate_size", None), sizes.pop("num_experts_per_tok", None)
-    hidden = sizes["hidden_size"]
-    config: dict[str, Any] = {"tie_word_embeddings": not keys.flag("untie_embeddings_and_output_weights"), **sizes}
-    if gated and keys.word("normalization") == "RMSNorm":
-        config.setdefault("intermediate_size", int(4 * hidden * 2 / 3) // 64 * 64)
-        if not keys.flag("disable_bias_linear"):
-            return {}
-        if routed:
-            config |= {"num_local_experts": routed, "num_experts_per_tok": topk or 2}
-            if width:
-                config["intermediate_size"] = width
-            return {"config": config | {"model_type": "mixtral"}}
-        return {"config": config | {"model_type": "qwen3" if keys.flag("qk_layernorm") else "llama"}}
-    if gated or routed or keys.flag("group_query_attention") or keys.flag("disable_bias_linear"):
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {}
-    if (keys.word("normalization") or "LayerNorm") != "LayerNorm":
-        return {}
-    if (keys.word("position_embedding_type") or "learned_absolute") != "learned_absolute":
-        return {}
-    return {
-        "config": {
-            "model_type": "gpt2",
-            "n_layer": sizes["num_hidden_layers"],
-            "n_head": sizes["num_attention_heads"],
-            "n_embd": hidden,
-            "n_inner": sizes.get("intermediate_size"),
-            "vocab_size": sizes["vocab_size"],
-            "n_positions": sizes.get("max_position_embeddings", 1024),
-            "tie_word_embeddings": config["tie_word_embeddings"],
-        }
-    }
+
+    return Idea(keys=(kind, frozen, body), facts=(), read=read, write=write)
 
 
-PLAIN = {
-    "attention_bias": (False, None), "mlp_bias": (False, None), "hidden_act": ("silu", None), "sliding_window": (None,),
-    "use_sliding_window": (False, None),
-}  # fmt: skip
-"""What these few arguments mean without saying it."""
+def _length() -> Idea:
+    # Of a model that is shown images, the sequence of the language model.
+    plain = row("seq_len", "seq_length", "encoder_seq_length")
+    longer = ("decoder_seq_length", "total_seq_length")
 
+    def read(keys: Keys) -> Facts:
+        length = next((keys.whole(key) for key in longer if keys.has(key)), None)
+        return plain.read(keys) if length is None else {"seq_len": length}
 
-def missing_sizes(config: dict[str, Any]) -> bool:
-    """Return whether the arguments cannot express a model's config; those of Llama, Qwen 3 and Mixtral they can.
-
-    >>> missing_sizes({"model_type": "llama", "hidden_size": 8}), missing_sizes({"model_type": "llama", "attention_bias": True})
-    (False, True)
-    """
-    if config.get("model_type") not in ("llama", "qwen3", "mixtral"):
-        return True
-    return any(config.get(key) not in values for key, values in PLAIN.items())
-
-
-def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
-    config = facts.get("config")
-    if config is None or missing_sizes(config):
-        return {}
-    routed, heads = config["model_type"] == "mixtral", config["num_attention_heads"]
-    groups = config.get("num_key_value_heads") or heads
-    values: dict[str, Any] = {ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None}
-    if routed:
-        values |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
-    values |= {
-        "normalization": "RMSNorm",
-        "position_embedding_type": "rope",
-        "swiglu": True,
-        "disable_bias_linear": True,
-        "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings") or None,
-        "group_query_attention": True if groups != heads else None,
-        "num_query_groups": groups if groups != heads else None,
-        "qk_layernorm": True if config["model_type"] == "qwen3" else None,
-    }
-    return values
-
-
-MODEL = Idea(
-    keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND, "vocab_file"))),
-    facts=("model", "config"),
-    read=_read,
-    write=_write,
-)
+    return Idea(keys=(*plain.keys, *longer), facts=("seq_len",), read=read, write=plain.write)
 
 
 LAYOUT = (
-    tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
+    tensor_parallel("tensor_model_parallel_size", "sequence_parallel", older="model_parallel_size"),
     pipeline({
         "pp": "pipeline_model_parallel_size", "chunks": "num_virtual_stages_per_pipeline_rank", "layers": "num_layers",
         "size": "virtual_pipeline_model_parallel_size", "chunk_layers": "num_layers_per_virtual_pipeline_stage",
         "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
+        "accounted": "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
     }),
     context("context_parallel_size", "cp_comm_type"),
     experts("expert_model_parallel_size", "expert_tensor_parallel_size", "tensor_model_parallel_size"),
@@ -573,7 +534,7 @@ SECTIONS = {
 }
 """Where keys belong in a YAML file."""
 OTHER_PROGRAMS = {
-    r"\bpretrain_(?:bert|t5|ict|vision\w*|vlm|retro|mimo|dino|realm)\w*\.py\b": "trains another model than a GPT",
+    r"\bpretrain_(?:t5|ict|vision\w*|retro|dino|realm)\w*\.py\b": "trains another model than a GPT",
 }
 """Command lines of Megatron's that train something else."""
 MEGATRON = Dialect(
@@ -590,9 +551,10 @@ MEGATRON = Dialect(
         *LAYOUT,
         zero(),
         recompute(switch="recompute_activations"),
-        row("micro_batch", "micro_batch_size"),
+        row("micro_batch", "micro_batch_size", "batch_size"),
         row("global_batch", "global_batch_size"),
-        row("seq_len", "seq_length", "encoder_seq_length"),
+        _length(),
+        vision(),
         precision(),
         optimizer(),
         overlap(),

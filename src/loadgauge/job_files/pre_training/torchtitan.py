@@ -1,12 +1,19 @@
-"""torchtitan: flags on top of a named configuration (`--module llama3 --config llama3_8b`), and TOML until 2026-02."""
+"""torchtitan: flags on top of a named configuration (`--module llama3 --config llama3_8b`), and TOML until 2026-02.
+
+Until then a command named a TOML (`--job.config_file`), which is read where it lies beside the script.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from loadgauge.core.base.files import read_text
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
+from loadgauge.job_files.reading.nested import toml_document
 
 SCHEDULES = {
     "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "ZBVZeroBubble": "zb-v",
@@ -17,8 +24,15 @@ NAMES = {
     "deepseek_v3_671b": "deepseek-v3", "deepseek_v3_16b": "deepseek-v2-lite", "qwen3_0.6b": "qwen3-0.6b",
     "qwen3_1.7b": "qwen3-1.7b", "qwen3_4b": "qwen3-4b", "qwen3_8b": "qwen3-8b", "qwen3_14b": "qwen3-14b",
     "qwen3_32b": "qwen3-32b", "qwen3_30b_a3b": "qwen3-30b-a3b", "qwen3_235b_a22b": "qwen3-235b-a22b",
+    "gpt_oss_20b": "gpt-oss-20b", "gpt_oss_120b": "gpt-oss-120b", "llama4_17bx16e": "llama-4-scout",
+    "llama4_17bx128e": "llama-4-maverick", "qwen3_0_6b": "qwen3-0.6b", "qwen3_1_7b": "qwen3-1.7b",
+    "qwen35_27b": "qwen3.5-27b", "qwen35_35b_a3b": "qwen3.5-35b-a3b", "qwen35_122b_a10b": "qwen3.5-122b-a10b",
+    "qwen35_397b_a17b": "qwen3.5-397b-a17b", "kimi_k2_5": "kimi-k2.5",
 }  # fmt: skip
 """Configurations by name; of a configuration it has no flag for, such as the loss, this knows the tool's usual."""
+FILE = "job.config_file"
+LARGEST_FILE = 100_000
+"""Bytes of a TOML that a command names."""
 BF16, FP32 = "bfloat16", "float32"
 DEGREES = {
     "tp": "parallelism.tensor_parallel_degree", "cp": "parallelism.context_parallel_degree",
@@ -27,6 +41,31 @@ DEGREES = {
 OLD = "experimental."
 WHOLE = {"model", "loss"}
 POLICIES = ("none", "full", "selective", "memory_budget")
+
+
+def named_file(document: Document) -> Mapping[str, Any]:
+    """What the TOML has that a command names, beside its script or where it is started; nothing where it is not there."""
+    name, script = document.get(FILE), getattr(document, "file", "")
+    name = name[0] if isinstance(name, list) and name else name
+    if document.syntax != "argv" or not isinstance(name, str) or "$" in name or not script:
+        return {}
+    here, root = Path(script).resolve().parent, Path.cwd()
+    for place in ((here / name).resolve(), (root / name).resolve()):
+        if place.suffix == ".toml" and place.is_file() and (place.is_relative_to(here) or place.is_relative_to(root)):
+            toml = toml_document(read_text(place, LARGEST_FILE))
+            return {key: toml.get(key) for key in toml.names()}
+    return {}
+
+
+def _file() -> Idea:
+    def read(keys: Keys) -> Facts:
+        if keys.has(FILE) and not named_file(keys.document):
+            raise keys.wrong(
+                FILE, f"names {str(keys.raw(FILE))[:60]}, which is not there; give its TOML, or lay it beside"
+            )
+        return {}
+
+    return Idea(keys=(FILE,), facts=(), read=read, write=lambda facts, keys: {})
 
 
 def _recompute() -> Idea:
@@ -273,9 +312,11 @@ TORCHTITAN = Dialect(
     syntaxes=("argv", "toml"),
     framework="torchtitan",
     style="tyro",
+    beneath=named_file,
     blank={"argv": "torchrun --nproc_per_node 1 --nnodes 1 -m torchtitan.train\n", "toml": ""},
     ideas=(
         launched(),
+        _file(),
         _model(),
         _tensor_parallel(),
         _pipeline(),

@@ -95,7 +95,7 @@ class Argv:
                 if re.match(r"\s*--[A-Za-z]", text.text)
                 for index, word in enumerate(self.shell.words_in(text))
             ]
-            if held or lines:
+            if lines or (held and best < 1 and sum(map(_begins, held)) > max(map(_count, commands), default=0)):
                 return lines or held
         if not commands:
             return [word for command in self.shell.commands for word in command]
@@ -310,8 +310,9 @@ TRAINS = re.compile(
     r"train|tune|sft|dpo|grpo|ppo|rlhf|run_|torchrun|distributed|accelerate|deepspeed|main|swift|\.py$|-m$"
 )
 OTHERWISE = re.compile(
-    r"(?:^|/)ray$|(?:^|[/_.-])(?:pip3?|serve|server|api_server|launch_server|convert\w*|preprocess\w*|prepare\w*|merge\w*|download\w*"
-    r"|tokenize\w*|export|eval|evaluate|infer\w*|generate|wandb|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
+    r"(?:^|/)ray$|(?:^|[/_.-])(?:pip3?|serve|server|api_server|launch_server|convert\w*|preprocess\w*|prepare\w*|merge\w*"
+    r"|download\w*|tokenize\w*|export|rollout|deploy|sample|chat|webchat|webui|eval|evaluate|infer\w*|generate|wandb"
+    r"|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
     r"|git|docker|ssh|nvidia-smi|awk|data_preprocess|lm_eval|quantize)(?:$|[/_.-])"
 )
 """Programs that do something else than train."""
@@ -341,6 +342,10 @@ def _rank(command: list[Word]) -> int:
     if any(OTHERWISE.search(name) for name in names[:4]):
         return 0
     return 1 + any(TRAINS.search(name) for name in names)
+
+
+def _count(command: list[Word]) -> int:
+    return sum(map(_begins, command))
 
 
 def _start(option: Option) -> int:

@@ -22,11 +22,12 @@ _AUTO: dict[str, Any] = {
 
 
 class KnownFile(msgspec.Struct, frozen=True):
-    """A configuration of a tool: its content as JSON, the tool, and where it is published."""
+    """A configuration of a tool: its content as JSON, whose dialect it is, the tool, and where it is published."""
 
     content: str
     tool: str
     source: str
+    dialect: str = "deepspeed"
 
 
 @cache
@@ -46,6 +47,8 @@ def known_file(path: str) -> KnownFile | None:
     for tool in _tools().values():
         for name, content in tool["files"].items():
             if f"/{words}".endswith(f"/{name}"):
+                if "distributed_type" in content:
+                    return KnownFile(json.dumps(content), tool["tool"], tool["source"], "accelerate")
                 auto = (
                     _AUTO if "fp16" in content or content.get("bf16") is None else {**_AUTO, "fp16": {"enabled": False}}
                 )

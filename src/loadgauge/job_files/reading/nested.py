@@ -42,6 +42,7 @@ class Nested:
     ) -> None:
         self.syntax, self.root, self.dump, self.table = syntax, root, dump, table
         self.sections = sections or {}
+        self.skipped: tuple[str, ...] = ()
         self._find()
 
     def _find(self) -> None:
@@ -191,7 +192,15 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     loader = YAML(typ="rt")
     loader.preserve_quotes = True
     loader.constructor.allow_duplicate_keys = True
-    loader.constructor.check_mapping_key = _last_counts
+    repeated: dict[str, None] = {}
+
+    def last_counts(node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
+        """Let the last of several values of a key count, as it does in PyYAML, with which the tools read their files."""
+        if key in mapping:
+            repeated[f"{str(key)[:40]} is given more than once, and its last value is read"] = None
+        return True
+
+    loader.constructor.check_mapping_key = last_counts
     loader.width = 100_000
     sequence = re.search(r"^(\s*)[\w.-]+:[ \t]*(?:#.*)?\n(?:[ \t]*#.*\n)*(\s*)- ", text, re.MULTILINE)
     if sequence is not None and len(sequence[2]) > len(sequence[1]):
@@ -213,12 +222,9 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
         loader.dump(value, target)
         return target.getvalue()
 
-    return Nested("yaml", root, dump, CommentedMap, sections)
-
-
-def _last_counts(node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
-    """Lets the last of several values of a key count, as it does in PyYAML, with which the tools read their files."""
-    return True
+    parsed = Nested("yaml", root, dump, CommentedMap, sections)
+    parsed.skipped = tuple(repeated)
+    return parsed
 
 
 def _refuse_tags(text: str) -> None:

@@ -86,10 +86,12 @@ class Shell:
     ) -> None:
         self.source, self.file = source, file
         self.values: dict[str, Value] = {name: _plain(value) for name, value in (outside or {}).items()}
+        for name, number in _scheduled(source).items():
+            self.values.setdefault(name, _plain(number))
         self.arguments: list[Text] = []
         while str(len(self.arguments) + 1) in self.values:
             self.arguments.append(self.values[str(len(self.arguments) + 1)])  # type: ignore[arg-type]
-        self.functions: dict[str, Listing] = {}
+        self.functions: dict[str, tuple[Text, Listing]] = {}
         self.commands: list[list[Word]] = []
         self.documents: dict[str, str] = {}
         self.notes: list[str] = []
@@ -148,7 +150,7 @@ class Shell:
         if kind == "group":
             return self._listing(node[1])
         if kind == "function":
-            self.functions[node[1]] = node[2]
+            self.functions[node[1]] = self.text, node[2]
         elif kind == "if":
             self._branch(node[1])
         elif kind == "case":
@@ -171,7 +173,7 @@ class Shell:
                     return False
                 called = self.functions.get(names[0]) if names else None
                 ends |= bool(names) and names[0] in GIVES_UP
-                ends |= called is not None and depth < 3 and self._gives_up(called, depth + 1)
+                ends |= called is not None and depth < 3 and self._gives_up(called[1], depth + 1)
             elif node[0] == "group":
                 ends |= self._gives_up(node[1], depth + 1)
         return ends
@@ -298,13 +300,28 @@ class Shell:
         words[0] = words[0]._replace(first=True)
         return self._started(words, redirects)
 
+    def _document(self, redirects: list[Token]) -> Text | None:
+        """The here-document of a command, with its variables unless its end is quoted."""
+        token = next((token for token in redirects if token.kind == "doc"), None)
+        if token is None:
+            return None
+        pieces = self.text.part(token.start, token.end)
+        if token.text:
+            return Text(pieces)
+        body = Text(pieces)
+        return Text(self._expanded(body, 0, len(body.text), True))
+
     def _documents(self, words: list[Word], redirects: list[Token]) -> None:
         target = next((token for token in redirects if token.text in (">", ">>")), None)
-        document = next((token for token in redirects if token.kind == "doc"), None)
-        if target is not None and document is not None and words and words[0].text in ("cat", "tee"):
-            body = self.text.text[document.start : document.end]
-            text = "".join(piece.text for piece in self._expanded(Text([Piece(body, -1, -1)]), 0, len(body)))
-            self.documents[self._joined(target)] = text
+        document = self._document(redirects)
+        if document is None or not words:
+            return
+        if words[0].text == "cat" and target is None and self.said is not None:
+            self.said.append(document)
+        elif words[0].text in ("cat", "tee") and target is not None:
+            self.documents[self._joined(target)] = document.text
+        elif words[0].text == "read" and "-d" in (word.text for word in words):
+            self._set(words[-1].text, document)
 
     def _started(self, words: list[Word], redirects: list[Token]) -> bool | None:
         name, texts = words[0].text, [word.text for word in words]
@@ -342,6 +359,10 @@ class Shell:
             return True
         elif name == "false":
             return False
+        elif name == "cat" and self.said:
+            return True
+        elif name == "exec" and len(words) == 1:
+            return True
         elif self.said is not None:
             raise _Stop("unknown")
         else:
@@ -349,21 +370,27 @@ class Shell:
             for index in range(2, len(texts)):
                 if re.fullmatch(r"-[el]*c", texts[index - 1]) and texts[index - 2].rpartition("/")[2] in ("bash", "sh"):
                     self._script(Text(self._pieces(words[index])))
+            script = next((text for text in texts[:3] if text.endswith(".sh")), "")
+            if script and texts[0] in (script, "bash", "sh", "exec", "source", "sbatch"):
+                before, self.arguments = self.arguments, [self._text(word) for word in words[texts.index(script) + 1 :]]
+                self._sourced(script, False)
+                self.arguments = before
             if name == "exec":
                 raise _Stop("exit")
         return None
 
     def _called(self, name: str, words: list[Word]) -> None:
         before, self.arguments = self.arguments, [self._text(word) for word in words[1:]]
+        text, (self.text, body) = self.text, self.functions[name]
         self.depth += 1
         try:
-            self._listing(self.functions[name])
+            self._listing(body)
         except _Stop as stop:
             if str(stop) != "return":
                 raise
         finally:
             self.depth -= 1
-            self.arguments = before
+            self.arguments, self.text = before, text
 
     def _text(self, word: Word) -> Text:
         literal = word.end - word.start == len(word.text) and word.start >= 0
@@ -372,7 +399,7 @@ class Shell:
     def _pieces(self, word: Word) -> tuple[Piece, ...]:
         return self.whole.get((word.start, word.end, word.text), self._text(word).pieces)
 
-    def _sourced(self, name: str) -> None:
+    def _sourced(self, name: str, noted: bool = True) -> None:
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
             return
         here = Path(self.file).resolve().parent
@@ -384,10 +411,10 @@ class Shell:
                 try:
                     self._script(Text([Piece(text, -1, -1)]))
                 except _Stop as stop:
-                    if str(stop) != "return":
+                    if str(stop) != "return" and (noted or str(stop) != "exit"):
                         raise
                 return
-        if not name.startswith(("/", "~")):
+        if noted and not name.startswith(("/", "~")):
             self.notes.append(f"{name} is not there, so what it sets is not known")
 
     def _read(self, texts: list[str], redirects: list[Token]) -> None:
@@ -741,6 +768,19 @@ class Shell:
             return None
         finally:
             self.said, self.directory, self.text = before
+
+
+SCHEDULED = (
+    ("SLURM_JOB_NUM_NODES", r"(?:--nodes|-N)"), ("SLURM_NNODES", r"(?:--nodes|-N)"), ("SLURM_NTASKS_PER_NODE", "--ntasks-per-node"),
+    ("SLURM_GPUS_PER_NODE", r"(?:--gpus-per-node|-G|--gres=gpu|--gpus)"),
+)  # fmt: skip
+"""Variables that Slurm sets by the `#SBATCH` lines of a script, and their options."""
+
+
+def _scheduled(source: str) -> dict[str, str]:
+    lines = " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]{1,300})", source[:20_000], re.MULTILINE))
+    found = {name: re.search(rf"(?<!\S){option}[ =:](?:\w+:)?(\d{{1,6}})(?!\S|-)", lines) for name, option in SCHEDULED}
+    return {name: match[1] for name, match in found.items() if match is not None}
 
 
 def _plain(text: str) -> Text:

@@ -106,7 +106,7 @@ def word_end(text: str, start: int) -> int:
 
 
 class Token(NamedTuple):
-    """A word, an operator, a redirection, a here-document or an array with its `words` (`kind`), from `start` to `end`."""
+    """A word, an operator, a redirection, a here-document (its end where it is quoted) or an array with its `words` (`kind`)."""
 
     kind: str
     text: str
@@ -118,7 +118,7 @@ class Token(NamedTuple):
 def tokens(text: str) -> list[Token]:
     """The tokens of a script without comments and continued lines. Raises `ConfigError` for more than `MOST_WORDS`."""
     result: list[Token] = []
-    pending: list[tuple[int, str]] = []
+    pending: list[tuple[int, str, bool]] = []
     index, continued = 0, False
     while index < len(text):
         letter = text[index]
@@ -158,10 +158,10 @@ def tokens(text: str) -> list[Token]:
         if operator[0] not in REDIRECTS:
             result.append(Token("op", operator[0], operator.start(), index))
             if letter == "\n":
-                for place, delimiter in pending:
+                for place, delimiter, quoted in pending:
                     match = re.compile(rf"^\t*{re.escape(delimiter)}[ \t]*\r?$", re.MULTILINE).search(text, index)
                     end = len(text) if match is None else match.start()
-                    result[place] = Token("doc", delimiter, index, end)
+                    result[place] = Token("doc", delimiter if quoted else "", index, end)
                     index = len(text) if match is None else match.end()
                 pending = []
             continue
@@ -169,9 +169,10 @@ def tokens(text: str) -> list[Token]:
             result.pop()
         while index < len(text) and text[index] in " \t":
             index += 1
-        end = word_end(text, index)
+        end = closing(text, index) if text[index : index + 2] in ("<(", ">(") else word_end(text, index)
         if operator[0] in ("<<", "<<-"):
-            pending.append((len(result), re.sub(r"[\"'\\]", "", text[index:end])))
+            plain = re.sub(r"[\"'\\]", "", text[index:end])
+            pending.append((len(result), plain, plain != text[index:end]))
         result.append(Token("redirect", operator[0], index, end))
         index = end
     return result

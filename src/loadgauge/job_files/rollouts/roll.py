@@ -288,6 +288,12 @@ def _task() -> Idea:
             )
         }
         options.pop("static_fraction" if chosen == "vllm" else "utilization", None)
+        if options.get("context", length := _sequences().read(keys)["seq_len"]) < length:
+            keys.note(f"{E}max_model_len", f"answers end at it, and are counted up to {length} tokens", "saves")
+            del options["context"]
+        if task == "ppo":
+            keys.note(kind, "actor and critic leave the GPUs while the other runs, and are counted together", "saves",
+                      "weights gradients optimizer", 0.5)  # fmt: skip
         options = {"sleep": 1} | options | {"graphs": "false" if keys.flag(eager) else "true"}
         options["prefix"] = "false" if keys.flag(prefix) is False else "true"
         if keys.flag(served) and options.get("tp", 1) > 1:
@@ -326,7 +332,7 @@ ROLL = Dialect(
     renames=variant,
     blank={"yaml": "num_gpus_per_node: 8\nsft_train:\n  strategy_args:\n    strategy_name: megatron_train\n"},
     ideas=(
-        row("model", "pretrain", f"{A}model_args.model_name_or_path", kind="word"),
+        row("model", "pretrain", f"{A}model_args.model_name_or_path", kind="model"),
         _gpus(),
         _layout(),
         _sequences(),

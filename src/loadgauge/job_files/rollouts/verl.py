@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, Unknown, names_in, row
@@ -419,8 +422,9 @@ def _micro_batch() -> Idea:
         ranks = None if gpus is None else gpus // (layout["tp"] * layout["pp"] * layout["cp"])
         batch = keys.given.get("global_batch") or _batch().read(keys)["global_batch"]
         own = batch // ranks if ranks and batch % ranks == 0 else None
+        groups = layout["pp"] if (layout.get("vpp") or 1) > 1 else 1
         said_in = f"up to {most} tokens a micro-batch" if asked else "no whole micro-batches of a rank"
-        return {"micro_batch": fitted(keys, tokens if asked else each, rows, own, length, said_in)}
+        return {"micro_batch": fitted(keys, tokens if asked else each, rows, own, length, said_in, groups)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         each, dynamic, _ = actor if _actor(keys) else sft
@@ -608,7 +612,17 @@ def _next_tokens() -> Idea:
     switch, trained = f"{W}mtp.enable", f"{W}mtp.enable_train"
 
     def read(keys: Keys) -> Facts:
-        return {"mtp": True if keys.flag(switch) and keys.flag(trained) else None}
+        if not keys.flag(switch) or not keys.flag(trained):
+            return {}
+        try:
+            named = keys.given.get("model") or keys.model(f"{W}path") or ""
+            if found_model(Job(model=named, hub=False)).spec.num_nextn_predict_layers:
+                return {"mtp": True}
+        except ConfigError:
+            pass
+        keys.note(trained, "heads of the next tokens are trained too, whose number is not known", "costs",
+                  "weights gradients optimizer activations loss transient", 0.25)  # fmt: skip
+        return {}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {switch: True, trained: True} if facts.get("mtp") else {trained: False if keys.has(trained) else None}
@@ -632,7 +646,7 @@ VERL = Dialect(
         r"\bmain_eval\b": "scores answers",
     },
     ideas=(
-        row("model", f"{W}path", kind="word"),
+        row("model", f"{W}path", kind="model"),
         _gpus(),
         _placement(),
         _layout(),

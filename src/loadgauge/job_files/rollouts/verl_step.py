@@ -86,15 +86,15 @@ def task() -> Idea:
                 "a reward model on GPUs of its own, which are not counted",
                 "either",
             )
-        of_critic = keys.word(critic) if chosen == "ppo" else None
+        of_critic = keys.model(critic) if chosen == "ppo" else None
         return {
             "task": chosen,
             "reference": ("adapter-off" if adapts else "model") if refers else "none",
-            "critic": None if of_critic == keys.word(path) else of_critic,
+            "critic": None if of_critic == keys.model(path) else of_critic,
             "old_logprobs": "none" if keys.flag(bypassed) else None,
             # On GPUs of its own it is not counted.
             "reward_model": next(
-                (keys.word(name) for name, on in zip(scored, switch, strict=True) if keys.flag(on)), None
+                (keys.model(name) for name, on in zip(scored, switch, strict=True) if keys.flag(on)), None
             )
             if not any(keys.flag(key) for key in apart)
             else None,

@@ -10,7 +10,10 @@ from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.model.tuners import TUNERS
 
-ATTENTION_TARGETS = frozenset({"query", "key", "value", "qkv", "output"})
+LATENT_TARGETS = frozenset({"query_down", "query_up", "key_value_down", "key_value_up", "key_value"})
+ATTENTION_TARGETS = frozenset({"query", "key", "value", "qkv", "output"}) | LATENT_TARGETS
+MIXERS = frozenset({"mamba", "delta", "convolution", "kda", "lightning"})
+"""Mixers without softmax, whose linear layers are targets by their whole names, such as `delta.output`."""
 ALL_TARGETS = ATTENTION_TARGETS | {"gate", "up", "gate_up", "down"}
 
 

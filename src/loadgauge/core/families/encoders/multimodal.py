@@ -12,7 +12,7 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families import common as parts
 from loadgauge.core.families.decoders import gemma, gemma3n, glm, layer_norm, llama, qwen
 from loadgauge.core.families.hybrids import linear_attention as linear
-from loadgauge.core.families.mixtures import deepseek, mixtral
+from loadgauge.core.families.mixtures import deepseek, mixtral, newer
 from loadgauge.core.families.reader import Reader, shown
 
 TEXT_READERS: dict[str, Callable[[Reader], ModelSpec]] = {
@@ -24,6 +24,7 @@ TEXT_READERS: dict[str, Callable[[Reader], ModelSpec]] = {
     **gemma3n.READERS,
     **qwen.READERS,
     **mixtral.READERS,
+    **newer.READERS,
     **linear.READERS,
 }
 
@@ -82,6 +83,7 @@ WRAPPERS = {
             "vocab_size": 131072,
         },
     ),
+    "muse_glimmer": Wrapper(prefix="MuseGlimmer", text="muse_glimmer_text"),
     "qwen2_vl": Wrapper(prefix="Qwen2VL", text="qwen2_vl_text", text_may_tie=True, flat=True),
     "qwen2_5_vl": Wrapper(prefix="Qwen2_5_VL", text="qwen2_5_vl_text", text_may_tie=True, flat=True),
     "qwen3_5": Wrapper(prefix="Qwen3_5", text="qwen3_5_text"),

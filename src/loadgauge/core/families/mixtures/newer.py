@@ -190,6 +190,20 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
                     count=("num_local_experts", "num_experts"), sparse=typed_or_all, norm_topk_prob="norm_topk_prob"
                 ),
             ),
+            "muse_glimmer_text": Decoder(
+                classes=parts.language("MuseGlimmer"),
+                norm=parts.RMS_NORM_PLUS_ONE,
+                placement="sandwich",
+                activation_key="hidden_activation",
+                qk_norm=NO_GAIN,
+                output_gate=True,
+                gate_matrix=True,
+                embedding_norm=NO_GAIN,
+                softcaps=True,
+                windows=typed_windows(lambda reader: 4),
+                rotated=local_rotate,
+                ignored=("qk_scale_factor", "output_multiplier", "post_norm_eps", "layer_rope_theta"),
+            ),
             "nanochat": Decoder(
                 classes=parts.language("NanoChat"),
                 norm=NO_GAIN,

@@ -23,12 +23,12 @@ from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor,
 def compressed_attention(build: Builder, x: Tensor, spec: CompressedAttention, hidden: Size) -> Tensor:
     """Adds the attention half of a block to the list; `x` is its (normed) input. Returns the output projection."""
     tokens, width = build.view.tokens, spec.num_attention_heads * spec.head_dim
-    down = build.linear("attention.query_down", x, tokens, hidden, spec.q_lora_rank, adapter="query")
+    down = build.linear("attention.query_down", x, tokens, hidden, spec.q_lora_rank, adapter="query_down")
     latent = build.norm("attention.query_norm", down, spec.norm, tokens, spec.q_lora_rank)
-    query = build.linear("attention.query_up", latent, tokens, spec.q_lora_rank, width, adapter="query")
+    query = build.linear("attention.query_up", latent, tokens, spec.q_lora_rank, width, adapter="query_up")
     query = _head_norm(build, query, spec)
     query = _rotated(build, "attention.rotary_q", query, tokens * spec.num_attention_heads, spec)
-    key = build.linear("attention.key_value", x, tokens, hidden, spec.head_dim, adapter="key")
+    key = build.linear("attention.key_value", x, tokens, hidden, spec.head_dim, adapter="key_value")
     key = build.norm("attention.key_value_norm", key, spec.norm, tokens, spec.head_dim)
     key = _rotated(build, "attention.rotary_k", key, tokens, spec)
     if spec.compress_rate is not None:

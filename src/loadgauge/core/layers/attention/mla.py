@@ -172,7 +172,7 @@ def _query(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size, 
         name, inner, latent = "attention.query", hidden_size, x
     else:
         name, inner, local = "attention.query_up", rank, build.local_tokens
-        latent = build.linear("attention.query_down", x, local, hidden_size, rank, bias=spec.bias, adapter="query")
+        latent = build.linear("attention.query_down", x, local, hidden_size, rank, bias=spec.bias, adapter="query_down")
         latent = build.norm("attention.query_norm", latent, spec.norm, local, rank)
     source, kept, reduced, workspace = build.enter("attention.query_gather", latent, inner)
     query = build.linear(
@@ -183,7 +183,7 @@ def _query(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size, 
         width,
         kept_input=kept,
         shards=view.tp,
-        adapter="query",
+        adapter=name.rpartition(".")[2],
         backward_comm=reduced,
         workspace=workspace,
     )
@@ -202,7 +202,7 @@ def _key_and_value(
     view, tokens, local, rank = build.view, build.view.tokens, build.local_tokens, spec.kv_lora_rank
     turning = spec.qk_rope_head_dim
     both = build.linear(
-        "attention.key_value_down", x, local, hidden_size, rank + turning, bias=spec.bias, adapter="key"
+        "attention.key_value_down", x, local, hidden_size, rank + turning, bias=spec.bias, adapter="key_value_down"
     )
     latent, turned = build.tensor("attention.latent", local * rank), build.tensor("attention.turned", local * turning)
     build.operations.append(Operation("attention.latent", "view", (both,), (latent, turned)))
@@ -217,7 +217,7 @@ def _key_and_value(
         heads * (spec.qk_nope_head_dim + spec.v_head_dim),
         kept_input=kept,
         shards=view.tp,
-        adapter="value",
+        adapter="key_value_up",
         backward_comm=reduced,
         workspace=workspace,
     )

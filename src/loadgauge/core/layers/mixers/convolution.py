@@ -19,10 +19,9 @@ from loadgauge.core.layers.operations.rank_view import View
 
 
 def whole_mixer(build: Builder, kind: str, file: str, *, heads: bool) -> None:
-    """Refuses what the layers of a linear mixer do not model: adapters, context parallelism, and tp without `heads`."""
+    """Refuses what the layers of a linear mixer do not model: context parallelism, and tp without `heads`."""
     view = build.view
     reasons = {
-        "LoRA": view.lora is not None,
         "context parallelism": not isinstance(view.cp, int) or view.cp != 1,
         "tensor parallelism": not heads and (not isinstance(view.tp, int) or view.tp != 1),
         "reference code under autocast": build.autocast and build.kernels.recurrence == "reference",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.core.base.algebra import Size
+from loadgauge.core.definitions.model.lora import MIXERS
 from loadgauge.core.definitions.model.model import Norm
 from loadgauge.core.layers.adapters.adapters import (
     AdapterShape,
@@ -142,6 +143,7 @@ class Builder(Writer):
         `operation`: the kind of operation that it is; `around`: what the module that calls it holds meanwhile.
         """
         lora, low = self.view.lora, None if exact else self.low
+        adapter = name if name.partition(".")[0] in MIXERS else adapter
         base = bool(adapter) and lora is not None and not lora.experts_only
         trained = self.trains(name)
         matrix = Weight(

@@ -17,12 +17,12 @@ from loadgauge.core.base.package_data import read_data
 
 # How a copy is stored, by the end of its name; the words are those of `quantization_config.quant_method` and of file formats.
 _STORED = {
-    "nf4": r"(unsloth-)?bnb-4bit|nf4|qlora-4bit|4bit-bnb",
+    "nf4": r"(unsloth-)?bnb-4bit|(bnb-)?nf4(-bf16)?|qlora-4bit|4bit-bnb",
+    "gptq": r"gptq(-\w?int[2348])?|gptq-?\d?bit|int4-gptq|w4a16|int4",
     "int8": r"bnb-8bit|8bit|int8|w8a8|w8a16",
-    "gptq": r"gptq(-\w?int[2348])?|gptq-?\d?bit|int4-gptq|w4a16",
     "awq": r"awq(-int4)?|awq-?\d?bit|int4-awq",
     "hqq": r"hqq(-\dbit)?|\dbit-hqq",
-    "fp8": r"fp8(-dynamic|-kv)?|block-fp8",
+    "fp8": r"fp8(-dynamic|-kv|-block)?|block-fp8",
     "nvfp4": r"nvfp4|fp4",
     "gguf": r"(imatrix-|i1-)?gguf|ggml|q[2-8]-k(-[ms])?",
     "mlx": r"mlx(-\dbit)?|4bit|[368]bit-mlx|4bit-dwq",
@@ -32,14 +32,16 @@ _QUANTISED = [(stored, re.compile(rf"-({pattern})$")) for stored, pattern in _ST
 # What a name may say beside the model: who published it, how it was tuned; then also its version and when it came out.
 _BESIDE = (
     r"^(meta|unsloth|official|nvidia)-|-(hf|instruct|chat|it|pt|base|sft|dpo|orpo|kto|ppo|grpo|rlhf|rm(-\d+k)?|lora|merged|bf16|fp16|16bit"
-    r"|unsloth|preview|thinking|reasoning|uncensored|abliterated|finetuned?|latest|1m|128k|intermediate-step-\w+-\d+t{more})(?=-|$)"
+    r"|unsloth|preview|think|thinking|nonthinking|reasoning|uncensored|abliterated|finetuned?|latest|deduped|fft|qat|rl|tuned|linearized"
+    r"|torch-dist|mcore|slime|1m|\d+k|intermediate-step-\w+-\d+t{more})(?=-|$)"
 )
 _TUNED = re.compile(_BESIDE.replace("{more}", ""))
+_NOTHING = re.compile(r"(?!)")
 _VERSIONED = re.compile(_BESIDE.replace("{more}", r"|coder|math|\d{2}-\d{4}|\d{4}|v\d+\.\d+"))
 # Words beside a model's name of copies that have other sizes.
 _OTHER_SIZES = re.compile(
-    r"(^|-)(moe|\d+x\d+(\.\d+)?b|pruned|sheared|minitron|eagle\d?|medusa|draft|speculator|adapter|reward|rm|embed\w*"
-    r"|llava\w*|vlm?|vision|audio|omni|speech|clip)(-|$)"
+    r"(^|-)(moe|\d+x\d+(\.\d+)?b|\d+(\.\d+)?[bm]|pruned|sheared|minitron|eagle\d?|medusa|draft|speculator|adapter|embed\w*"
+    r"|deep|assistant|sparse|aqlm|\d-?bits|ovis\S*|mplug\S*|llava\w*|vlm?|vision|audio|omni|speech|tts|asr|ocr|clip|tiny|mini)(-|$)"
 )
 
 
@@ -68,7 +70,7 @@ def split_stored(name: str) -> tuple[str, str]:
     >>> split_stored("unsloth/Meta-Llama-3.1-8B-bnb-4bit"), split_stored("TheBloke/Llama-2-13B-chat-GPTQ")
     (('meta-llama-3.1-8b', 'nf4'), ('llama-2-13b-chat', 'gptq'))
     """
-    words, found = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").replace(" ", "-"), ""
+    words, found = _plain(name.rstrip("/").rpartition("/")[2]), ""
     for stored, pattern in _QUANTISED:
         if match := pattern.search(words):
             words, found = words[: match.start()], stored
@@ -81,7 +83,7 @@ def split_stored(name: str) -> tuple[str, str]:
 def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
     """Return the shipped model that a name on the hub has the sizes of, or None where its name does not say.
 
-    repositories: the repository of each shipped model, by its name
+    repositories: the repositories of each model, with spaces between them, by its name
 
     >>> known = {"llama-3.1-8b": "meta-llama/Llama-3.1-8B", "qwen2.5-7b": "Qwen/Qwen2.5-7B"}
     >>> derive("NousResearch/Hermes-3-Llama-3.1-8B", known), derive("Qwen/Qwen2.5-7B-Instruct-AWQ", known)
@@ -89,20 +91,72 @@ def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
     >>> derive("someone/my-model", known)
     """
     words, stored = split_stored(name)
-    words = re.sub(r"(^|-)(llama|gemma|phi)(?=\d)", r"\1\2-", words)  # as the catalogue writes them: llama-3, qwen2.5
-    words = re.sub(r"(^|-)qwen-(?=\d(\.\d)?-\d)", r"\1qwen", words)
+    words = _spelt(words)
     for pattern, rule in _table().items():
         if re.search(rf"(^|-)({pattern})(-|$)", words) and rule.base in repositories:
             return Derived(rule.base, rule.changes, stored)
-    for beside in (_TUNED, _VERSIONED):
+    for beside in (_NOTHING, _TUNED, _VERSIONED):
         own = _bare(words, beside)
+        first = own.partition("-")[0]  # most names are told from it by their first word
         for known, repository in repositories.items():
             if not re.search(r"\d", own) and _versions(words) != _versions(known):
                 continue  # only its version says which model it is
-            if own in (_bare(known, beside), _bare(repository.rpartition("/")[2].lower().replace("_", "-"), beside)):
+            spelt = (known, *(_spelt(_plain(one)) for one in repository.split() if first in one.lower()))
+            if any(own == _bare(one, beside) for one in spelt if first in one):
                 return Derived(known, {}, stored)
     within = _longest(own, repositories)
     return None if within is None else Derived(within, {}, stored)
+
+
+def goes_on(text: str, repositories: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the models whose names go on from that of a text, which states a size or a version.
+
+    >>> goes_on("Qwen/Qwen3.5-397B", {"qwen3.5-397b-a17b": "", "qwen3.5-27b": ""})
+    ('qwen3.5-397b-a17b',)
+    >>> goes_on("qwen", {"qwen3.5-27b": ""})
+    ()
+    """
+    own = _bare(_spelt(split_stored(text)[0]), _TUNED)
+    if not re.search(r"\d", own):
+        return ()
+    going = [name for name in repositories if name.startswith(f"{own}-")]
+    going += [
+        name
+        for name, hubs in repositories.items()
+        if name not in going and any(f"{_spelt(_plain(hub))}-".startswith(f"{own}-") for hub in hubs.split())
+    ]
+    return tuple(going)
+
+
+def of_size(text: str, repositories: Mapping[str, str]) -> tuple[str, ...]:
+    """Return up to four models of the size that a name states, those with a word of it first.
+
+    >>> of_size("katanemo/Router-4B", {"qwen3-4b": "", "gemma-3-4b": "", "qwen3-8b": ""})
+    ('qwen3-4b', 'gemma-3-4b')
+    """
+    words = split_stored(text)[0]
+    sizes = _SIZE.findall(words)
+    if not sizes:
+        return ()
+    alike = [name for name in repositories if _SIZE.findall(name)[:1] == sizes[:1]]
+    own = {word for word in re.split(r"[-\d.]+", words) if len(word) > 2}
+    return tuple(sorted(alike, key=lambda name: not own & set(re.split(r"[-\d.]+", name)))[:4])
+
+
+_SIZE = re.compile(r"(?<![a-z\d.])\d+(?:\.\d+)?[bm](?![a-z\d])")
+"""A size in a name, without that of the experts."""
+
+
+def _plain(name: str) -> str:
+    """A name in small letters with hyphens; what stands between digits where it has hyphens too is a point: 1_8b."""
+    last = name.rpartition("/")[2].lower().replace(" ", "-")
+    return (re.sub(r"(?<=\d)_(?=\d)", ".", last) if "-" in last else last).replace("_", "-")
+
+
+def _spelt(words: str) -> str:
+    """A name as the catalogue writes it: llama-3, qwen2.5."""
+    words = re.sub(r"(^|-)(llama|gemma|phi)(?=\d)", r"\1\2-", words)
+    return re.sub(r"(^|-)qwen-(?=\d(\.\d)?-\d)", r"\1qwen", words)
 
 
 def _versions(words: str) -> list[str]:
@@ -121,9 +175,15 @@ def _longest(words: str, names: Iterable[str]) -> str | None:
     """The longest name with a size in it that stands within the words, from hyphen to hyphen; None where another word says
     that the sizes are others."""
     fitting = [
-        name for name in names if re.search(r"\d[mb]\b", name) and f"-{_bare(name, _VERSIONED)}-" in f"-{words}-"
+        name
+        for name in names
+        if name.partition("-")[0] in words
+        and re.search(r"\d[mb]\b", name)
+        and f"-{_bare(name, _VERSIONED)}-" in f"-{words}-"
     ]
     best = max(fitting, key=len, default=None)
-    if best is None or _OTHER_SIZES.search(f"-{words}-".replace(f"-{_bare(best, _VERSIONED)}-", "-")):
+    if best is None or words.endswith("b-pro"):  # LLaMA Pro has more layers
+        return None
+    if _OTHER_SIZES.search(f"-{words}-".replace(f"-{_bare(best, _VERSIONED)}-", "-")):
         return None
     return best

@@ -1,0 +1,1 @@
+"""Names of models that others give them."""

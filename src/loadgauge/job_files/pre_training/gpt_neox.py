@@ -1,0 +1,155 @@
+"""GPT-NeoX's YAML: DeepSpeed's configuration with the sizes of the model, its pipeline and its tensor parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.hugging_face.deepspeed import batch, zero
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+
+SIZES = names_in(
+    """
+    num_layers hidden_size num_attention_heads num_kv_heads intermediate_size expansion_factor mlp_multiple_of seq_length
+    max_position_embeddings norm pos_emb rotary_pct activation no_weight_tying gpt_j_residual use_qk_layernorm
+    use_bias_in_attn_linear use_bias_in_mlp tokenizer_type vocab_file padded_vocab_size hidden_dropout attention_dropout
+    """
+)
+VOCABULARIES = {"GPT2BPETokenizer": 50_257, "HFGPT2Tokenizer": 50_257, "HFTokenizer": 50_277, "CharLevelTokenizer": 512}
+"""Tokens of the tokenizers, which a file leaves to the first; `HFTokenizer` is NeoX's own unless a file is named."""
+GATED = ("swiglu", "geglu", "reglu", "bilinear", "glu")
+PRECISIONS = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+OPTIMIZERS = {
+    "adam": "adamw", "adamw": "adamw", "cpu_adam": "adamw", "cpu_torch_adam": "adamw", "onebitadam": "adamw", "lion": "lion",
+    "sgd": "sgd", "adagrad": "adagrad",
+}  # fmt: skip
+
+
+def _vocabulary(keys: Keys) -> int:
+    kind = keys.word("tokenizer_type") or "GPT2BPETokenizer"
+    size = keys.whole("padded_vocab_size") or VOCABULARIES.get(kind)
+    own = kind != "HFTokenizer" or "20B_tokenizer" in str(keys.raw("vocab_file") or "20B_tokenizer")
+    if size is not None and own:
+        return size
+    note = f"tokenizer_type: a tokenizer whose size is known only where it lies; {2**16} tokens are counted"
+    for parts in (("weights", "gradients", "optimizer"), ("loss",)):
+        keys.add(Uncounted(note, "tokenizer_type", effect="either", parts=parts, share=0.5))
+    return 2**16
+
+
+def _read(keys: Keys) -> Facts:
+    layers, hidden, heads = (keys.whole(name) for name in SIZES[:3])
+    if layers is None or hidden is None or heads is None:
+        return {}
+    gated = (keys.word("activation") or "gelu").lower() in GATED
+    wide = keys.whole("intermediate_size") or int((keys.real("expansion_factor") or 4) * hidden)
+    step = keys.whole("mlp_multiple_of") or 1
+    wide = -(-(int(wide * 2 / 3) // 2 if gated else wide) // step) * step
+    norm = keys.word("norm") or "layernorm"
+    biased = [keys.flag(name) is not False for name in ("use_bias_in_attn_linear", "use_bias_in_mlp")]
+    config: dict[str, Any] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": wide,
+        "vocab_size": _vocabulary(keys),
+        "max_position_embeddings": keys.whole("max_position_embeddings") or keys.whole("seq_length") or 2048,
+        "tie_word_embeddings": not keys.flag("no_weight_tying"),
+    }
+    shared = {"num_key_value_heads": keys.whole("num_kv_heads") or heads}
+    own = dict(zip(("attention_bias", "mlp_bias"), biased, strict=True))
+    if norm == "rmsnorm":
+        return {"config": config | shared | own | {"model_type": "llama" if gated else "arcee"}}
+    if gated:
+        return {"config": config | shared | {"model_type": "stablelm", "use_qkv_bias": biased[0]}}
+    if (keys.word("pos_emb") or "learned") == "learned":
+        renamed = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": wide}
+        renamed |= {"n_positions": config["max_position_embeddings"], "vocab_size": config["vocab_size"]}
+        return {"config": renamed | {"model_type": "gpt2", "tie_word_embeddings": config["tie_word_embeddings"]}}
+    if shared["num_key_value_heads"] != heads:
+        return {"config": config | shared | {"model_type": "starcoder2", "use_bias": biased[0]}}
+    side = bool(keys.flag("gpt_j_residual"))
+    rotary = keys.real("rotary_pct")
+    rotary = 1.0 if rotary is None else rotary
+    own = {"attention_bias": biased[0], "use_parallel_residual": side, "rotary_pct": rotary}
+    return {"config": config | own | {"model_type": "gpt_neox"}}
+
+
+def _layout() -> Idea:
+    stages, ranks, shared = "pipe_parallel_size", "model_parallel_size", "sequence_parallel"
+
+    def read(keys: Keys) -> Facts:
+        pp, tp = keys.whole(stages, 0) or 1, keys.whole(ranks) or 1
+        return {"pp": pp, "tp": tp, "sequence_parallel": bool(keys.flag(shared)) and tp > 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values: dict[str, Any] = {stages: facts.get("pp") or 1, ranks: facts.get("tp") or 1}
+        return values | ({shared: bool(facts.get("sequence_parallel"))} if facts.get("sequence_parallel") else {})
+
+    return Idea(keys=(stages, ranks, shared), facts=("pp", "tp", "sequence_parallel"), read=read, write=write)
+
+
+def _recompute() -> Idea:
+    switch, count = "checkpoint_activations", "checkpoint_num_layers"
+
+    def read(keys: Keys) -> Facts:
+        number = keys.whole(count) or 1
+        full = "full" if number == 1 else f"full:group={number}"
+        return {"recompute": full if keys.flag(switch) else "none"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        kind, _, number = str(facts["recompute"]).partition(":group=")
+        return {switch: kind == "full", count: int(number or 1)} if kind in ("full", "none") else {}
+
+    return Idea(keys=(switch, count), facts=("recompute",), read=read, write=write)
+
+
+def _precision() -> Idea:
+    name, switches = (
+        "precision",
+        {"fp16.enabled": "fp16", "fp16.fp16": "fp16", "bf16.enabled": "bf16", "bf16.bf16": "bf16"},
+    )
+    summed, reduced = "data_types.grad_accum_dtype", "fp32_allreduce"
+
+    def read(keys: Keys) -> Facts:
+        word = keys.choice(name, PRECISIONS)
+        half = word or next((word for key, word in switches.items() if keys.flag(key)), "fp32")
+        wide = keys.choice(summed, {"fp32": True, "bf16": False, "fp16": False})
+        return {"precision": f"{half}-mixed-18" if wide and half != "fp32" else half}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        half, _, recipe = str(facts["precision"]).partition("-")
+        spelled = {ours: theirs for theirs, ours in PRECISIONS.items()}
+        if half not in spelled or recipe not in ("", "mixed-16", "mixed-18"):
+            return {}
+        return dict.fromkeys(switches) | {name: spelled[half], summed: "fp32" if recipe == "mixed-18" else None}
+
+    return Idea(keys=(name, *switches, summed, reduced), facts=("precision",), read=read, write=write)
+
+
+def _attention() -> Idea:
+    def read(keys: Keys) -> Facts:
+        return {"attention": "flash" if "flash" in str(keys.raw("attention_config")) else "eager"}
+
+    return Idea(keys=("attention_config",), facts=("attention",), read=read, write=lambda facts, keys: {})
+
+
+GPT_NEOX = Dialect(
+    name="gpt-neox",
+    title="GPT-NeoX's YAML",
+    versions="GPT-NeoX 2.0 - 2.1",
+    syntaxes=("yaml",),
+    framework="megatron-deepspeed",
+    blank={"yaml": ""},
+    ideas=(
+        _layout(),
+        batch(),
+        zero(),
+        _recompute(),
+        _precision(),
+        row("optimizer", "optimizer.type", words=OPTIMIZERS, default="adamw"),
+        _attention(),
+        row("seq_len", "seq_length"),
+        Idea(keys=SIZES, facts=("config",), read=_read, write=lambda facts, keys: {}),
+    ),
+)  # fmt: skip

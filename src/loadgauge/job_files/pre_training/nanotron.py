@@ -1,0 +1,142 @@
+"""nanotron's YAML: the sizes of the model, `parallelism`, `tokens` and `optimizer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+
+M, P, T, OPTIMIZER = "model.model_config.", "parallelism.", "tokens.", "optimizer."
+SIZES = names_in(
+    """
+    hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size tie_word_embeddings
+    max_position_embeddings attention_bias hidden_act
+    """
+)
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "is_llama_config": {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "vocab_size": 32_000, "max_position_embeddings": 2048, "tie_word_embeddings": False,
+    },
+    "is_starcoder2_config": {
+        "model_type": "starcoder2", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "vocab_size": 49_280, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+DEFAULTS["is_qwen2_config"] = DEFAULTS["is_llama_config"] | {"model_type": "qwen2"}
+DEFAULTS["is_llamoe_config"] = DEFAULTS["is_llama_config"] | {"model_type": "mixtral"}
+"""What the classes of the model's configuration have where a file leaves it out, by the key that says which."""
+EXPERTS = ("moe_config.num_experts", "moe_config.top_k", "moe_config.moe_intermediate_size")
+OLDER = ("moe_num_experts", "num_experts_per_tok", "num_kv_heads")
+NAME = "optimizer.optimizer_factory.name"
+
+
+def _read(keys: Keys) -> Facts:
+    which = next((name for name in DEFAULTS if keys.raw(f"{M}{name}") is True), None)
+    if which is None:
+        return {}
+    config = DEFAULTS[which] | {name: value for name in SIZES if (value := keys.raw(f"{M}{name}")) is not None}
+    heads = config["num_attention_heads"]
+    config["num_key_value_heads"] = keys.whole(f"{M}num_key_value_heads") or keys.whole(f"{M}num_kv_heads") or heads
+    config.setdefault("intermediate_size", 4 * config["hidden_size"])
+    config["vocab_size"] = -(-config["vocab_size"] // (step := keys.whole(STEP) or 1)) * step
+    if which == "is_qwen2_config" and not config.pop("attention_bias", False):
+        config["model_type"] = "llama"
+    count = keys.whole(f"{M}{OLDER[0]}")
+    if count is not None:
+        config |= {"num_local_experts": count, "num_experts_per_tok": keys.whole(f"{M}{OLDER[1]}") or 1}
+    elif keys.has(*(f"{M}{name}" for name in EXPERTS)):
+        count, top, width = (
+            keys.whole(f"{M}{name}") or usual for name, usual in zip(EXPERTS, (8, 2, 1408), strict=True)
+        )
+        config |= {
+            "model_type": "mixtral",
+            "num_local_experts": count,
+            "num_experts_per_tok": top,
+            "intermediate_size": width,
+        }
+    return {"config": config}
+
+
+STEP = "model.make_vocab_size_divisible_by"
+MODEL = Idea(
+    keys=(*(f"{M}{name}" for name in (*DEFAULTS, *SIZES, *EXPERTS, *OLDER)), STEP),
+    facts=("config",),
+    read=_read,
+    write=lambda facts, keys: {},
+)
+
+
+def _layout() -> Idea:
+    degrees = {"dp": "dp", "tp": "tp", "pp": "pp", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
+    engine, mode = f"{P}pp_engine", f"{P}tp_mode"
+
+    def read(keys: Keys) -> Facts:
+        size = {axis: keys.whole(f"{P}{key}") or 1 for axis, key in degrees.items()}
+        gpus = size["dp"] * size["tp"] * size["pp"] * size["cp"] * size["ep"]
+        if size["pp"] > 1 and keys.choice(engine, {"1f1b": "", "afab": "afab"}) == "afab":
+            note = f"{engine}: all forwards come first, whose activations are kept"
+            keys.add(Uncounted(note, engine, effect="costs", parts=("activations",)))
+        facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
+        shared = str(keys.raw(mode) or "").upper() == "REDUCE_SCATTER"
+        if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
+            note = f"{mode}: experts whose tokens each rank of a layer has, where a share of them is counted"
+            keys.add(Uncounted(note, mode, effect="costs", parts=("activations", "transient")))
+            shared = True
+        return facts | {"sequence_parallel": shared and size["tp"] > 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        size = {axis: facts.get(axis) or 1 for axis in ("tp", "pp", "cp", "ep")}
+        values: dict[str, Any] = {
+            f"{P}{degrees[axis]}": number for axis, number in size.items() if axis in ("tp", "pp")
+        }
+        values |= {f"{P}{degrees[a]}": size[a] for a in ("cp", "ep") if size[a] > 1 or keys.has(f"{P}{degrees[a]}")}
+        if "gpus" in facts:
+            values[f"{P}dp"] = max(1, facts["gpus"] // (size["tp"] * size["pp"] * size["cp"] * size["ep"]))
+        if size["tp"] > 1 or keys.has(mode):
+            values[mode] = "REDUCE_SCATTER" if facts.get("sequence_parallel") else "ALL_REDUCE"
+        return values
+
+    owned = (*(f"{P}{key}" for key in degrees.values()), engine, mode)
+    return Idea(keys=owned, facts=("gpus", "tp", "pp", "cp", "ep", "etp", "sequence_parallel"), read=read, write=write)
+
+
+def _precision() -> Idea:
+    kind, summed = "model.dtype", f"{OPTIMIZER}accumulate_grad_in_fp32"
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice(kind, {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}) or "fp32"
+        if name == "fp32":
+            return {"precision": "fp32"}
+        return {"precision": f"{name}-mixed-18" if keys.flag(summed) else f"{name}-pure"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name, _, form = str(facts["precision"]).partition("-")
+        if name not in ("bf16", "fp16", "fp32") or form not in ("", "mixed-18", "pure"):
+            return {}
+        return {kind: {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[name], summed: form != "pure"}
+
+    return Idea(keys=(kind, summed), facts=("precision",), read=read, write=write)
+
+
+NANOTRON = Dialect(
+    name="nanotron",
+    title="nanotron's YAML",
+    versions="nanotron 0.4 - 0.5",
+    syntaxes=("yaml",),
+    framework="megatron",
+    blank={"yaml": ""},
+    zero_stages=(0, 1),
+    ideas=(
+        _layout(),
+        row("micro_batch", f"{T}micro_batch_size"),
+        row("accumulation", f"{T}batch_accumulation_per_replica"),
+        row("seq_len", f"{T}sequence_length"),
+        row("zero", f"{OPTIMIZER}zero_stage", minimum=0, default=0),
+        row("recompute", f"{P}recompute_layer", words={"true": "full", "false": "none"}, default="none"),
+        row("optimizer", NAME, words={"adamW": "adamw", "sgd": "sgd"}, default="adamw"),
+        _precision(),
+        MODEL,
+    ),
+)

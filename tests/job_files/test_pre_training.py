@@ -1,0 +1,223 @@
+"""Files of tools that train from the start: what is read is what the tool's own code makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.core.families.hf import from_dict
+from loadgauge.job_files.exchange import JobFile, read
+from loadgauge.job_files.pre_training.bridge import recipe
+from loadgauge.job_files.reading.argv import Argv
+
+NEOX = """
+{
+  "pipe_parallel_size": 2, "model_parallel_size": 4, "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+  "seq_length": 2048, "max_position_embeddings": 2048, "pos_emb": "rotary", "rotary_pct": 0.25, "no_weight_tying": true,
+  "gpt_j_residual": true, "optimizer": {"type": "Adam", "params": {"lr": 0.0001}}, "zero_optimization": {"stage": 1},
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8, "checkpoint_activations": true,
+  "attention_config": [[["flash"], 32]], "precision": "bfloat16", "lr_decay_style": "cosine"
+}
+"""
+NANOTRON = """
+model:
+  dtype: bfloat16
+  make_vocab_size_divisible_by: 128
+  model_config:
+    is_llama_config: true
+    hidden_size: 2048
+    intermediate_size: 8192
+    num_hidden_layers: 16
+    num_attention_heads: 32
+    num_key_value_heads: 8
+    vocab_size: 128000
+    tie_word_embeddings: true
+optimizer: {accumulate_grad_in_fp32: true, zero_stage: 1, optimizer_factory: {name: adamW}}
+parallelism: {dp: 4, tp: 2, pp: 2, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, recompute_layer: true}
+tokens: {sequence_length: 4096, micro_batch_size: 2, batch_accumulation_per_replica: 16, train_steps: 10}
+"""
+
+
+def facts(file: JobFile, *names: str) -> list[object]:
+    return [getattr(file.job, name) for name in names]
+
+
+def test_gpt_neox() -> None:
+    """A step has 4 x 8 sequences on each of 16 / (2 x 4) ranks; the sizes are those of Pythia 6.9B but for the vocabulary,
+    which is GPT-2's 50,257 where no tokenizer is named: https://huggingface.co/EleutherAI/pythia-6.9b."""
+    found = read(NEOX, file="a.yml", given={"gpus": 16})
+    assert found.dialect == "gpt-neox"
+    names = ("pp", "tp", "zero", "micro_batch", "global_batch", "seq_len", "recompute", "attention", "precision")
+    assert facts(found, *names) == [2, 4, 1, 4, 64, 2048, "full", "flash", "bf16"]
+    assert found.extra.config is not None
+    assert found.extra.config["model_type"] == "gpt_neox"
+    assert found.extra.config["use_parallel_residual"] is True
+    tables = 2 * (50_432 - 50_257) * 4096  # Pythia's table has 50,432 rows
+    assert parameters(from_dict(found.extra.config)).total == 6_857_302_016 - tables
+
+
+def test_gpt_neox_halves_a_gated_layer() -> None:
+    """`ParallelMLP`: of an intermediate size of 33,024, two thirds are gate and up together, 11,008 each."""
+    text = NEOX.replace('"pos_emb"', '"norm": "rmsnorm", "activation": "swiglu", "intermediate_size": 33024, "pos_emb"')
+    config = read(text, file="a.yml").extra.config
+    assert config is not None
+    assert (config["model_type"], config["intermediate_size"]) == ("llama", 11_008)
+
+
+def test_gpt_neox_with_experts_is_another_model() -> None:
+    with pytest.raises(ConfigError, match="moe_num_experts: 8 trains another model"):
+        read(NEOX.replace('"pos_emb"', '"moe_num_experts": 8, "pos_emb"'), file="a.yml")
+
+
+def test_nanotron() -> None:
+    """GPUs are dp x tp x pp; gradients and master weights in float32, over `dp` ranks with ZeRO 1."""
+    found = read(NANOTRON, file="a.yaml")
+    assert found.dialect == "nanotron"
+    names = (
+        "gpus",
+        "tp",
+        "pp",
+        "zero",
+        "micro_batch",
+        "global_batch",
+        "seq_len",
+        "recompute",
+        "precision",
+        "sequence_parallel",
+    )
+    assert facts(found, *names) == [16, 2, 2, 1, 2, 128, 4096, "full", "bf16-mixed-18", True]
+    assert found.extra.config is not None
+    assert found.extra.config["vocab_size"] == 128_000
+    assert read(NANOTRON.replace("128000", "128001"), file="a.yaml").extra.config["vocab_size"] == 128_128  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("model:\n  dtype: bfloat16", "mamba"),
+        ("pp_engine: 1f1b", "afab"),
+    ],
+)
+def test_nanotron_says_what_is_not_counted(line: str, wanted: str) -> None:
+    if wanted == "mamba":
+        text = NANOTRON.replace("is_llama_config", "is_mamba_config")
+        with pytest.raises(ConfigError, match="is_mamba_config"):
+            read(text, file="a.yaml")
+    else:
+        found = read(NANOTRON.replace(line, f"pp_engine: {wanted}"), file="a.yaml")
+        assert [(item.key, item.effect) for item in found.uncounted] == [("parallelism.pp_engine", "costs")]
+
+
+BRIDGE = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=8
+MODEL_NAME=llama3_8b
+CMD="uv run --no-sync python scripts/training/run_recipe.py --recipe ${MODEL_NAME}_sft_config model.tensor_model_parallel_size=4"
+srun --container-image=x bash -c "$CMD train.global_batch_size=32"
+"""
+
+
+def test_a_recipe_of_megatron_bridge_is_beneath() -> None:
+    """recipes/llama/h100/llama3.py: tp 2, a length of 4,096 and micro-batches of one, in bf16_mixed."""
+    found = read(BRIDGE, file="run.sh")
+    assert found.dialect == "megatron-bridge"
+    names = ("model", "gpus", "tp", "micro_batch", "global_batch", "seq_len", "precision", "lora_rank")
+    assert facts(found, *names) == ["meta-llama/Meta-Llama-3-8B", 16, 4, 1, 32, 4096, "bf16", 0]
+    assert read(BRIDGE.replace("sft_config", "peft_config"), file="run.sh").job.lora_rank == 32
+
+
+def test_a_recipe_by_model_and_mode() -> None:
+    found = recipe(Argv("python run_recipe.py --model llama3_8b --mode lora -x --seq_length 512", "hydra"))
+    assert (found["model.hf_model_id"], found["peft.dim"], found["dataset.seq_length"]) == (
+        "meta-llama/Meta-Llama-3-8B", "32", "512",
+    )  # fmt: skip
+
+
+def test_a_recipe_that_is_not_known_is_said() -> None:
+    found = read(BRIDGE.replace("llama3_8b", "mine"), file="run.sh", given={"model": "llama-3-8b"})
+    assert [item.key for item in found.uncounted] == ["--recipe"]
+
+
+SIZES = (
+    "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1"
+    " --vocab-size 1000 --untie-embeddings-and-output-weights"
+)
+LLAMA = "--swiglu --normalization RMSNorm --disable-bias-linear --ffn-hidden-size 512 --position-embedding-type rope"
+# Megatron's layers, counted by hand: h = 256, 4 heads of 64, f = 512, a vocabulary of 1,000 twice, and norms.
+ENDS = 2 * 1000 * 256
+MODELS = {
+    LLAMA: ENDS + 256 + 4 * (4 * 256**2 + 3 * 256 * 512 + 2 * 256),
+    f"{LLAMA} --add-qkv-bias": ENDS + 256 + 4 * (4 * 256**2 + 3 * 256 * 512 + 2 * 256 + 3 * 256),
+    f"{LLAMA} --qk-layernorm": ENDS + 256 + 4 * (4 * 256**2 + 3 * 256 * 512 + 2 * 256 + 2 * 64),
+    f"{LLAMA} --group-query-attention --num-query-groups 2": ENDS + 256 + 4 * (3 * 256**2 + 3 * 256 * 512 + 2 * 256),
+    f"{LLAMA} --num-experts 8 --moe-router-topk 2 --qk-layernorm": ENDS
+    + 256
+    + 4 * (4 * 256**2 + 8 * (3 * 256 * 512 + 256) + 2 * 256 + 2 * 64),
+    "--position-embedding-type rope --disable-bias-linear": ENDS + 2 * 256 + 4 * (4 * 256**2 + 8 * 256**2 + 4 * 256),
+    # learned positions, and biases of 3h + h + 4h + h
+    "": ENDS + 64 * 256 + 2 * 256 + 4 * (12 * 256**2 + 9 * 256 + 4 * 256),
+    f"{LLAMA.replace('--swiglu', '--squared-relu')}": ENDS + 256 + 4 * (4 * 256**2 + 2 * 256 * 512 + 2 * 256),
+}
+
+
+@pytest.mark.parametrize("more", MODELS)
+def test_parameters_of_megatrons_arguments(more: str) -> None:
+    found = read(f"torchrun --nproc-per-node 1 pretrain_gpt.py {SIZES} {more}", file="a.sh")
+    assert found.extra.config is not None
+    assert parameters(from_dict(found.extra.config)).total == MODELS[more]
+
+
+def test_a_tokenizer_of_unknown_size_is_in_the_range() -> None:
+    script = f"torchrun pretrain_gpt.py {SIZES.replace('--vocab-size 1000', '--tokenizer-model $2')} {LLAMA}"
+    found = read(script, file="a.sh")
+    assert found.extra.config is not None
+    assert found.extra.config["vocab_size"] == 2**17
+    assert {item.effect for item in found.uncounted if item.key == "--tokenizer-model"} == {"either"}
+
+
+def test_older_names_of_megatron() -> None:
+    script = f"python pretrain_gpt.py {SIZES.replace('micro-batch-size', 'batch-size')} --checkpoint-activations --model-parallel-size 2"
+    assert facts(read(script, file="a.sh", given={"gpus": 2}), "tp", "recompute", "micro_batch") == [2, "full", 1]
+
+
+FOUNDRY = """
+variables: {max_seq_len: 2048}
+max_seq_len: ${variables.max_seq_len}
+model: {name: mpt_causal_lm, d_model: 4096, n_heads: 32, n_layers: 32, vocab_size: 50432, no_bias: true, attn_config: {alibi: true}}
+optimizer: {name: decoupled_adamw, lr: 1.2e-4}
+global_train_batch_size: 1024
+device_train_microbatch_size: 8
+max_duration: 10ba
+precision: amp_bf16
+fsdp_config: {sharding_strategy: SHARD_GRAD_OP, activation_checkpointing: true}
+"""
+
+
+def test_llm_foundry() -> None:
+    """The sizes of MPT-7B, whose parameters MosaicML publishes as 6,649,286,656."""
+    found = read(FOUNDRY, file="a.yaml", given={"gpus": 8})
+    assert found.dialect == "llm-foundry"
+    names = ("zero", "micro_batch", "global_batch", "seq_len", "recompute", "precision", "optimizer")
+    assert facts(found, *names) == [2, 8, 1024, 2048, "full", "bf16", "adamw"]
+    assert found.extra.config is not None
+    assert parameters(from_dict(found.extra.config)).total == 6_649_286_656
+
+
+def test_a_batch_that_composer_finds_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="device_train_microbatch_size: .*give --micro-batch"):
+        read(FOUNDRY.replace("microbatch_size: 8", "microbatch_size: auto"), file="a.yaml")
+
+
+def test_maxtext() -> None:
+    """Sequences of a device times the devices that share them: 2 x 4 of a replica of 4."""
+    text = (
+        "model_name: llama3.1-8b\nper_device_batch_size: 2\nmax_target_length: 8192\nici_fsdp_parallelism: 2\n"
+        "ici_tensor_parallelism: 4\nremat_policy: full\n"
+    )
+    found = read(text, file="a.yml")
+    assert found.dialect == "maxtext"
+    names = ("model", "gpus", "tp", "zero", "micro_batch", "seq_len", "recompute", "precision")
+    assert facts(found, *names) == ["llama-3.1-8b", 8, 4, 3, 8, 8192, "full", "bf16"]
+    words = text.replace(": ", "=").replace("\n", " ")
+    assert read(f"python3 -m maxtext.train base.yml {words}", file="a.sh").job == found.job
