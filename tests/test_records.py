@@ -28,8 +28,12 @@ from loadgauge.core.estimate.states.states import state_elements
 from loadgauge.core.layers.operations.operations import Weight
 
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
-OWN = ("core/definitions/layout/axes.py", "job_files/pre_training/torchtitan.py")
-"""The table, and a dialect's words for it."""
+OWN = (
+    "core/definitions/layout/axes.py",
+    *(f"job_files/pre_training/{name}.py" for name in ("torchtitan", "bridge", "maxtext", "nanotron")),
+    *(f"job_files/rollouts/{name}.py" for name in ("nemo_rl_rollout", "verl")),
+)
+"""The table, and dialects' words for it."""
 PARALLEL = set(AXES) - {"zero", "replicas"}
 
 
