@@ -57,11 +57,11 @@ smollm-360m 362M, smollm-1.7b 1.71B, seed-coder-8b 8.25B, internlm2-1.8b 1.89B, 
 internlm-7b 7.32B, granite-3.1-8b 8.17B, granite-3.1-2b 2.53B, granite-4.0-micro 3.40B, granite-4.0-1b 1.63B, granite-4.0-350m
 352M, granite-4.0-h-1b 1.46B, baichuan2-7b 7.51B, baichuan2-13b 13.9B, nemotron-mini-4b 4.19B, nemotron-nano-12b-v2 12.3B,
 nemotron-3-nano-4b 3.97B, exaone-3.5-2.4b 2.41B, exaone-3.5-7.8b 7.82B, exaone-3.5-32b 32.0B, minicpm-2b 2.72B, minicpm4-8b
-8.19B, hunyuan-0.5b 539M, hunyuan-4b 4.22B, lfm2-2.6b 2.57B, falcon-h1-3b 3.15B, stablelm-base-alpha-3b 3.64B, stablelm-base-
-alpha-7b 7.87B, bloom-1b1 1.07B, bloom-1b7 1.72B, bloom-3b 3.00B, cerebras-gpt-111m 111M, cerebras-gpt-13b 12.9B,
-command-r-08-2024 32.3B, command-a-111b 111B, aya-23-8b 8.03B, tiny-aya-3.35b 3.35B, ling-1t 1000B, ling-flash-2.0 103B,
-trinity-large-400b 399B, gemma-4-12b 11.9B, llama-3.2-11b-vision 9.78B, llama-3.2-90b-vision 87.7B, distilgpt2 81.9M, open-
-llama-3b 3.43B, replit-code-v1-3b 2.6B
+8.19B, hunyuan-0.5b 539M, hunyuan-4b 4.22B, lfm2-2.6b 2.57B, falcon-h1-3b 3.15B, stablelm-base-alpha-3b 3.64B,
+stablelm-base-alpha-7b 7.87B, bloom-1b1 1.07B, bloom-1b7 1.72B, bloom-3b 3.00B, cerebras-gpt-111m 111M, cerebras-gpt-13b
+12.9B, command-r-08-2024 32.3B, command-a-111b 111B, aya-23-8b 8.03B, tiny-aya-3.35b 3.35B, ling-1t 1000B, ling-flash-2.0
+103B, trinity-large-400b 399B, gemma-4-12b 11.9B, llama-3.2-11b-vision 9.78B, llama-3.2-90b-vision 87.7B, distilgpt2 81.9M,
+open-llama-3b 3.43B, replit-code-v1-3b 2.6B
 """
 
 

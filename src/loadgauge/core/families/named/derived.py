@@ -181,7 +181,7 @@ def _longest(words: str, names: Iterable[str]) -> str | None:
         and re.search(r"\d[mb]\b", name)
         and f"-{_bare(name, _VERSIONED)}-" in f"-{words}-"
     ]
-    best = max(fitting, key=len, default=None)
+    best = max(fitting, key=lambda name: (len(_bare(name, _VERSIONED)), -len(name)), default=None)
     if best is None or words.endswith("b-pro"):  # LLaMA Pro has more layers
         return None
     if _OTHER_SIZES.search(f"-{words}-".replace(f"-{_bare(best, _VERSIONED)}-", "-")):
