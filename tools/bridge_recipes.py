@@ -117,7 +117,7 @@ class Functions(dict[str, ast.FunctionDef]):
             if isinstance(node.ops[0], ast.In):
                 return second is not None and first in second
             if isinstance(node.ops[0], ast.Gt):
-                return first is not None and first > second
+                return first is not None and bool(first > second)
             return (first == second) == isinstance(node.ops[0], ast.Eq | ast.Is)
         return bool(self._value(node, state, local))
 

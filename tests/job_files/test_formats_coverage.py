@@ -161,14 +161,12 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.sh", "trl online_dpo --model_name_or_path x --output_dir out --max_length 512", "online_dpo: starts a trainer"),
         ("a.sh", "accelerate launch run_nash_md.py --output_dir out --max_length 512", "nash_md.py: starts a trainer"),
         ("a.sh", "accelerate launch --zero_stage 3 train.py --output_dir out --max_length 512", "zero_stage: '3'"),
-        ("a.sh", MEGATRON + " --fine-grained-activation-offloading", "--fine-grained-activation-offloading"),
-        ("a.sh", MEGATRON + " --main-grads-dtype bf16", "--main-grads-dtype: 'bf16'"),
+        ("a.sh", MEGATRON + " --vision-pretraining", "--vision-pretraining"),
+        ("a.sh", MEGATRON + " --export-kd-teacher-load x", "--export-kd-teacher-load: 'x'"),
         ("a.sh", MEGATRON.replace("gpt", "t5"), "pretrain_t5.py: trains another model than a GPT"),
         ("ds.json", DEEPSPEED % '"zero_hpz_partition_size": 8', "zero_optimization.zero_hpz_partition_size: 8"),
         ("ds.json", DEEPSPEED % '"zero_quantized_weights": true', "zero_quantized_weights"),
         ("verl.sh", VERL + " actor_rollout_ref.actor.ppo_micro_batch_size=64", "ppo_micro_batch_size"),
-        ("t.sh", "torchrun -m torchtitan.train --module llama3 --config llama3_8b --compile.enable_async_tensor_parallel",
-         "--compile.enable_async"),
     ],
 )  # fmt: skip
 def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def _read(keys: Keys) -> Facts:
     side = bool(keys.flag("gpt_j_residual"))
     rotary = keys.real("rotary_pct")
     rotary = 1.0 if rotary is None else rotary
-    own = {"attention_bias": biased[0], "use_parallel_residual": side, "rotary_pct": rotary}
-    return {"config": config | own | {"model_type": "gpt_neox"}}
+    beside: dict[str, Any] = {"attention_bias": biased[0], "use_parallel_residual": side, "rotary_pct": rotary}
+    return {"config": config | beside | {"model_type": "gpt_neox"}}
 
 
 def _layout() -> Idea:

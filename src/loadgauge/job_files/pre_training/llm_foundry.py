@@ -107,9 +107,7 @@ def _precision() -> Idea:
     def read(keys: Keys) -> Facts:
         if keys.raw("precision") == "amp_fp8":
             note = "precision = amp_fp8: products of matrices in 8 bits, where 16 are counted"
-            keys.add(
-                Uncounted(note, "precision", effect="either", parts=("activations", "transient"), share=0.5)
-            )
+            keys.add(Uncounted(note, "precision", effect="either", parts=("activations", "transient"), share=0.5))
         return {"precision": keys.choice("precision", PRECISIONS) or "bf16"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

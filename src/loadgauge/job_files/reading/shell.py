@@ -493,9 +493,9 @@ def _test(words: list[str | None], values: Mapping[str, object]) -> bool | None:
     for joint in ("-o", "||", "-a", "&&"):
         if joint in words:
             index = words.index(joint)
-            left, right = _test(words[:index], values), _test(words[index + 1 :], values)
+            both = _test(words[:index], values), _test(words[index + 1 :], values)
             decisive = joint in ("-o", "||")
-            return decisive if decisive in (left, right) else None if None in (left, right) else not decisive
+            return decisive if decisive in both else None if None in both else not decisive
     if len(words) <= 1:
         return None if words[:1] == [None] else bool(words) and words not in (["-n"], [""])
     if len(words) == 2:
