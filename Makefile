@@ -9,7 +9,7 @@ PAGES  := $(if $(filter .venv,$(VENV)),.venv/installed-dev)
 RUN    := PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick cpus versions parsers lint docs planner runs operators serving rollout range accuracy bench stack gpu dist sbom clean
+.PHONY: help demo test quick cpus versions parsers lint docs planner runs operators serving rollout range examples accuracy bench stack gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -82,6 +82,9 @@ rollout: $(PAGES) ## docs/rollout.md: published steps with a rollout beside the 
 
 range: $(PAGES) ## the ranges of memory and time, and the factor of software: their spread over published runs (some minutes)
 	$(RUN) -m accuracy.memory_range && $(RUN) -m accuracy.slack
+
+examples: $(PAGES) ## docs/dialects.md: how many of the tools' own examples in DIR are answered, and why the others are not
+	$(RUN) tools/examples.py $(DIR) --write docs/dialects.md
 
 accuracy: $(PAGES) ## docs/accuracy.md: predicted against published runs (some minutes)
 	$(RUN) docs/accuracy.py

@@ -33,6 +33,11 @@ def main() -> int:
         for problem in [*job["problems"], *([job["error"]] if job["error"] else [])]:
             where = f"file={escaped(job['job'], inside=True)}," if Path(job["job"]).is_file() else ""
             print(f"::error {where}title=loadgauge::{escaped(problem)}")
+        for key in job["unread"]:
+            if key["effect"] != "none":
+                where = f"file={escaped(key['file'], inside=True)}," if Path(key["file"]).is_file() else ""
+                text = f"{key['key']} is not counted: {key['why']}"
+                print(f"::warning {where}title=loadgauge::{escaped(text)}")
     print(found["table"])
     for variable, text in (
         ("GITHUB_STEP_SUMMARY", f"### Training jobs\n\n{found['table']}\n"),

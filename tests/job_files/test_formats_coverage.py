@@ -31,7 +31,8 @@ TOOLS = {
     "llamafactory-megatron": ("llamafactory", "llamafactory-megatron"),
     "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",), "openrlhf": ("openrlhf",),
     "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
-    "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",),
+    "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",), "open-instruct": ("open-instruct",),
+    "qwen-vl-finetune": ("transformers", "qwen-vl-finetune"), "deepspeed-chat": ("deepspeed-chat",), "lmflow": ("transformers",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
 SWITCHED_ON = ("fp8_config.", "zero_optimization.zenflow.", "peft.loftq_config.", "qat.", "mixed_precision.")
@@ -165,8 +166,6 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.sh", MEGATRON.replace("gpt", "t5"), "pretrain_t5.py: trains another model than a GPT"),
         ("ds.json", DEEPSPEED % '"zero_hpz_partition_size": 8', "zero_optimization.zero_hpz_partition_size: 8"),
         ("ds.json", DEEPSPEED % '"zero_quantized_weights": true', "zero_quantized_weights"),
-        ("verl.sh", VERL + " actor_rollout_ref.rollout.over_sample_rate=0.5", "over_sample_rate"),
-        ("verl.sh", VERL.replace("=grpo", "=remax"), "adv_estimator"),
         ("verl.sh", VERL + " actor_rollout_ref.actor.ppo_micro_batch_size=64", "ppo_micro_batch_size"),
         ("t.sh", "torchrun -m torchtitan.train --module llama3 --config llama3_8b --compile.enable_async_tensor_parallel",
          "--compile.enable_async"),

@@ -358,7 +358,7 @@ def test_a_task_says_whose_a_file_of_trl_is(tmp_path: Path) -> None:
     ("key", "words"),
     [
         ("desirable_weight: 1.0\nsync_ref_model: true\n", "copies the policy"),
-        ("scale_rewards: group\nentropy_coef: 0.01\n", "keeps the entropy of each token"),
+        ("scale_rewards: group\nnum_generations: 2\nentropy_coef: 0.01\n", "keeps the entropy of each token"),
         ("teacher_model_name_or_path: gpt2\nlmbda: 0\nseq_kd: true\n", "generates answers"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from loadgauge.core.base.errors import ConfigError
@@ -177,14 +179,16 @@ def test_a_tokenizer_of_unknown_size_is_in_the_range() -> None:
 
 
 def test_older_names_of_megatron() -> None:
-    script = f"python pretrain_gpt.py {SIZES.replace('micro-batch-size', 'batch-size')} --checkpoint-activations --model-parallel-size 2"
+    sizes = SIZES.replace("micro-batch-size", "batch-size")
+    script = f"python pretrain_gpt.py {sizes} --checkpoint-activations --model-parallel-size 2"
     assert facts(read(script, file="a.sh", given={"gpus": 2}), "tp", "recompute", "micro_batch") == [2, "full", 1]
 
 
 FOUNDRY = """
 variables: {max_seq_len: 2048}
 max_seq_len: ${variables.max_seq_len}
-model: {name: mpt_causal_lm, d_model: 4096, n_heads: 32, n_layers: 32, vocab_size: 50432, no_bias: true, attn_config: {alibi: true}}
+model:
+  {name: mpt_causal_lm, d_model: 4096, n_heads: 32, n_layers: 32, vocab_size: 50432, no_bias: true, attn_config: {alibi: true}}
 optimizer: {name: decoupled_adamw, lr: 1.2e-4}
 global_train_batch_size: 1024
 device_train_microbatch_size: 8
@@ -205,7 +209,7 @@ def test_llm_foundry() -> None:
 
 
 def test_a_batch_that_composer_finds_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="device_train_microbatch_size: .*give --micro-batch"):
+    with pytest.raises(ConfigError, match=r"device_train_microbatch_size: .*--micro-batch"):
         read(FOUNDRY.replace("microbatch_size: 8", "microbatch_size: auto"), file="a.yaml")
 
 
@@ -221,3 +225,11 @@ def test_maxtext() -> None:
     assert facts(found, *names) == ["llama-3.1-8b", 8, 4, 3, 8, 8192, "full", "bf16"]
     words = text.replace(": ", "=").replace("\n", " ")
     assert read(f"python3 -m maxtext.train base.yml {words}", file="a.sh").job == found.job
+
+
+def test_a_command_that_only_names_a_job_file(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text(NANOTRON)
+    script = tmp_path / "run.sh"
+    script.write_text("torchrun --nproc_per_node=8 run_train.py --config-file model.yaml\n")
+    found = read(script.read_text(), file=str(script))
+    assert (found.dialect, found.remarks) == ("nanotron", (f"{script} starts it",))

@@ -254,6 +254,12 @@ def read(
             " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
             file=file,
         )
+    if chosen is None and syntax == "argv" and (place := _started_with(text, file, variables)) is not None:
+        other = read(
+            load(place), name, file=str(place), given=given, version=version, alone=alone, keeping=keeping, beside=beside,
+            strict=strict, ignore=ignore,
+        )  # fmt: skip
+        return _launched(other, Keys(Argv(text, outside=variables, file=file), file), facts_given(given or {}), beside)
     if chosen is None:
         raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
     read_as = document(text, syntax, chosen, file, variables)
@@ -298,6 +304,38 @@ def read(
         remarks=remarks,
         ignored=tuple(map(whole.shown, whole.dropped)),
     )
+
+
+def _launched(of: JobFile, command: Keys, known: Mapping[str, Fact], beside: frozenset[str]) -> JobFile:
+    """A job file with what the command that starts it says: its GPUs, and the file of `accelerate launch`."""
+    facts, unread, uncounted, remarks = of.facts, of.unread, of.uncounted, (*of.remarks, f"{command.file} starts it")
+    accelerated = "accelerate" in getattr(command.document, "program", ())
+    for other in _read_named(command, command.file, frozenset(known), beside) if accelerated else ():
+        facts, unread = merge(facts, other.facts, other.file), unread + other.unread
+        uncounted, remarks = uncounted + other.uncounted, remarks + other.remarks
+    each = "nproc_per_node"
+    if command.has(each) and "gpus" not in facts:
+        counts = {"gpus_per_node": command.whole(each), "nodes": command.whole("nnodes") or 1}
+        facts = {**facts, **{name: Fact(number, command.document.shown(each)) for name, number in counts.items()}}
+    job, extra = solve(_with(facts, known), command.file)
+    return msgspec.structs.replace(
+        of, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted, remarks=remarks
+    )
+
+
+def _started_with(text: str, file: str, variables: Mapping[str, str] | None) -> Path | None:
+    """The job file that a command without keys of its own starts a tool with, where it lies beside its script."""
+    command = Argv(text, outside=variables, file=file)
+    here, root = Path(file).resolve().parent, Path.cwd()
+    launcher = command.get(LAUNCHED_WITH) if "accelerate" in command.program else MISSING
+    for word in (word.text for word in command.words):
+        name = word.rpartition("=")[2]
+        if "$" in name or name == launcher or Path(name).suffix not in (".yaml", ".yml", ".toml"):
+            continue
+        for place in ((here / name).resolve(), (root / name).resolve()):
+            if place.is_file() and (place.is_relative_to(root) or place.is_relative_to(here)):
+                return place
+    return None
 
 
 def _read_alone(

@@ -22,7 +22,6 @@ from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.families.catalogue import models, repositories
 from loadgauge.core.families.named.derived import derive
-from loadgauge.core.resolve.adapters import present_targets
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
@@ -319,8 +318,6 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if extra.layers_per_stage is not None and model is not None and job.stage_layers is None and (job.vpp or 1) == 1:
         changes |= virtual_stages(extra.layers_per_stage, model.num_hidden_layers, job.pp or 1, job.schedule)
     own = FRAMEWORKS.get(job.framework or "")
-    if job.lora_targets is not None and model is not None and own is not None and own.peft:
-        changes["lora_targets"] = present_targets(job.lora_targets, model, own.name)
     # Where an unsaid loss may be one of several, the usual one says which.
     usual = job.loss == "auto" and (own is None or not own.peft or (job.kernels or "").startswith("liger"))
     meaningless = {

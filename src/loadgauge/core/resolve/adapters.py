@@ -317,22 +317,6 @@ def _saved(job: Job, model: ModelSpec) -> frozenset[str]:
     return frozenset(SAVED_MODULES[name] for name in names)
 
 
-def present_targets(wanted: str, model: ModelSpec, framework: str) -> str:
-    """Return the names of `lora_targets` that a model has layers of: PEFT passes over the others, where there is any.
-
-    >>> from loadgauge.core.families.catalogue import model
-    >>> present_targets("q_proj,k_proj,gate_proj", model("qwen3-30b-a3b"), "huggingface")
-    'q_proj,k_proj'
-    """
-    try:
-        possible = _targets(model, Lora(rank=1)) | _others(model, framework) | {"all", "attention"}
-    except NotModelled:
-        return wanted
-    names = [name.strip() for name in wanted.split(",")]
-    short = {name: re.sub(r"^(\w+\.)*experts\.", "experts.", name) for name in names}
-    return ",".join(name for name in names if TARGETS.get(short[name], short[name]) in possible) or wanted
-
-
 def _others(model: ModelSpec, framework: str) -> frozenset[str]:
     """Return what PEFT adapts besides linear layers of the blocks, where it is named: embedding, head, the matrices of experts."""
     known = FRAMEWORKS.get(framework)

@@ -11,8 +11,6 @@ from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.attention.attention import CORE
 from loadgauge.core.layers.operations.operations import Recompute
 
-PER_OP = ("torchtitan", "fsdp", "llm-foundry", "automodel")
-"""Frameworks over FSDP, whose `selective` is torchtitan's list: Megatron's would save nothing beside flash attention."""
 SEQUENCE = 4096
 """Tokens of the sequence by which a memory budget is shared out."""
 KEPT = {"attention.query", "attention.value", "attention.flash", "attention.context", "attention.qkv"}
@@ -58,7 +56,7 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     [False, True]
     """
     kind, _, modules = word.partition(":")
-    if kind == "selective" and training.framework.name in PER_OP and training.kernels.attention == "flash":
+    if kind == "selective" and training.framework.selective_by_operation and training.kernels.attention == "flash":
         kind = "per-op"
     if kind.startswith("memory_budget="):
         return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,40 +19,43 @@ from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.core.definitions.hardware.host import HOST_LINK, PCIE_4, Host
 from loadgauge.core.definitions.hardware.topology import topology
-from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
+from loadgauge.core.definitions.hardware.usual import with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import (
     FULL_PIPE,
-    TWO_CHUNKS,
-    V_SHAPED,
     Filled,
     Layout,
     RecomputePolicy,
-    shared_out,
 )
-from loadgauge.core.definitions.layout.overlap import Overlap
-from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, runs_on
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
-from loadgauge.core.definitions.model.model import Mlp, ModelSpec
+from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.around import Around
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training
 from loadgauge.core.resolve.adapters import adapters, targeted_layers
+from loadgauge.core.resolve.large_runs import (
+    MANY,
+    chunks,
+    instead,
+    larger,
+    overlapped,
+    sequence_parallel,
+    stage_layers,
+    usual_line,
+)
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.core.resolve.rescale import is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.trained import adapt_only, train_only
-from loadgauge.core.resolve.unsaid import others, says_what_is_loaded
+from loadgauge.core.resolve.unsaid import attention_of, kernels_of, others, says_what_is_loaded, with_kernel
 
 JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
 """Endings of files that may be another tool's."""
 SEQ_LEN = 4096
-MANY = 64
-"""GPUs from which on a run is no first try: what such runs have is assumed where nothing is said of it."""
 
 
 def asks_for_files(job: Job) -> bool:
@@ -119,7 +121,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     dp, degrees = _degrees(job, fill)
     if job.vpp is None and job.schedule == "interleaved" and degrees["pp"] > 1:
         degrees["vpp"] = fill(
-            "vpp", _chunks(chosen.num_hidden_layers, degrees["pp"]), "the interleaved schedule has several"
+            "vpp", chunks(chosen.num_hidden_layers, degrees["pp"]), "the interleaved schedule has several"
         )
     if chosen.listed is not None and job.etp is None:
         degrees["etp"] = chosen.listed.within_experts(degrees["tp"], degrees["ep"])
@@ -132,12 +134,12 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "framework": fill("framework", *_framework(job, chosen)),
         "precision": fill("precision", usual),
         "optimizer": fill("optimizer", "adamw"),
-        "attention": fill("attention", *_attention(job)),
+        "attention": fill("attention", *attention_of(job)),
         "loss": fill("loss", "auto"),
         "lora": adapters(job, chosen, job.framework or framework_of(job), fill, assumed),
         "offload": _offload(job.offload or "none"),
         "host": _host(job, card, assumed, file),
-        "kernels": _kernels_of(job, chosen),
+        "kernels": kernels_of(job, chosen),
         "compiled": job.compile or False,
         "weights": job.weights,
         "checkpoint": chosen.dtype,
@@ -154,9 +156,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
         kind = msgspec.structs.replace(kind, framework=own)
     zero, around = fill("zero", 0), _around(job, degrees["pp"])
-    kind = _with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
+    kind = with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
     says_what_is_loaded(job, chosen, kind, stack, assumed)
-    kind = _overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed)
+    kind = overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed)
     if job.precision in (None, "bf16", "fp16"):
         why = f"{kind.framework.name}'s recipe of {job.precision or usual}"
         if job.precision is None and usual == "fp16":
@@ -170,13 +172,13 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         **degrees,  # type: ignore[arg-type]
         dp=dp,
         zero=zero,
-        sequence_parallel=_spread(job, chosen, degrees["tp"], fill),
+        sequence_parallel=sequence_parallel(job, chosen, degrees["tp"], fill),
         recompute=RecomputePolicy.parse(resolve_recompute(fill("recompute", *_recompute(job, file)), chosen, kind)),
         micro_batch=micro_batch,
         global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
         seq_len=_seq_len(job, chosen, lengths, fill),
         schedule=_schedule(job, assumed),
-        stage_layers=_stage_layers(job, chosen, degrees, assumed),
+        stage_layers=stage_layers(job, chosen, degrees, assumed),
         cp_comm=job.cp_comm or "ring",  # type: ignore[arg-type]
         expert_imbalance=_imbalance(job, chosen, fill),
         replicas=job.replicas or 1,
@@ -220,62 +222,12 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         else (),
     )
     if not file and kind.lora is None and (layout.gpus >= MANY or layout.tp * layout.pp > 1):
-        setup = msgspec.structs.replace(setup, instead=partial(_instead, setup))
+        setup = msgspec.structs.replace(setup, instead=partial(instead, setup, resolve_job))
     if not file and layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and layout.num_microbatches > 1:
-        setup = msgspec.structs.replace(setup, larger=partial(_larger, setup))
+        setup = msgspec.structs.replace(setup, larger=partial(larger, setup))
     if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
-
-
-def _overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:
-    """The training with the communication that is hidden: what is said, and what the schedule or scripts of such runs hide."""
-    own, hidden = kind.overlap, []
-    if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1] and (job.ep or 1) > 1:
-        hidden.append(("ep", f"{job.schedule} runs dispatch and combine beside the other direction, by DeepEP"))
-        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
-    if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
-        hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
-        if (job.tp or 1) > 1 and card is not None and card.data_center_hopper_or_later:
-            hidden.append(("tp", "so do those for Hopper and later"))
-    own = msgspec.structs.replace(own, **dict.fromkeys((name for name, _ in hidden), True))
-    if hidden and job.gpu is not None:
-        assumed["--overlap"] = f"{own.text()} ({'; '.join(f'{name}: {why}' for name, why in hidden)})"
-    return msgspec.structs.replace(kind, overlap=own if job.overlap is None else Overlap.parse(job.overlap, own))
-
-
-def _instead(setup: Setup) -> Iterator[tuple[list[tuple[str, str, str]], Setup]]:
-    """The run with what layouts of many GPUs have where nothing is said of it, the mildest first: sequence parallelism, a
-    sharded optimizer, recomputation; each with the flags that say it: its value, and the one that was assumed."""
-    job, layout = setup.job, setup.layout
-    changes: list[tuple[str, Any, str, str]] = []
-    if job.sequence_parallel is None and not layout.sequence_parallel and layout.tp > 1:
-        changes.append(("sequence_parallel", True, "on", "off"))
-    if job.zero is None and layout.zero_ranks > 1:
-        changes.append(("zero", 1, "1", "0"))
-    tried = [changes[:count] for count in range(1, len(changes) + 1)]
-    if job.recompute is None:
-        parts = ("selective", "full") if setup.training.framework.recomputes_parts else ("full",)
-        tried += [[*changes, ("recompute", word, word, "none")] for word in parts]
-    for each in tried:
-        try:
-            other = resolve_job(job.replace(**{name: value for name, value, _, _ in each}), setup.model)
-        except (ConfigError, LayoutError, NotModelled):
-            continue
-        values = [(f"--{name.replace('_', '-')}", word, usual) for name, _, word, usual in each]
-        assumed = {flag: f"{word} (with {usual} it does not fit)" for flag, word, usual in values}
-        yield values, msgspec.structs.replace(other, job=job, assumed=other.assumed | assumed, instead=None)
-
-
-def _larger(setup: Setup) -> Iterator[Setup]:
-    """The run with larger micro-batches, the largest first: nobody accumulates gradients of what fits at once."""
-    layout, job = setup.layout, setup.job
-    for size in (2**power for power in range(int(layout.num_microbatches).bit_length() - 1, 0, -1)):
-        if layout.num_microbatches % size == 0:
-            other = msgspec.structs.replace(layout, micro_batch=size)
-            why = f"{size} (the largest of the {layout.num_microbatches} sequences of a rank that fits)"
-            assumed = setup.assumed | {"--micro-batch": why}
-            yield msgspec.structs.replace(setup, layout=other, assumed=assumed, larger=None, instead=None, job=job)
 
 
 def _part(job: Job, model: ModelSpec) -> ModelSpec:
@@ -328,16 +280,6 @@ def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
     return found.spec, job.replace(qlora=True, base=job.base or found.stored)
 
 
-def _kernels_of(job: Job, model: ModelSpec) -> str:
-    """The kernels that a model runs: functions of adapters are those of gated MLPs with matrices of their own
-    (source: axolotl 0.19, `find_self_attn_in_layer` and `find_mlp_in_layer` of `monkeypatch/lora_kernels.py`)."""
-    word = job.kernels or "native"
-    plain = [block.mlp for block in model.blocks if isinstance(block.mlp, Mlp)]
-    if word.endswith("lora") and any(not mlp.gated or mlp.fused_gate_up for mlp in plain):
-        return word.removesuffix("lora").rstrip("-") or "native"
-    return word
-
-
 def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
     """The training with the settings of DeepSpeed's engine that are asked for. Raises `ConfigError`."""
     if job.engine is None:
@@ -355,32 +297,6 @@ def no_bf16(card: Gpu) -> str:
         f"bf16 on {card.name}, which has none (compute capability {card.compute_capability}, below 8.0): PyTorch emulates it"
         " at the price of time and memory, and libraries may refuse it; --precision fp16 is the usual choice there"
     )
-
-
-def _attention(job: Job) -> tuple[str, str]:
-    """The attention that a framework of its time has, and why."""
-    framework = FRAMEWORKS.get(job.framework or "")
-    if framework is not None and framework.kernels.attention != "flash":
-        return framework.kernels.attention, f"{framework.name} is from before FlashAttention"
-    return "flash", ""
-
-
-def _with_kernel(job: Job, kind: Training, card: Gpu | None, stack: Stack, assumed: dict[str, str]) -> Training:
-    """The training with the kernel of fused attention that runs on the card. Raises `ConfigError` where a named one cannot."""
-    kernels = kind.kernels
-    if kernels.attention == "eager":
-        return kind
-    if kernels.flash:
-        if card is not None and not runs_on(kernels.flash, card):
-            raise ConfigError(f"{FLASH_KERNELS[kernels.flash]} does not run on {card.name}", key="attention")
-        return kind
-    name = kind.framework.flash_on(card, stack)
-    if "--attention" in assumed and card is not None:
-        releases = kind.framework.flash_libraries
-        on = f"{card.id}, {stack.text(*releases)}" if releases and card.flash_attention else card.id
-        what = name if card.flash_attention else "the memory-efficient kernel"
-        assumed["--attention"] = f"flash ({what} on {on})"
-    return msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, flash=name))
 
 
 def _recompute(job: Job, file: str) -> tuple[str, str]:
@@ -452,14 +368,6 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
         return msgspec.structs.replace(found, sustained=sustained(job)), ""
     except NotStated as error:
         return None, str(error)
-
-
-def usual_line(job: Job, card: Gpu, machines: Cluster) -> str:
-    """Return what is said of a network that no source states; empty where one does, or the job."""
-    if job.nic_bandwidth or job.topology or card.nic.bandwidth or len(machines.links) < 2:
-        return ""
-    bandwidth_, why = usual_network(card)
-    return f"{bandwidth_ * 8 / 1e9:g}Gbit/s ({why})"
 
 
 def _applies(job: Job, model: ModelSpec) -> None:
@@ -689,34 +597,3 @@ def _imbalance(job: Job, model: ModelSpec, fill: Any) -> float:
     if job.expert_imbalance is not None:
         raise ConfigError(f"{model.name} has no experts", key="expert_imbalance")
     return 1.0
-
-
-def _chunks(layers: int, pp: int) -> int:
-    """The fewest chunks of a stage that share layers out evenly, embedding and loss counted or not; else two."""
-    several = range(2, max(2, layers // pp) + 1)
-    return next((vpp for vpp in several if 0 in (layers % (pp * vpp), (layers + 2) % (pp * vpp))), 2)
-
-
-def _spread(job: Job, model: ModelSpec, tp: int, fill: Any) -> bool:
-    """Whether activations are sharded between tensor-parallel regions too: experts need it, so there it is assumed."""
-    if tp > 1 and model.has_experts and job.sequence_parallel is None:
-        return bool(fill("sequence_parallel", True, "experts with tp above 1 need it"))
-    return job.sequence_parallel or False
-
-
-def _stage_layers(
-    job: Job, model: ModelSpec, degrees: dict[str, int], assumed: dict[str, str]
-) -> tuple[int, ...] | None:
-    """The layers of each stage, where they are given or do not divide."""
-    text, layers, pp = job.stage_layers, model.num_hidden_layers, degrees["pp"]
-    parts = 2 if job.schedule in V_SHAPED else degrees["vpp"]
-    if text is None and pp > 1 and layers % (pp * parts) and layers + 2 >= pp * parts:
-        split = shared_out(layers, pp, parts, model.mtp_layers if (layers + 2) % (pp * parts) else 0)
-        assumed["--stage-layers"] = f"{','.join(map(str, split))} (embedding and loss each count as a layer)"
-        return split
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
-        raise ConfigError(f"must be counts of layers such as 7,8,8,7, got {text!r}", key="stage_layers")
-    return tuple(int(word) for word in words)

@@ -7,9 +7,13 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, runs_on
 from loadgauge.core.definitions.model.kernels import Kernels
-from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.model.model import Mlp, ModelSpec
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
 from loadgauge.core.definitions.training.optimizers import parse as parse_optimizer
 from loadgauge.core.definitions.training.stacks import LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.core.definitions.training.training import Training, training
@@ -61,3 +65,39 @@ def others(
     if parse_optimizer(given["optimizer"]).variants and kind.offload == "none":
         for value in framework.optimizer_step.possible(stack):
             yield msgspec.structs.replace(kind, optimizer=kind.optimizer.run_as(value, *framework.own_optimizers))
+
+
+def kernels_of(job: Job, model: ModelSpec) -> str:
+    """The kernels that a model runs: functions of adapters are those of gated MLPs with matrices of their own
+    (source: axolotl 0.19, `find_self_attn_in_layer` and `find_mlp_in_layer` of `monkeypatch/lora_kernels.py`)."""
+    word = job.kernels or "native"
+    plain = [block.mlp for block in model.blocks if isinstance(block.mlp, Mlp)]
+    if word.endswith("lora") and any(not mlp.gated or mlp.fused_gate_up for mlp in plain):
+        return word.removesuffix("lora").rstrip("-") or "native"
+    return word
+
+
+def with_kernel(job: Job, kind: Training, card: Gpu | None, stack: Stack, assumed: dict[str, str]) -> Training:
+    """The training with the kernel of fused attention that runs on the card. Raises `ConfigError` where a named one cannot."""
+    kernels = kind.kernels
+    if kernels.attention == "eager":
+        return kind
+    if kernels.flash:
+        if card is not None and not runs_on(kernels.flash, card):
+            raise ConfigError(f"{FLASH_KERNELS[kernels.flash]} does not run on {card.name}", key="attention")
+        return kind
+    name = kind.framework.flash_on(card, stack)
+    if "--attention" in assumed and card is not None:
+        releases = kind.framework.flash_libraries
+        on = f"{card.id}, {stack.text(*releases)}" if releases and card.flash_attention else card.id
+        what = name if card.flash_attention else "the memory-efficient kernel"
+        assumed["--attention"] = f"flash ({what} on {on})"
+    return msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, flash=name))
+
+
+def attention_of(job: Job) -> tuple[str, str]:
+    """The attention that a framework of its time has, and why."""
+    framework = FRAMEWORKS.get(job.framework or "")
+    if framework is not None and framework.kernels.attention != "flash":
+        return framework.kernels.attention, f"{framework.name} is from before FlashAttention"
+    return "flash", ""

@@ -6,8 +6,8 @@ import contextlib
 import os
 import shlex
 import tomllib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -15,6 +15,9 @@ import msgspec
 from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError, Error
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 from loadgauge.core.definitions.job.job import Job
+
+if TYPE_CHECKING:
+    from loadgauge.job_files.exchange import JobFile
 
 SETTINGS = "loadgauge.toml"
 
@@ -94,6 +97,11 @@ def base_folder(base: str) -> Iterator[str]:
 @click.option("--allow-tight", is_flag=True, help="TIGHT is no failure: the card's memory lies inside the range.")
 @run_options
 @whole_run_options
+@click.option(
+    "--facts",
+    is_flag=True,
+    help="What JOBs that are job files say: each fact, and the key or the default that says it.",
+)
 @click.option("--markdown", "as_markdown", is_flag=True, help="A table in Markdown, for the summary of a pull request.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds and plain numbers.")
 def command(
@@ -102,6 +110,7 @@ def command(
     against: str | None,
     file: str | None,
     allow_tight: bool,
+    facts: bool,
     as_markdown: bool,
     as_json: bool,
     **flags: Any,
@@ -132,6 +141,9 @@ def command(
     names = jobs or tuple(said.jobs)
     if not names:
         raise click.UsageError(f"Missing argument 'JOB': there is no {SETTINGS} with jobs either")
+    if facts:
+        _facts([said.job(name, flags) for name in names], as_json=as_json)
+        return YES
     before: dict[str, budgets.Figures] = {}
     if against is not None:
         with base_folder(against) as folder, contextlib.chdir(folder):
@@ -162,3 +174,41 @@ def command(
 
         report(found)
     return code
+
+
+def _facts(jobs: Sequence[Job], *, as_json: bool) -> None:
+    """Print what job files say. Raises `ConfigError`."""
+    from loadgauge.job_files.ideas.facts import FIELDS
+    from loadgauge.job_files.job_file import flags_given, names_beside, read_files
+
+    files = [
+        file
+        for job in jobs
+        for file in read_files(
+            [job.model, *names_beside(job)],
+            job,
+            {name: value for name, value in flags_given(job).items() if name in FIELDS},
+        )
+    ]
+    if as_json:
+        from loadgauge.core.text.table import document
+
+        document({"files": [_facts_document(file) for file in files]})
+        return
+    from loadgauge.job_files.commands.check_text import report_facts
+
+    for file in files:
+        report_facts(file)
+
+
+def _facts_document(file: JobFile) -> dict[str, Any]:
+    return {
+        "file": file.file,
+        "dialect": file.dialect,
+        "version": file.version,
+        "facts": [
+            {"name": name, "value": str(fact.value), "key": fact.key, "default": fact.default}
+            for name, fact in file.facts.items()
+        ],
+        "not_read": list(file.unread),
+    }

@@ -7,11 +7,31 @@ from collections.abc import Sequence
 from loadgauge.core.base.errors import YES
 from loadgauge.core.plan.advise.budget import QUANTITIES, Checked
 from loadgauge.core.text.table import Column, console, draw, points, printable
+from loadgauge.core.text.verdict import unread_words
+from loadgauge.job_files.exchange import JobFile
 
 
 def lines(found: Sequence[Checked]) -> list[str]:
     """Return what is wrong, a line each."""
     return [f"{one.name}: {text}" for one in found for text in (*one.problems, *([one.error] if one.error else ()))]
+
+
+def warnings(found: Sequence[Checked]) -> list[str]:
+    """Return what keys of the files that are not counted can do, a line each."""
+    return [f"{one.name}: {line}" for one in found if one.now is not None for line in unread_words(one.now.unread)]
+
+
+def report_facts(file: JobFile) -> None:
+    """Print what a job file says: each fact, and what says it."""
+    target, tool = console(), f"{file.dialect} {file.version}".strip()
+    target.print(f"{file.file} is read as {tool}")
+    rows = [
+        [name, str(fact.value)[:80], f"default of {tool}" if fact.default else fact.key]
+        for name, fact in file.facts.items()
+    ]
+    draw(
+        target, [Column("fact", "left"), Column("value", "left", wrap=True), Column("says it", "left", wrap=True)], rows
+    )
 
 
 def table(found: Sequence[Checked]) -> tuple[list[str], list[list[str]]]:
@@ -39,6 +59,9 @@ def report(found: Sequence[Checked]) -> None:
     if problems := lines(found):
         target.print()
         points(target, problems)
+    if told := warnings(found):
+        target.print()
+        points(target, told, style="dim")
 
 
 def markdown(found: Sequence[Checked]) -> str:
@@ -57,7 +80,7 @@ def markdown(found: Sequence[Checked]) -> str:
     head, rows = table(found)
     marks = [":" if name in QUANTITIES else "" for name in head]
     text = [row(head), f"|{'|'.join(f'--{mark}' if mark else '---' for mark in marks)}|", *map(row, rows)]
-    problems = lines(found)
+    problems = [*lines(found), *warnings(found)]
     return "\n".join([*text, *([""] if problems else []), *(f"- {_cell(line)}" for line in problems)])
 
 

@@ -423,14 +423,19 @@ def _degrees() -> Idea:
     return Idea(keys=(copies, shards, tp, *cp, ep), facts=("tp", "cp", "ep", "replicas", "dp"), read=read, write=write)
 
 
+CORRECTS = "and what corrects the weights"
 LIKE = {
-    "adopt_adamw": ("adamw_torch", ""), "adamc": ("adamw_torch", ""), "came_pytorch": ("lion_32bit", "and rows and columns of two more"),
-    "dion": ("muon", "and the factors of each matrix"), "sinkgd": ("sgd", "and the matrices that it scales"),
-    "polora": ("sgd", "and the small matrices of each adapter"), "q_galore_adamw8bit": ("galore_adamw_8bit", "with projections of 4 bits"),
-    "flash_adamw": ("adamw_torch_8bit", "and what corrects the weights"), "flash_adam": ("adamw_torch_8bit", "and what corrects the weights"),
-    "flash_lion": ("lion_8bit", "and what corrects the weights"), "flash_sgd": ("sgd", "and what corrects the weights"),
-    "flash_sgdw": ("sgd", "and what corrects the weights"),
-}  # fmt: skip
+    "adopt_adamw": ("adamw_torch", ""),
+    "adamc": ("adamw_torch", ""),
+    "came_pytorch": ("lion_32bit", "and rows and columns of two more"),
+    "dion": ("muon", "and the factors of each matrix"),
+    "sinkgd": ("sgd", "and the matrices that it scales"),
+    "polora": ("sgd", "and the small matrices of each adapter"),
+    "q_galore_adamw8bit": ("galore_adamw_8bit", "with projections of 4 bits"),
+    **{f"flash_{name}": ("adamw_torch_8bit", CORRECTS) for name in ("adamw", "adam")},
+    **{f"flash_{name}": ("sgd", CORRECTS) for name in ("sgd", "sgdw")},
+    "flash_lion": ("lion_8bit", CORRECTS),
+}
 """Optimizers of axolotl's own (`core/builders/base.py`): one that holds as much, and what they have beside it."""
 
 

@@ -71,6 +71,14 @@ def _model() -> Idea:
                 share=0.2,
             )
         sizes = {ours: keys.whole(f"{SIZES}{theirs}") for ours, theirs in SHAPES.items() if gated or ours != "kv-heads"}
+        width = keys.whole(f"{SIZES}head_size")
+        if width is not None and width * (sizes["heads"] or 32) != (sizes["hidden"] or 4096):
+            keys.note(
+                f"{SIZES}head_size",
+                "is not the width over the heads, which is counted",
+                parts="weights activations",
+                share=0.3,
+            )
         rows = keys.whole(f"{SIZES}padded_vocab_size") or keys.whole(f"{SIZES}vocab_size") or 50254
         sizes |= {"vocab": rows, "positions": keys.whole(f"{SIZES}block_size") or 4096}
         return f"{'llama' if gated else 'gpt'}:" + ",".join(f"{word}={size}" for word, size in sizes.items() if size)
@@ -81,7 +89,7 @@ def _model() -> Idea:
             return {NAME: name} if name and not keys.has(f"{SIZES}n_layer") else {}
         return {key: f"checkpoints/{name}"} if name else {}
 
-    own = (*SHAPES.values(), "mlp_class_name", "padded_vocab_size", "vocab_size", "block_size")
+    own = (*SHAPES.values(), "mlp_class_name", "padded_vocab_size", "vocab_size", "block_size", "head_size")
     return Idea(keys=(key, NAME, *(f"{SIZES}{name}" for name in own)), facts=("model",), read=read, write=write)
 
 

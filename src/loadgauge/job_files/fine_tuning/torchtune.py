@@ -324,6 +324,20 @@ def _loss() -> Idea:
     return Idea(keys=(kind, pieces), facts=("loss",), read=read, write=write)
 
 
+def _compiled() -> Idea:
+    """A switch, or what of the step is compiled, the model unless it says otherwise (`recipes/full_finetune_distributed.py`)."""
+    inner, model = compiled("compile"), "compile.model"
+
+    def read(keys: Keys) -> Facts:
+        return {"compile": keys.flag(model) is not False} if isinstance(keys.raw("compile"), dict) else inner.read(keys)
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        parts = isinstance(keys.raw("compile"), dict)
+        return {model: bool(facts.get("compile"))} if parts else inner.write(facts, keys)
+
+    return Idea(keys=(*inner.keys, model), facts=inner.facts, read=read, write=write)
+
+
 TORCHTUNE = Dialect(
     name="torchtune",
     title="torchtune recipe",
@@ -353,6 +367,6 @@ TORCHTUNE = Dialect(
         ),
         _validation(),
         _loss(),
-        compiled("compile", "compile.model"),
+        _compiled(),
     ),
 )

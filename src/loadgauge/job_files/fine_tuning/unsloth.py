@@ -24,8 +24,10 @@ WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TELLS = ("is_bfloat16_supported", "is_bf16_supported")
 """Calls that ask the GPU for bfloat16, which those since Ampere have."""
+
+
 def _own(keys: Keys) -> bool:
-    """Whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own; TrainingArguments' stay as they are."""
+    """Whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own; those of others stay as they are."""
     return any(name.endswith("Config") and kind_of(name) for name in getattr(keys.document, "program", ()))
 
 
@@ -83,7 +85,7 @@ def _adapter() -> Idea:
         if quantised and base not in ("nf4", "int8"):
             return {}
         words_of = facts.get("lora_targets") or "all"
-        listed = {"all": list(LINEAR), "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
+        listed = {"all": "all-linear", "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
         return {
             rank: facts["lora_rank"],
             modules: listed,
@@ -239,7 +241,11 @@ def _task() -> Idea:
         over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
         if keys.flag("model.fast_inference"):
             share = keys.real("model.gpu_memory_utilization")
-            over |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5 if share is None else share}
+            over |= {
+                "use_vllm": True,
+                "vllm_mode": "colocate",
+                "vllm_gpu_memory_utilization": 0.5 if share is None else share,
+            }
         facts = inner.read(Section(keys, "args.", over)) | {"micro_batch": micro, "accumulation": count}
         longest = keys.whole("model.max_seq_length")
         if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
@@ -250,7 +256,12 @@ def _task() -> Idea:
         return {rows[0]: facts.get("micro_batch") or 1, rows[1]: facts.get("accumulation") or 1}
 
     names = tuple(f"args.{key}" for key in inner.keys)
-    return Idea(keys=(*rows, *names, "model.gpu_memory_utilization"), facts=("micro_batch", "accumulation", *inner.facts), read=read, write=write)
+    return Idea(
+        keys=(*rows, *names, "model.gpu_memory_utilization"),
+        facts=("micro_batch", "accumulation", *inner.facts),
+        read=read,
+        write=write,
+    )
 
 
 SCRIPT = """from unsloth import FastLanguageModel

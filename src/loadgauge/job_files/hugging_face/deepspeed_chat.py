@@ -6,16 +6,18 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import BATCH, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.pre_training.megatron import launched
 
-ACTOR, CRITIC, EACH, STEP = "actor_model_name_or_path", "critic_model_name_or_path", *names_in(
-    "per_device_generation_batch_size per_device_training_batch_size"
+ACTOR, CRITIC, EACH, STEP = (
+    "actor_model_name_or_path",
+    "critic_model_name_or_path",
+    *names_in("per_device_generation_batch_size per_device_training_batch_size"),
 )
 STAGES = ("zero_stage", "actor_zero_stage")
 DIMS = ("lora_dim", "actor_lora_dim")
 OF_PPO = (
-    ACTOR, CRITIC, EACH, STEP,
+    CRITIC, EACH, STEP,
     *names_in("generation_batches ppo_epochs max_prompt_seq_len max_answer_seq_len offload_reference_model"),
 )  # fmt: skip
 
@@ -24,19 +26,19 @@ def _task() -> Idea:
     """The step: PPO's by its actor, the others by the folder of the script."""
 
     def read(keys: Keys) -> Facts:
-        if not keys.has(ACTOR, *OF_PPO[2:]):
+        if not keys.has(ACTOR, *OF_PPO):
             words = words_of_path(keys.file, 8)
             task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
             if task is not None:
-                keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = None
+                keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = (
+                    None
+                )
             return {"task": task}
         each = keys.whole(EACH) or 16
         frozen = bool(keys.flag("offload_reference_model"))
         return {
             "task": "ppo",
-            "model": keys.word(ACTOR),
-            "critic": keys.word(CRITIC),
-            "reward_model": keys.word(CRITIC),
+            **_scorers(keys),
             "samples": 1,
             "generated": each * (keys.whole("generation_batches") or 1),
             "micro_batch": keys.whole(STEP) or 16,
@@ -48,9 +50,34 @@ def _task() -> Idea:
         }
 
     facts = names_in(
-        "task model critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload"
+        "task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload"
     )
     return Idea(keys=OF_PPO, facts=facts, read=read, write=lambda facts, keys: {})
+
+
+def _scorers(keys: Keys) -> Facts:
+    """The critic and the reward model, which begin as the same one; of the actor's size where the script does not say which."""
+    named = keys.raw(CRITIC)
+    if isinstance(named, str) and "$" not in named:
+        return {"critic": named, "reward_model": named}
+    keys.remarks[
+        f"{keys.document.shown(CRITIC)} does not say which model: the critic and the reward model are as the actor"
+    ] = None
+    return {}
+
+
+def _model() -> Idea:
+    """The model that is trained. Raises `ConfigError` where a script leaves it to a variable without a value."""
+    names = ("model_name_or_path", ACTOR)
+
+    def read(keys: Keys) -> Facts:
+        key = next((key for key in names if keys.has(key)), names[0])
+        value = keys.raw(key)
+        if value is True:
+            raise Unknown("is empty", key=keys.document.shown(key), file=keys.file)
+        return {"model": keys.word(key)}
+
+    return Idea(keys=names, facts=("model",), read=read, write=lambda facts, keys: {names[0]: facts.get("model")})
 
 
 def _engine() -> Idea:
@@ -100,7 +127,7 @@ DEEPSPEED_CHAT = Dialect(
     ideas=(
         launched(),
         processes(),
-        row("model", "model_name_or_path", kind="word", add=False),
+        _model(),
         row("seq_len", "max_seq_len", default=lambda keys: None if keys.has(ACTOR) else 512, add=False),
         row("micro_batch", "per_device_train_batch_size", default=lambda keys: None if keys.has(ACTOR, STEP) else 16),
         BATCH[1],

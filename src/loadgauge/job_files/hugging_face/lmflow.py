@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.job_files.hugging_face.huggingface import BATCH, SAVING, SHARED, attention, checkpointing, dropout, half, weights
+from loadgauge.job_files.hugging_face.huggingface import (
+    BATCH,
+    SAVING,
+    SHARED,
+    attention,
+    checkpointing,
+    dropout,
+    half,
+    weights,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
@@ -14,7 +23,8 @@ LORA, QLORA, RANK, TARGETS = "use_lora", "use_qlora", "lora_r", "lora_target_mod
 USUAL = "q_proj,v_proj,c_attn,query_key_value"
 """PEFT's choice where none is named: what a model has of these."""
 ADAM = dict.fromkeys(
-    ("adam", "adabelief", "adabound", "lamb", "adamax", "nadam", "radam", "adamp", "yogi", "sophia", "adadelta"), "adamw-loop"
+    ("adam", "adabelief", "adabound", "lamb", "adamax", "nadam", "radam", "adamp", "yogi", "sophia", "adadelta"),
+    "adamw-loop",
 )
 CUSTOM = ADAM | {
     "dummy": "sgd", "sgdp": "sgd-momentum", "lars": "sgd-momentum", "adagrad": "adagrad", "muon": "muon",

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face import trl_tasks
-from loadgauge.job_files.hugging_face.huggingface import BATCH, OPTIMIZER, SAVING, checkpointing, dropout, half, processes, sharding
+from loadgauge.job_files.hugging_face.huggingface import (
+    BATCH,
+    OPTIMIZER,
+    SAVING,
+    checkpointing,
+    dropout,
+    half,
+    processes,
+    sharding,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
@@ -27,15 +36,29 @@ def _adapters() -> Idea:
             raise keys.wrong(BITS, f"must be 4, 8 or 16, got {bits}")
         kind = keys.choice(KIND, {"nf4": "nf4", "fp4": "fp4"}) or "nf4"
         base = "int8" if bits == 8 else "nf4-single" if kind == "nf4" and keys.flag(DOUBLE) is False else kind
-        facts: Facts = {"lora_rank": keys.whole(RANK) or 64, "lora_targets": "all", "use_dora": keys.flag("use_dora") or None}
+        facts: Facts = {
+            "lora_rank": keys.whole(RANK) or 64,
+            "lora_targets": "all",
+            "use_dora": keys.flag("use_dora") or None,
+        }
         return facts | ({"qlora": True, "base": base, "kbit_upcast": "all"} if bits < 16 else {"qlora": False})
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         rank, base = facts.get("lora_rank"), facts.get("base") or "nf4"
         if not rank or (facts.get("lora_targets") or "all") != "all":
-            return {LORA: False if keys.has(LORA) else None, RANK: None, BITS: None, KIND: None, DOUBLE: None, "use_dora": None}
+            return {
+                LORA: False if keys.has(LORA) else None,
+                RANK: None,
+                BITS: None,
+                KIND: None,
+                DOUBLE: None,
+                "use_dora": None,
+            }
         bits = (8 if base == "int8" else 4) if facts.get("qlora") else None
-        kinds: dict[str, Any] = {KIND: "fp4" if base == "fp4" else None, DOUBLE: False if base == "nf4-single" else None}
+        kinds: dict[str, Any] = {
+            KIND: "fp4" if base == "fp4" else None,
+            DOUBLE: False if base == "nf4-single" else None,
+        }
         return {LORA: True, RANK: rank, BITS: bits, "use_dora": True if facts.get("use_dora") else None} | kinds
 
     facts = ("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora")
@@ -52,14 +75,21 @@ def _task() -> Idea:
         facts = inner.read(keys)
         refers = {"reference": None} if facts.get("task") == "grpo" and not keys.has("beta") else {}
         lengths = {"answers": "256"} if facts.get("task") == "grpo" and not keys.has("max_completion_length") else {}
-        return facts | refers | lengths | ({"prompt_len": facts.get("prompt_len") or 512} if facts.get("task") == "grpo" else {})
+        return (
+            facts
+            | refers
+            | lengths
+            | ({"prompt_len": facts.get("prompt_len") or 512} if facts.get("task") == "grpo" else {})
+        )
 
     return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
 
 
 def _kernels() -> Idea:
     def read(keys: Keys) -> Facts:
-        stated = next((flag for name in LIGER if (flag := keys.flag(name)) is not None), not _program(keys, "train_grpo"))
+        stated = next(
+            (flag for name in LIGER if (flag := keys.flag(name)) is not None), not _program(keys, "train_grpo")
+        )
         return {"kernels": "liger" if stated and not _program(keys, "train_dpo", "train_cls") else "native"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -74,7 +104,9 @@ QWEN_VL = Dialect(
     title="Qwen-VL-Finetune",
     versions="Qwen-VL-Finetune 2025.1 - 2026.10",
     syntaxes=("argv",),
-    blank={"argv": "deepspeed src/train/train_sft.py --freeze_llm False --freeze_vision_tower True --freeze_merger True\n"},
+    blank={
+        "argv": "deepspeed src/train/train_sft.py --freeze_llm False --freeze_vision_tower True --freeze_merger True\n"
+    },
     auto=True,
     ideas=(
         launched(),

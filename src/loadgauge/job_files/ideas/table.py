@@ -154,7 +154,7 @@ class Keys:
         if isinstance(value, list) and self.document.syntax == "argv":
             value = value[0] if value else True
         if isinstance(value, str) and "$" in value:
-            raise Unknown(f"{short(value)} comes from outside the file", key=self.document.shown(key), file=self.file)
+            raise Unknown(outside(value, self.document.syntax), key=self.document.shown(key), file=self.file)
         return value
 
     def whole(self, key: str, minimum: int = 1) -> int | None:
@@ -229,7 +229,7 @@ class Keys:
         if not all(isinstance(word, str) for word in value):
             raise self.wrong(key, f"must be a list of words, got {short(value)}")
         if any("$" in word for word in value):
-            raise Unknown(f"{short(value)} comes from outside the file", key=self.document.shown(key), file=self.file)
+            raise Unknown(outside(value[0], self.document.syntax), key=self.document.shown(key), file=self.file)
         return [part for word in value for part in word.replace(",", " ").split()]
 
     def choice(self, key: str, among: Mapping[str, Any]) -> Any:
@@ -256,6 +256,17 @@ class Keys:
             if value != first:
                 raise self.wrong(other, f"{value} contradicts {self.document.shown(name)} = {first}")
         return next(iter(values.values()), None)
+
+
+def outside(value: str, syntax: str) -> str:
+    """Return what to say of a value that is only known where the job is started, with the variables that would give it.
+
+    >>> outside("$TP", "argv"), outside("$(nproc)", "argv")
+    ("'$TP' comes from outside the file (--set TP=VALUE)", "'$(nproc)' comes from outside the file")
+    """
+    names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*|\d+)", value[:500]))
+    hint = f" (--set {','.join(f'{name}=VALUE' for name in names)})" if names and syntax == "argv" else ""
+    return f"{short(value)} comes from outside the file{hint}"
 
 
 SHORT = reprlib.Repr()

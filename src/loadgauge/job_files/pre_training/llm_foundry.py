@@ -132,6 +132,7 @@ LLM_FOUNDRY = Dialect(
     versions="LLM Foundry 0.17 - 0.22",
     syntaxes=("yaml",),
     framework="llm-foundry",
+    blank={"yaml": ""},
     zero_stages=(0, 2, 3),
     ideas=(
         _batch(),

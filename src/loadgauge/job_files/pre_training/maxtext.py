@@ -140,6 +140,7 @@ MAXTEXT = Dialect(
     syntaxes=("yaml", "argv"),
     framework="maxtext",
     style="hydra",
+    blank={"yaml": "", "argv": "python3 -m maxtext.train base.yml\n"},
     ideas=(
         _layout(),
         _batch(),

@@ -450,9 +450,7 @@ def offload(prefix: str = "", share: float | None = None) -> Idea:
         if given not in (None, 1.0):
             shown = keys.document.shown(part)
             note = f"{shown}: that part of the optimizer is in the host's memory, where all of it is counted on the GPU"
-            keys.add(
-                Uncounted(note, shown, effect="saves", parts=("optimizer",), share=max(0.0, min(1.0, given)))
-            )
+            keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=max(0.0, min(1.0, given))))
             return {"offload": "none"}
         return {"offload": "optimizer"}
 

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import MISSING
-from loadgauge.job_files.reading.shell import Shell, Word
+from loadgauge.job_files.reading.shell import Shell
+from loadgauge.job_files.reading.shell_values import Word
 
 Style = Literal["switch", "flags", "value", "tyro", "hydra"]
 SWITCHES = ("switch", "flags")
@@ -339,6 +340,8 @@ def _rank(command: list[Word]) -> int:
     """2 for a command that trains by its name, 1 for one that may, 0 for one that does something else."""
     program = [word.text for word in command[:40] if " " not in word.text and "=" not in word.text]
     names = [text for text in program if not text.startswith("--")][:6]
+    script = next((place + 1 for place, text in enumerate(names) if text.endswith(".py")), len(names))
+    names = names[:script]  # what comes after are values of options
     if any(OTHERWISE.search(name) for name in names[:4]):
         return 0
     return 1 + any(TRAINS.search(name) for name in names)

@@ -16,8 +16,6 @@ MOST_NODES = 50_000
 DEEPEST = 60
 MAGIC = re.compile(r"^([ \t]*)[%!](?:.*\\\n)*.*$", re.MULTILINE)
 """Lines of a notebook that are IPython's or the shell's, with those that a backslash joins to them."""
-LEADING = re.compile(r"(?<![\w.\"'])0+([1-9]\d*)(?![\w.\"'])")
-"""Numbers that begin with a zero, which Python does not take and a notebook may hold all the same."""
 OTHER_CELLS = re.compile(r"\s*%%(?!capture|time)")
 """Cells that are not Python: `%%bash`, `%%writefile`."""
 
@@ -304,7 +302,7 @@ def _cells(text: str) -> tuple[str, list[str]]:
         raise ConfigError("is no notebook (JSON with cells of code)") from None
     code, skipped = [], []
     for number, part in parts:
-        lines = LEADING.sub(r"\1", MAGIC.sub(r"\1pass", part))
+        lines = MAGIC.sub(r"\1pass", part)
         try:
             ast.parse(lines)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -6,65 +6,32 @@ known only where the script runs keeps its dollar sign.
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.files import read_text
-from loadgauge.job_files.reading.shell_words import (
-    DEEPEST,
-    MOST_WORDS,
-    Listing,
-    Node,
-    Piece,
-    Text,
-    Token,
-    Tree,
-    closing,
-    tokens,
-)
+from loadgauge.job_files.reading.shell_values import ASSIGNED, UNSET, Value, Values, Word, plain, quotient, settled
+from loadgauge.job_files.reading.shell_words import DEEPEST, MOST_WORDS, Listing, Node, Piece, Text, Token, Tree, tokens
 
-OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
-"""Operators of `$((...))`, which divides as whole numbers."""
 COMPARED: dict[str, Callable[[float, float], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-lt": operator.lt, "-ge": operator.ge, "-le": operator.le,
 }  # fmt: skip
-LARGEST, LONGEST, MOST_LETTERS, LARGEST_FILE = 10**12, 60_000, 3_000_000, 100_000
-"""A number, letters of a value, letters of all values, bytes of a file that a script reads."""
-ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]=]*\])?(\+?)=")
-UNKNOWN = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])")
-UNSET = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9]|\{(?:[A-Za-z_]\w*|[0-9]+)\})")
+LARGEST_FILE = 100_000
+"""Bytes of a file that a script reads."""
 GIVES_UP = ("exit", "return", "continue", "break")
 DECLARES = ("export", "local", "declare", "readonly", "typeset")
-EXPANSION = re.compile(r"\$\{([#!]?)([A-Za-z_]\w*|[0-9@*#?])(?:\[([^\]]*)\])?(.*)\}", re.DOTALL)
-
-Value = Text | list[Text]
-
-
-class Word(NamedTuple):
-    """A word of a command: its `text`, and `raw` as spelled from `start` to `end` (-1: in no place of the file); `first`: of
-    a line or of a command."""
-
-    start: int
-    end: int
-    text: str
-    first: bool = False
-    raw: str = ""
 
 
 class _Stop(Exception):
     """The end of a script, a function or a round of a loop, by the word that ends it."""
 
 
-class Shell:
+class Shell(Values):
     """What a script starts.
 
     commands: each with its words, in order; variables: their last values that are known; documents: here-documents by the
@@ -84,13 +51,7 @@ class Shell:
         outside: Mapping[str, str] | None = None,
         file: str = "",
     ) -> None:
-        self.source, self.file = source, file
-        self.values: dict[str, Value] = {name: _plain(value) for name, value in (outside or {}).items()}
-        for name, number in _scheduled(source).items():
-            self.values.setdefault(name, _plain(number))
-        self.arguments: list[Text] = []
-        while str(len(self.arguments) + 1) in self.values:
-            self.arguments.append(self.values[str(len(self.arguments) + 1)])  # type: ignore[arg-type]
+        super().__init__(source, {**_scheduled(source), **(outside or {})}, file)
         self.functions: dict[str, tuple[Text, Listing]] = {}
         self.commands: list[list[Word]] = []
         self.documents: dict[str, str] = {}
@@ -98,9 +59,7 @@ class Shell:
         self.directory = ""
         self.said: list[Text] | None = None
         """What a command whose output is taken has printed; None outside of one."""
-        self.whole: dict[tuple[int, int, str], tuple[Piece, ...]] = {}
-        self.text = Text([])
-        self.count = self.letters = self.depth = 0
+        self.count = self.depth = 0
         with suppress(_Stop):
             self._script(Text([Piece(source, 0, len(source))]))
 
@@ -197,7 +156,7 @@ class Shell:
 
     def _case(self, head: list[Token], choices: list[tuple[list[Token], Listing]]) -> None:
         subject = self._joined(head[0]) if head else ""
-        value = _settled(subject)
+        value = settled(subject)
         rest = [(patterns, body) for patterns, body in choices if not self._gives_up(body)]
         for patterns, body in choices:
             texts = [self._joined(pattern)[:200] for pattern in patterns]
@@ -215,7 +174,7 @@ class Shell:
             if not chosen.startswith("-"):
                 self.notes.append(f"{subject or 'a case'} is set nowhere; its first choice, {chosen}, is read")
                 if name is not None and not re.search(r"[*?\[]", chosen):
-                    self.values[subject.strip("${}")] = _plain(chosen)
+                    self.values[subject.strip("${}")] = plain(chosen)
             else:
                 return
             default = rest[0][1]
@@ -228,7 +187,7 @@ class Shell:
         if head[0].text.startswith("(("):
             match = re.match(r"\(\(\s*(\w+)\s*=\s*(\w+)", head[0].text)
             if match is not None:
-                self._set(match[1], _plain(match[2]))
+                self._set(match[1], plain(match[2]))
         else:
             words = [Text(field) for token in head[2:] for field in self._fields(token)]
             if len(words) > 1:
@@ -254,9 +213,9 @@ class Shell:
             if index and self.said is not None and self.said and names:
                 blank = names[0] in ("xargs", "sed", "tr") and re.search(r"\\n| |^xargs$", " ".join(names))
                 if names[0] == "tr" and "upper" in names[-1] and "lower" in names[-2]:
-                    self.said[-1] = _plain(self.said[-1].text.upper())
+                    self.said[-1] = plain(self.said[-1].text.upper())
                 elif names[0] == "tr" and "lower" in names[-1]:
-                    self.said[-1] = _plain(self.said[-1].text.lower())
+                    self.said[-1] = plain(self.said[-1].text.lower())
                 elif not blank:
                     raise _Stop("unknown")
                 continue
@@ -333,7 +292,7 @@ class Shell:
             return True
         if name == "set":
             if "--" in texts:
-                self.arguments = [_plain(text) for text in texts[texts.index("--") + 1 :]]
+                self.arguments = [plain(text) for text in texts[texts.index("--") + 1 :]]
         elif name == "shift":
             del self.arguments[: int(texts[1]) if len(texts) > 1 and texts[1].isdecimal() and len(texts[1]) < 5 else 1]
         elif name == "unset":
@@ -359,9 +318,7 @@ class Shell:
             return True
         elif name == "false":
             return False
-        elif name == "cat" and self.said:
-            return True
-        elif name == "exec" and len(words) == 1:
+        elif (name == "cat" and self.said) or (name == "exec" and len(words) == 1):
             return True
         elif self.said is not None:
             raise _Stop("unknown")
@@ -392,13 +349,6 @@ class Shell:
             self.depth -= 1
             self.arguments, self.text = before, text
 
-    def _text(self, word: Word) -> Text:
-        literal = word.end - word.start == len(word.text) and word.start >= 0
-        return Text([Piece(word.text, word.start, word.end)]) if literal else Text([Piece(word.text, -1, -1)])
-
-    def _pieces(self, word: Word) -> tuple[Piece, ...]:
-        return self.whole.get((word.start, word.end, word.text), self._text(word).pieces)
-
     def _sourced(self, name: str, noted: bool = True) -> None:
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
             return
@@ -418,15 +368,8 @@ class Shell:
             self.notes.append(f"{name} is not there, so what it sets is not known")
 
     def _read(self, texts: list[str], redirects: list[Token]) -> None:
-        """`IFS=, read -r A B <<< "$X"`, `read -a ARRAY`, and `read -r -d '' A <<EOF`, which reads all lines."""
-        document = next((token for token in redirects if token.kind == "doc"), None)
-        if document is not None and "-d" in texts:
-            pieces: list[Piece] = []
-            start = document.start
-            for joint in re.finditer(r"\\\n", self.text.text[document.start : document.end]):
-                pieces += self._expanded(self.text, start, document.start + joint.start())
-                start = document.start + joint.end()
-            self._set(texts[-1], Text([*pieces, *self._expanded(self.text, start, document.end)]))
+        """`IFS=, read -r A B <<< "$X"`, and `read -a ARRAY`."""
+        if any(token.kind == "doc" for token in redirects):
             return
         source = next((token for token in redirects if token.text == "<<<"), None)
         value = None if source is None else self._joined(source)
@@ -439,10 +382,10 @@ class Shell:
         )
         names = [text for text in texts[1:] if not text.startswith("-")]
         if "-a" in texts or "-ra" in texts or "-rA" in texts:
-            self.values[names[-1]] = [_plain(text) for text in split]
+            self.values[names[-1]] = [plain(text) for text in split]
             return
         for index, name in enumerate(names):
-            self._set(name, _plain(split[index] if index < len(split) else ""))
+            self._set(name, plain(split[index] if index < len(split) else ""))
 
     def _printed(self, name: str, words: list[Word]) -> None:
         """What a command prints, where its output is taken, and where `cd` goes."""
@@ -470,7 +413,7 @@ class Shell:
         elif name in ("realpath", "readlink") and texts:
             result = texts[-1]
         elif name == "expr":
-            result = _quotient(" ".join(texts))
+            result = quotient(" ".join(texts))
         elif name == "seq" and texts:
             result = "1" if len(texts) == 1 else texts[0]
         elif name == "printf" and texts and len(texts) == 1:
@@ -479,13 +422,7 @@ class Shell:
             result = ""
         if not result:
             raise _Stop("unknown")
-        self.said.append(_plain(result))
-
-    def words_in(self, text: Text) -> Iterator[Word]:
-        """The words of a value that is a list of options."""
-        for part in _split(text):
-            start, end = self._span(part)
-            yield Word(start, end, Text(part).text, False, self.source[start:end] if start >= 0 else "")
+        self.said.append(plain(result))
 
     # -- tests ---------------------------------------------------------------------------------------------------------
 
@@ -519,245 +456,9 @@ class Shell:
             fields = [Text(field).text for field in self._fields(token)]
         finally:
             self.text = before
-        return [_settled(field) for field in fields or ([""] if token.text[:1] in "\"'" else [])]
+        return [settled(field) for field in fields or ([""] if token.text[:1] in "\"'" else [])]
 
-    # -- words ---------------------------------------------------------------------------------------------------------
-
-    def _assign(self, token: Token) -> None:
-        match = ASSIGNED.match(token.text)
-        if match is None:
-            return
-        name = match[1]
-        value: Value
-        if token.kind == "array":
-            value = [Text(field) for word in token.words for field in self._fields(word)]
-        else:
-            value = Text(self._expanded(self.text, token.start + match.end(), token.end))
-        before = self.values.get(name)
-        if match[2] and isinstance(value, Text):
-            value = [*(before if isinstance(before, list) else ()), _plain(f"{match[2]}={value.text}".replace('"', ""))]
-        elif match[3]:
-            if isinstance(before, list) or isinstance(value, list):
-                left = before if isinstance(before, list) else [before] if before is not None and before.text else []
-                value = [*left, *(value if isinstance(value, list) else [value])]
-            elif before is not None:
-                value = Text([*before.pieces, *value.pieces])
-        self._set(name, value)
-
-    def _set(self, name: str, value: Value) -> None:
-        if isinstance(value, Text):
-            self.letters += len(value.text)
-            if len(value.text) > LONGEST or self.letters > MOST_LETTERS:
-                raise ConfigError(f"sets {name} to more than {LONGEST} letters")
-            if name in self.values and UNSET.fullmatch(value.text):
-                return  # set where the script is started, as `NAME=$1` is
-        self.values[name] = value
-
-    def _joined(self, token: Token) -> str:
-        return Text(self._expanded(self.text, token.start, token.end)).text
-
-    def _words(self, token: Token) -> Iterator[Word]:
-        """The words that a word of the script becomes; a quoted "--flag value" those inside."""
-        fields = self._fields(token)
-        whole = self.text.part(token.start, token.end)
-        for field in fields:
-            text = Text(field)
-            start, end = self._span(field)
-            if (
-                len(fields) == 1
-                and whole[0].start >= 0
-                and (not field or whole[0].start <= field[0].start < whole[-1].end)
-            ):
-                start, end = whole[0].start, whole[-1].end
-            self.whole[start, end, text.text] = tuple(field)
-            if len(fields) == 1 and re.match(r"\s*--[A-Za-z][\w.-]*\s", text.text):
-                yield from self.words_in(text)
-            else:
-                yield Word(start, end, text.text, False, self.source[start:end] if start >= 0 else text.text)
-
-    def _span(self, pieces: list[Piece]) -> tuple[int, int]:
-        """Where pieces that follow each other are written; -1 where they do not."""
-        places = [place for piece in pieces for place in (piece.start, piece.end)]
-        return (places[0], places[-1]) if places and places[0] >= 0 and places == sorted(places) else (-1, -1)
-
-    def _fields(self, token: Token) -> list[list[Piece]]:
-        """A word as the fields that it is split into."""
-        fields: list[list[Piece]] = [[]]
-        quoted = False
-        text, index = self.text.text, token.start
-        while index < token.end:
-            letter = text[index]
-            end = min(token.end, closing(text, index) if letter in "\\'\"`$" else self._plain_end(index, token.end))
-            if letter in "'\"" and not (
-                letter == '"' and re.fullmatch(r'"\$\{?(?:@|\w+\[@\]).*"', text[index:end], re.DOTALL)
-            ):
-                quoted = True
-                fields[-1] += self._expanded(self.text, index, end)
-            elif letter in '"$':
-                inner = text[index:end].strip('"')
-                place = index + (letter == '"')
-                value = self._value(inner, place, place + len(inner))
-                parts = value if isinstance(value, list) else [value]
-                whole = letter == '"' or (not isinstance(value, list) and value.text == inner)
-                split = [piece for part in parts for piece in ([list(part.pieces)] if whole else _split(part))]
-                blank = not isinstance(value, list) and value.text[:1].isspace() and bool(fields[-1])
-                if blank:
-                    fields.append([])
-                fields[-1] += split[0] if split else []
-                fields += split[1:]
-            else:
-                fields[-1] += self._expanded(self.text, index, end)
-            index = end
-        return [field for field in fields if field or (quoted and len(fields) == 1)]
-
-    def _plain_end(self, start: int, end: int) -> int:
-        match = re.compile(r"[^\\'\"`$]+").match(self.text.text, start, end)
-        return start + 1 if match is None else match.end()
-
-    def _expanded(self, text: Text, start: int, end: int, within: bool = False) -> list[Piece]:
-        """The pieces of a part of a text, without its quotes and with its expansions."""
-        pieces: list[Piece] = []
-        index = start
-        before, self.text = self.text, text
-        while index < end:
-            letter = text.text[index]
-            if letter == "'" and not within:
-                stop = min(end, closing(text.text, index))
-                pieces += text.part(index + 1, max(index + 1, stop - 1))
-            elif letter == '"' and not within:
-                stop = min(end, closing(text.text, index))
-                pieces += self._expanded(text, index + 1, max(index + 1, stop - 1), True)
-            elif letter == "\\":
-                stop = min(end, index + 2)
-                escaped = text.text[index + 1 : stop]
-                place = text.part(index, stop)
-                if escaped == "\n":
-                    pass
-                elif within and escaped not in ('"', "$", "`", "\\"):
-                    pieces += place
-                else:
-                    pieces.append(Piece(escaped, place[0].start, place[-1].end))
-            elif letter in "$`":
-                stop = min(end, closing(text.text, index))
-                value = self._value(text.text[index:stop], index, stop)
-                if isinstance(value, list):
-                    for part in value:
-                        pieces += [*part.pieces, Piece(" ", -1, -1)]
-                    pieces = pieces[:-1] if value else pieces
-                else:
-                    pieces += value.pieces
-            else:
-                match = re.compile(r"[^\\\"`$]+" if within else r"[^\\'\"`$]+").match(text.text, index, end)
-                stop = index + 1 if match is None else match.end()
-                pieces += text.part(index, stop)
-            index = max(stop, index + 1)
-        self.text = before
-        return pieces
-
-    def _value(self, raw: str, start: int, end: int) -> Value:
-        """What an expansion becomes; as it is spelled where that is not known. A plain value is where it is used."""
-        self.letters += len(raw)
-        if self.letters > MOST_LETTERS:
-            raise ConfigError("is too much to expand")
-        place = self.text.part(start, end)
-        first, last = (place[0].start, place[-1].end) if place else (-1, -1)
-        value = self._looked_up(raw)
-        if value is None:
-            return Text([Piece(raw, first, last)])
-        if isinstance(value, list):
-            return value
-        self.letters += len(value.text)
-        if re.search(r"\s", value.text) or value.text.startswith("--") or first < 0:
-            return value
-        return Text([Piece(value.text, first, last)])
-
-    def _looked_up(self, raw: str) -> Value | None:
-        if raw.startswith("$(("):
-            inner = Text(self._expanded(_plain(raw[3:-2]), 0, len(raw) - 5)).text
-            number = _arithmetic(inner, self._plainly)
-            return None if number is None else _plain(str(number))
-        if raw.startswith(("$(", "`")):
-            return self._output(raw[2:-1] if raw[0] == "$" else raw[1:-1])
-        match = EXPANSION.fullmatch(raw)
-        if match is None:
-            return self._named(raw[1:])
-        prefix, name, index, change = match.groups()
-        value = self._named(name, index)
-        if prefix == "#":
-            known = value if isinstance(value, list) else None if value is None else value.text
-            return None if known is None or change else _plain(str(len(known)))
-        if prefix == "!":
-            if isinstance(value, list):
-                return [_plain(str(number)) for number in range(len(value))]
-            return None if value is None else self._named(value.text)
-        return self._changed(raw, name, value, change) if change else value
-
-    def _named(self, name: str, index: str | None = None) -> Value | None:
-        if name in ("@", "*"):
-            return list(self.arguments)
-        if name == "#":
-            return _plain(str(len(self.arguments)))
-        if name in ("0", "BASH_SOURCE") and self.file:
-            return _plain(f"./{Path(self.file).name}")
-        if name.isdecimal() and len(name) < 4:
-            return self.arguments[int(name) - 1] if 0 < int(name) <= len(self.arguments) else None
-        value = self.values.get(name)
-        if index is None:
-            return (value[0] if value else Text([])) if isinstance(value, list) else value
-        if index in ("@", "*"):
-            return value if isinstance(value, list) else [] if value is None else [value]
-        key = Text(self._expanded(_plain(index), 0, len(index))).text
-        number = _arithmetic(key, self._plainly)
-        if isinstance(value, list):
-            for element in value:
-                if element.text.startswith(f"[{key}]="):
-                    return _plain(element.text[len(key) + 3 :])
-            return value[number] if number is not None and -len(value) <= number < len(value) else None
-        return value if number == 0 else None
-
-    def _plainly(self, name: str) -> str:
-        value = self._named(name)
-        if not isinstance(value, Text):
-            raise KeyError(name)
-        return value.text
-
-    def _changed(self, raw: str, name: str, value: Value | None, change: str) -> Value | None:
-        """`${NAME...}` with a default, another value, a part taken off, or other letters."""
-        colon, sign = change[0] == ":", change[1:2] if change[0] == ":" else change[0]
-        rest = change[1 + colon :]
-        if isinstance(value, list):
-            number = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", change)
-            if number and name in "@*":  # the first argument is number 1
-                return value[max(0, int(number[1]) - 1) :][: int(number[2]) if number[2] else None]
-            return value[int(number[1]) :][: int(number[2]) if number[2] else None] if number else value
-        plain = None if value is None else value.text
-        if sign in "-=+?" and sign:
-            missing = plain is None or (colon and plain == "") or bool(UNSET.fullmatch(plain))
-            if sign == "+":
-                return Text([]) if missing else Text(self._expanded(_plain(rest), 0, len(rest)))
-            if not missing:
-                return value
-            if sign == "?":
-                return None
-            default = Text(self._expanded(_plain(rest), 0, len(rest)))
-            if sign == "=":
-                self._set(name, default)
-            return default
-        if plain is None or re.search(r"[$`]", plain):
-            return None
-        if sign == "/" and not colon:
-            old, new = [*re.split(r"(?<!\\)/", rest.lstrip("/#%"), maxsplit=1), ""][:2]
-            old, new = (Text(self._expanded(_plain(part), 0, len(part))).text for part in (old, new))
-            return _plain(plain.replace(old, new, -1 if rest[:1] == "/" else 1)) if old and "*" not in old else None
-        pattern = Text(self._expanded(_plain(rest), 0, len(rest))).text
-        if sign and sign in "#%" and not colon:
-            return _plain(_taken_off(plain, pattern, sign))
-        if change in ("^^", ",,"):
-            return _plain(plain.upper() if change == "^^" else plain.lower())
-        number = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", change)
-        return _plain(plain[int(number[1]) :][: int(number[2]) if number[2] else None]) if number else None
-
-    def _output(self, script: str) -> Value | None:
+    def output(self, script: str) -> Value | None:
         """What `$(...)` prints, where it is a plain one such as `$(dirname "$0")` or `$(echo "$A")`."""
         before = self.said, self.directory, self.text
         self.said, self.directory = [], ""
@@ -781,39 +482,6 @@ def _scheduled(source: str) -> dict[str, str]:
     lines = " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]{1,300})", source[:20_000], re.MULTILINE))
     found = {name: re.search(rf"(?<!\S){option}[ =:](?:\w+:)?(\d{{1,6}})(?!\S|-)", lines) for name, option in SCHEDULED}
     return {name: match[1] for name, match in found.items() if match is not None}
-
-
-def _plain(text: str) -> Text:
-    return Text([Piece(text, -1, -1)])
-
-
-def _settled(text: str) -> str | None:
-    """A value in a test: what is set nowhere is empty, and what is not known None."""
-    rest = UNSET.sub("", text)
-    return None if re.search(r"[$`]", rest) else rest
-
-
-def _split(text: Text) -> list[list[Piece]]:
-    """The words of an unquoted value; one with quotes inside is one word, for those who mean to run it again."""
-    words: list[list[Piece]] = []
-    index = 0
-    while index < len(text.text):
-        if text.text[index].isspace():
-            index += 1
-            continue
-        parts: list[Piece] = []
-        while index < len(text.text) and not text.text[index].isspace():
-            letter = text.text[index]
-            end = closing(text.text, index) if letter in "'\"" else index + 1
-            if end > index + 1 and text.text[end - 1] == letter:
-                parts += text.part(index + 1, end - 1)
-            else:
-                match = re.compile(r"[^\s'\"]+").match(text.text, index)
-                end = index + 1 if match is None else match.end()
-                parts += text.part(index, end)
-            index = end
-        words.append(parts)
-    return words
 
 
 def _test(words: list[str | None], values: Mapping[str, object]) -> bool | None:
@@ -851,55 +519,3 @@ def _test(words: list[str | None], values: Mapping[str, object]) -> bool | None:
         except ValueError:
             return None
     return None
-
-
-def _taken_off(text: str, pattern: str, sign: str) -> str:
-    """A text without the beginning (`#`) or the end (`%`) that a pattern has; of a doubled sign the longest."""
-    longest = pattern[:1] == sign
-    pattern = pattern[longest:][:200]
-    cuts: Iterable[int] = range(min(len(text), 1000) + 1)
-    if sign == "#":
-        cuts = reversed(list(cuts)) if longest else cuts
-        return next((text[cut:] for cut in cuts if fnmatchcase(text[:cut], pattern)), text)
-    cuts = cuts if longest else reversed(list(cuts))
-    return next((text[:cut] for cut in cuts if fnmatchcase(text[cut:], pattern)), text)
-
-
-def _arithmetic(text: str, value_of: Callable[[str], str]) -> int | None:
-    """The value of an expression of whole numbers and names; None where it has anything else."""
-    try:
-        return _worked_out(ast.parse(text.strip()[:500], mode="eval").body, value_of, 0)
-    except (ValueError, SyntaxError, ZeroDivisionError, KeyError, TypeError, RecursionError, MemoryError):
-        return None
-
-
-def _worked_out(node: ast.expr, value_of: Callable[[str], str], depth: int) -> int:
-    if depth > DEEPEST:
-        raise ValueError
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        value = node.value
-    elif isinstance(node, ast.Name):
-        value = int(value_of(node.id))
-    elif isinstance(node, ast.BinOp):
-        left, right = (_worked_out(side, value_of, depth + 1) for side in (node.left, node.right))
-        value = OPERATORS[type(node.op)](left, right)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = -_worked_out(node.operand, value_of, depth + 1)
-    else:
-        raise ValueError
-    if abs(value) > LARGEST:
-        raise ValueError
-    return value
-
-
-def _quotient(text: str) -> str:
-    """What `expr 32 / 4 / 2` prints, where it is of whole numbers, times and divided by; else nothing."""
-    first, *rest = text.split() or [""]
-    if not first.isdecimal() or len(text) > 60 or len(rest) % 2:
-        return ""
-    result = int(first)
-    for sign, word in zip(rest[::2], rest[1::2], strict=True):
-        if sign not in ("*", "/") or not word.isdecimal() or (sign == "/" and int(word) == 0):
-            return ""
-        result = result * int(word) if sign == "*" else result // int(word)
-    return str(result)

@@ -258,7 +258,7 @@ def _task() -> Idea:
             facts = {"lora_rank": keys.whole(lora[1]) or 8, "lora_targets": "all" if every else ",".join(adapts)}
         if pipeline_of == "sft":
             return facts
-        refers = {"reference": "adapter-off" if adapts else "model", "frozen_offload": False if adapts else True}
+        refers = {"reference": "adapter-off" if adapts else "model", "frozen_offload": not adapts}
         if pipeline_of == "dpo":
             return facts | refers | {"task": "ipo" if keys.flag(ipo) else "dpo"}
         if pipeline_of == "distill":
@@ -318,7 +318,8 @@ def _task() -> Idea:
     owned = (kind, kl, weight, on, reward, *teacher, ipo, *switches, *lora, engine, *scored, again, never, eager, prefix, served,
              *(f"{E}{name}" for name in names.values()))  # fmt: skip
     facts = names_in(
-        "task reference critic teacher rollout rollout_offload frozen_offload old_logprobs logprob_batch loss_terms lora_rank lora_targets"
+        "task reference critic teacher rollout rollout_offload frozen_offload old_logprobs logprob_batch loss_terms"
+        " lora_rank lora_targets"
     )
     return Idea(keys=owned, facts=facts, read=read, write=write)
 

@@ -99,7 +99,7 @@ def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
         own = _bare(words, beside)
         first = own.partition("-")[0]  # most names are told from it by their first word
         for known, repository in repositories.items():
-            if not re.search(r"\d", own) and _versions(words) != _versions(known):
+            if beside is not _NOTHING and not re.search(r"\d", own) and _versions(words) != _versions(known):
                 continue  # only its version says which model it is
             spelt = (known, *(_spelt(_plain(one)) for one in repository.split() if first in one.lower()))
             if any(own == _bare(one, beside) for one in spelt if first in one):

@@ -77,6 +77,7 @@ class Figures(msgspec.Struct, frozen=True):
     """The figures of a job: verdict, [byte] of the GPU, and the quantities of a budget that the job says enough for.
 
     memory: as every document has it (`verdict.needs`); question: what decides, in words; empty where nothing does
+    unread: keys of job files that are not counted, as documents have them
     """
 
     verdict: Verdict
@@ -84,6 +85,7 @@ class Figures(msgspec.Struct, frozen=True):
     values: dict[str, float]
     memory: dict[str, Any] = {}
     question: str = ""
+    unread: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of(cls, given: Setup, result: Estimate) -> Figures:
@@ -98,7 +100,7 @@ class Figures(msgspec.Struct, frozen=True):
                 values["cost"] = whole.cost
         memory = result.memory
         asked = "" if memory.question is None else f"; {memory.question.words()}"
-        return cls(memory.verdict, memory.capacity, values, needs(memory), asked)
+        return cls(memory.verdict, memory.capacity, values, needs(memory), asked, tuple(given.unread(result)))
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +132,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
             "now": None if self.now is None else dict(self.now.values),
             "before": None if self.before is None else {"verdict": self.before.verdict, **self.before.values},
             "problems": list(self.problems),
+            "unread": [] if self.now is None else list(self.now.unread),
             "error": self.error,
         }
 

@@ -1,0 +1,112 @@
+"""What a layout needs, and what runs of many GPUs have, where a job says nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
+from loadgauge.core.definitions.hardware.usual import usual_network
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, shared_out
+from loadgauge.core.definitions.layout.overlap import Overlap
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.resolve.setup import Setup
+
+MANY = 64
+"""GPUs from which on a run is no first try: what such runs have is assumed where nothing is said of it."""
+
+
+def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:
+    """The training with the communication that is hidden: what is said, and what the schedule or scripts of such runs hide."""
+    own, hidden = kind.overlap, []
+    if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1] and (job.ep or 1) > 1:
+        hidden.append(("ep", f"{job.schedule} runs dispatch and combine beside the other direction, by DeepEP"))
+        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
+    if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
+        hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
+        if (job.tp or 1) > 1 and card is not None and card.data_center_hopper_or_later:
+            hidden.append(("tp", "so do those for Hopper and later"))
+    own = msgspec.structs.replace(own, **dict.fromkeys((name for name, _ in hidden), True))
+    if hidden and job.gpu is not None:
+        assumed["--overlap"] = f"{own.text()} ({'; '.join(f'{name}: {why}' for name, why in hidden)})"
+    return msgspec.structs.replace(kind, overlap=own if job.overlap is None else Overlap.parse(job.overlap, own))
+
+
+def instead(
+    setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]
+) -> Iterator[tuple[list[tuple[str, str, str]], Setup]]:
+    """The run with what layouts of many GPUs have where nothing is said of it, the mildest first: sequence parallelism, a
+    sharded optimizer, recomputation; each with the flags that say it: its value, and the one that was assumed."""
+    job, layout = setup.job, setup.layout
+    changes: list[tuple[str, Any, str, str]] = []
+    if job.sequence_parallel is None and not layout.sequence_parallel and layout.tp > 1:
+        changes.append(("sequence_parallel", True, "on", "off"))
+    if job.zero is None and layout.zero_ranks > 1:
+        changes.append(("zero", 1, "1", "0"))
+    tried = [changes[:count] for count in range(1, len(changes) + 1)]
+    if job.recompute is None:
+        parts = ("selective", "full") if setup.training.framework.recomputes_parts else ("full",)
+        tried += [[*changes, ("recompute", word, word, "none")] for word in parts]
+    for each in tried:
+        try:
+            other = resolve(job.replace(**{name: value for name, value, _, _ in each}), setup.model)
+        except (ConfigError, LayoutError, NotModelled):
+            continue
+        values = [(f"--{name.replace('_', '-')}", word, usual) for name, _, word, usual in each]
+        assumed = {flag: f"{word} (with {usual} it does not fit)" for flag, word, usual in values}
+        yield values, msgspec.structs.replace(other, job=job, assumed=other.assumed | assumed, instead=None)
+
+
+def larger(setup: Setup) -> Iterator[Setup]:
+    """The run with larger micro-batches, the largest first: nobody accumulates gradients of what fits at once."""
+    layout, job = setup.layout, setup.job
+    for size in (2**power for power in range(int(layout.num_microbatches).bit_length() - 1, 0, -1)):
+        if layout.num_microbatches % size == 0:
+            other = msgspec.structs.replace(layout, micro_batch=size)
+            why = f"{size} (the largest of the {layout.num_microbatches} sequences of a rank that fits)"
+            assumed = setup.assumed | {"--micro-batch": why}
+            yield msgspec.structs.replace(setup, layout=other, assumed=assumed, larger=None, instead=None, job=job)
+
+
+def chunks(layers: int, pp: int) -> int:
+    """The fewest chunks of a stage that share layers out evenly, embedding and loss counted or not; else two."""
+    several = range(2, max(2, layers // pp) + 1)
+    return next((vpp for vpp in several if 0 in (layers % (pp * vpp), (layers + 2) % (pp * vpp))), 2)
+
+
+def sequence_parallel(job: Job, model: ModelSpec, tp: int, fill: Any) -> bool:
+    """Whether activations are sharded between tensor-parallel regions too: experts need it, so there it is assumed."""
+    if tp > 1 and model.has_experts and job.sequence_parallel is None:
+        return bool(fill("sequence_parallel", True, "experts with tp above 1 need it"))
+    return job.sequence_parallel or False
+
+
+def stage_layers(
+    job: Job, model: ModelSpec, degrees: dict[str, int], assumed: dict[str, str]
+) -> tuple[int, ...] | None:
+    """The layers of each stage, where they are given or do not divide."""
+    text, layers, pp = job.stage_layers, model.num_hidden_layers, degrees["pp"]
+    parts = 2 if job.schedule in V_SHAPED else degrees["vpp"]
+    if text is None and pp > 1 and layers % (pp * parts) and layers + 2 >= pp * parts:
+        split = shared_out(layers, pp, parts, model.mtp_layers if (layers + 2) % (pp * parts) else 0)
+        assumed["--stage-layers"] = f"{','.join(map(str, split))} (embedding and loss each count as a layer)"
+        return split
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
+        raise ConfigError(f"must be counts of layers such as 7,8,8,7, got {text!r}", key="stage_layers")
+    return tuple(int(word) for word in words)
+
+
+def usual_line(job: Job, card: Gpu, machines: Cluster) -> str:
+    """Return what is said of a network that no source states; empty where one does, or the job."""
+    if job.nic_bandwidth or job.topology or card.nic.bandwidth or len(machines.links) < 2:
+        return ""
+    bandwidth_, why = usual_network(card)
+    return f"{bandwidth_ * 8 / 1e9:g}Gbit/s ({why})"

@@ -1,0 +1,91 @@
+"""ROLL: roles with strategies and devices of their own (roll/configs, roll/pipeline)."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.job_files.exchange import read
+
+RLVR = """
+pretrain: Qwen/Qwen2.5-7B
+reward_pretrain: Qwen/Qwen2.5-7B
+num_gpus_per_node: 8
+rollout_batch_size: 64
+num_return_sequences_in_group: 8
+prompt_length: 1024
+response_length: 3072
+adv_estimator: reinforce
+init_kl_coef: 0.0
+actor_train:
+  model_args: {dtype: bf16}
+  training_args: {per_device_train_batch_size: 2, gradient_accumulation_steps: 16}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config: {tensor_model_parallel_size: 2, use_distributed_optimizer: true, recompute_granularity: full}
+  device_mapping: list(range(0,16))
+actor_infer:
+  strategy_args:
+    strategy_name: vllm
+    strategy_config: {tensor_parallel_size: 2, gpu_memory_utilization: 0.8}
+  device_mapping: list(range(0,16))
+"""
+
+
+def run_of(text: str) -> Job:
+    return read(text, file="run.yaml").job
+
+
+def test_a_pipeline_of_rewards() -> None:
+    """8 data-parallel ranks of 2 x 16 sequences are 256 of the step's 512."""
+    run = run_of(RLVR)
+    assert (run.model, run.framework, run.tp, run.zero, run.gpus) == ("Qwen/Qwen2.5-7B", "megatron", 2, 1, 16)
+    assert (run.task, run.reference, run.prompts, run.samples, run.global_batch, run.micro_batch) == (
+        "grpo",
+        "none",
+        64,
+        8,
+        256,
+        2,
+    )
+    assert (run.prompt_len, run.answers, run.recompute) == (1024, "3072", "full")
+    assert run.rollout == "vllm:tp=2,utilization=0.8,sleep=1"
+    assert run_of(RLVR.replace("init_kl_coef: 0.0\n", "")).reference == "model"  # 0.2 by default
+    assert run_of(RLVR.replace("adv_estimator: reinforce\n", "")).task == "ppo"  # gae by default
+
+
+def test_devices_are_read_and_never_evaluated() -> None:
+    apart = RLVR.replace(
+        "  device_mapping: list(range(0,16))\n", "  device_mapping: list(range(16, 24)) + [24, 25]\n"
+    ).replace("list(range(16, 24)) + [24, 25]", "list(range(0,16))", 1)
+    run = run_of(apart)
+    assert (run.placement, run.gpus) == ("split:16+10", 26)
+    with pytest.raises(ConfigError, match=r"is read where it is list\(range\(0, 8\)\), or a list of numbers"):
+        run_of(RLVR.replace("list(range(0,16))", "__import__('os').getpid()"))
+
+
+def test_fsdp2_shards_over_groups() -> None:
+    """`fsdp_size` counts Ulysses' ranks; weights are float32 unless `param_dtype` says otherwise (fsdp2_strategy.py)."""
+    text = RLVR.replace("megatron_train", "fsdp2_train").replace(
+        "tensor_model_parallel_size: 2, use_distributed_optimizer: true, recompute_granularity: full", "fsdp_size: 8"
+    )
+    run = run_of(text.replace("dtype: bf16}", "dtype: bf16, ulysses_size: 2}"))
+    assert (run.framework, run.cp, run.zero, run.replicas, run.precision) == ("huggingface", 2, 3, 2, "bf16")
+    assert run_of(text.replace("fsdp_size: 8", "fsdp_size: 8, param_dtype: bf16")).precision == "bf16-pure"
+
+
+def test_fine_tuning() -> None:
+    text = "pretrain: Qwen/Qwen2.5-7B\nsequence_length: 2048\nsft_train:\n  training_args: {per_device_train_batch_size: 2,"
+    text += " gradient_accumulation_steps: 16}\n  strategy_args: {strategy_name: megatron_train, strategy_config:"
+    text += " {tensor_model_parallel_size: 2, context_parallel_size: 2}}\n  device_mapping: list(range(0,8))\n"
+    run = run_of(text)
+    assert (run.task, run.tp, run.cp, run.gpus, run.seq_len, run.micro_batch, run.global_batch) == (
+        None,
+        2,
+        2,
+        8,
+        2048,
+        2,
+        64,
+    )
