@@ -296,3 +296,10 @@ def test_llamafactory_with_megatron() -> None:
     )
     assert (found.zero, found.global_batch, found.seq_len) == (0, 16, 1024)
     assert job(text + "use_distributed_optimizer: true\n", "a.yaml").zero == 1
+
+
+def test_checkpoints_that_are_quantised_and_weights_that_stay_in_16_bits() -> None:
+    lora = V0.replace("finetuning_type: full", "finetuning_type: lora")
+    found = job(lora.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ-Int4"), "a.yaml")
+    assert (found.qlora, found.base) == (True, "gptq")
+    assert job(V0.replace("bf16: true\n", "use_badam: true\n"), "a.yaml").precision == "bf16-pure"

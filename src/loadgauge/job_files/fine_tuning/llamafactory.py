@@ -19,6 +19,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.ideas.partial import freeze
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.words import stored
 
 
 def _checkpointing() -> Idea:
@@ -62,6 +63,11 @@ def _adapter() -> Idea:
         facts = {"lora_rank": keys.whole("lora_rank") or 8, "lora_targets": inner.read(keys).get("lora_targets")}
         facts["lora_targets"] = facts.get("lora_targets") or "all"
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
+        own = stored(keys.word("model_name_or_path"))
+        if number is None and own == "aqlm":
+            keys.note(
+                "model_name_or_path", "has matrices of about 2 bits, counted in 16", "saves", "weights gathered", 0.9
+            )
         if library == "hqq":
             if number == 8:
                 raise keys.wrong(bits, "a base of HQQ in 8 bits is not read; 4 bits are")
@@ -82,8 +88,8 @@ def _adapter() -> Idea:
         upcast = "norms" if keys.flag("upcast_layernorm") else "none" if number is not None else None
         save = keys.words("additional_target")
         return facts | {
-            "qlora": number is not None,
-            "base": None if number is None else "int8" if number == 8 else base,
+            "qlora": number is not None or own in ("gptq", "awq"),
+            "base": (own if own != "aqlm" else None) if number is None else "int8" if number == 8 else base,
             "kbit_upcast": upcast,
             "use_dora": keys.flag("use_dora") or None,
             "modules_to_save": ",".join(save) if save else None,
@@ -190,6 +196,9 @@ def _precision() -> Idea:
     def read(keys: Keys) -> Facts:
         facts = inner.read(keys)
         whole = keys.choice("finetuning_type", METHODS) == "full"
+        if whole and keys.flag("use_badam"):  # which leaves what it trains in the checkpoint's 16 bits
+            half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
+            return {"precision": facts["precision"] if half_of else "bf16-pure", "weights": half_of}
         computed = HALVES.get(facts["precision"]) if whole else None
         return facts | {
             "weights": "float32" if computed else None,

@@ -23,7 +23,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.ideas.partial import frozen_share
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION
+from loadgauge.job_files.ideas.words import ATTENTION, stored
 from loadgauge.job_files.pre_training.megatron import launched
 
 ZERO = {
@@ -188,8 +188,9 @@ def adapters(usual: str = "lora") -> Idea:
         library = keys.choice(method, {"bnb": "bnb", "hqq": "hqq", "gptq": "gptq", "awq": "awq"}) or "bnb"
         if number not in ((None, 4, 8) if library == "bnb" else (None, 4)):
             raise keys.wrong(bits, f"a base in {number} bits of {library} is not read; 4 bits are, and 8 of bnb")
-        if number is None and library in ("gptq", "awq"):
-            number = 4
+        own = stored(keys.agreed(MODEL, keys.word))
+        if number is None and (library in ("gptq", "awq") or own in ("gptq", "awq")):
+            number, library = 4, own or library
         chosen = keys.words("target_modules")
         listed = None if chosen is None or chosen in (["all-linear"], ["ALL"]) else ",".join(chosen)
         base = "nf4-single" if keys.flag(nested) is False else "nf4"

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
+STORED = re.compile(r"(?i)[-_](gptq|awq|aqlm)(?=$|[-_])")
+"""A checkpoint whose matrices are quantised already, by its name."""
+
+
+def stored(name: str | None) -> str | None:
+    """Return how the matrices of a checkpoint are quantised, by its name.
+
+    >>> stored("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"), stored("gpt2")
+    ('gptq', None)
+    """
+    match = STORED.search(name or "")
+    return None if match is None else match[1].lower()
+
 TORCH_OPTIMIZERS = {
     "adamw_torch_fused": "adamw-fused", "adamw_torch": "adamw-foreach", "adamw_hf": "adamw-loop",
     "adamw_anyprecision": "adamw-anyprecision",
