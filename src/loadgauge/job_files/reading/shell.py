@@ -418,16 +418,7 @@ class Shell:
             self.notes.append(f"{name} is not there, so what it sets is not known")
 
     def _read(self, texts: list[str], redirects: list[Token]) -> None:
-        """`IFS=, read -r A B <<< "$X"`, `read -a ARRAY`, and `read -r -d '' A <<EOF`, which reads all lines."""
-        document = next((token for token in redirects if token.kind == "doc"), None)
-        if document is not None and "-d" in texts:
-            pieces: list[Piece] = []
-            start = document.start
-            for joint in re.finditer(r"\\\n", self.text.text[document.start : document.end]):
-                pieces += self._expanded(self.text, start, document.start + joint.start())
-                start = document.start + joint.end()
-            self._set(texts[-1], Text([*pieces, *self._expanded(self.text, start, document.end)]))
-            return
+        """`IFS=, read -r A B <<< "$X"`, and `read -a ARRAY`."""
         source = next((token for token in redirects if token.text == "<<<"), None)
         value = None if source is None else self._joined(source)
         if value is None or re.search(r"[$`]", value):
