@@ -347,7 +347,8 @@ def _read_alone(
         raise _first(stopped)
     facts = chosen.read(keys, known)
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
-    doubts = [item for item in noted if item.effect]
+    said = {keys.document.shown(name) for name in keys.document.names()}  # a tool's default stops nothing
+    doubts = [item for item in noted if item.effect and (item.key in said or keys.document.syntax == "argv")]
     if strict and doubts and not keeping:
         raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
     stopped += [keys.wrong(item.key, item.note.partition(": ")[2]) for item in doubts if strict]
