@@ -254,9 +254,9 @@ def read(
             " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
             file=file,
         )
-    if chosen is None and syntax == "argv" and (place := _started_with(text, file, variables)) is not None:
+    if chosen is None and syntax == "argv" and (position := _started_with(text, file, variables)) is not None:
         other = read(
-            load(place), name, file=str(place), given=given, version=version, alone=alone, keeping=keeping, beside=beside,
+            load(position), name, file=str(position), given=given, version=version, alone=alone, keeping=keeping, beside=beside,
             strict=strict, ignore=ignore,
         )  # fmt: skip
         return _launched(other, Keys(Argv(text, outside=variables, file=file), file), facts_given(given or {}), beside)
@@ -276,22 +276,22 @@ def read(
         keys.remarks[
             f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
         ] = None
-    known = facts_given(given or {})
-    reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name, strict=strict)
+    listed = facts_given(given or {})
+    reading = _read_alone(chosen, keys, frozenset(listed), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
     # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
     if whole.dropped:
         remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
     if not alone:
-        for other in _read_named(keys, file, frozenset(known), beside):
+        for other in _read_named(keys, file, frozenset(listed), beside):
             # What the command line of `accelerate launch` says goes before its configuration.
-            said = {"gpus", "nodes", "gpus_per_node"} if other.dialect == "accelerate" and "gpus" in facts else set()
-            facts = merge(facts, {name: fact for name, fact in other.facts.items() if name not in said}, other.file)
+            stated = {"gpus", "nodes", "gpus_per_node"} if other.dialect == "accelerate" and "gpus" in facts else set()
+            facts = merge(facts, {name: fact for name, fact in other.facts.items() if name not in stated}, other.file)
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks
-    job, extra = solve(_with(facts, known), file)
+    job, extra = solve(_with(facts, listed), file)
     used = chosen.newest if release is None else ".".join(map(str, release))
     return msgspec.structs.replace(
         reading,
@@ -332,9 +332,9 @@ def _started_with(text: str, file: str, variables: Mapping[str, str] | None) -> 
         name = word.rpartition("=")[2]
         if "$" in name or name == launcher or Path(name).suffix not in (".yaml", ".yml", ".toml"):
             continue
-        for place in ((here / name).resolve(), (root / name).resolve()):
-            if place.is_file() and (place.is_relative_to(root) or place.is_relative_to(here)):
-                return place
+        for position in ((here / name).resolve(), (root / name).resolve()):
+            if position.is_file() and (position.is_relative_to(root) or position.is_relative_to(here)):
+                return position
     return None
 
 
@@ -414,15 +414,15 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
         if not isinstance(name, str) or not (outside or name.endswith(endings)):
             continue
         places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
-        place = next((place for place in places if place.is_file()), None)
+        position = next((position for position in places if position.is_file()), None)
         if Path(name).name in {Path(path).name for path in beside}:
             continue
-        if place is None and (told := known_file(name)) is not None:
+        if position is None and (told := known_file(name)) is not None:
             files.append(_of_tool(name, told, known))
             continue
-        if place is None and beside:
+        if position is None and beside:
             continue
-        if place is None:
+        if position is None:
             if "zero" in known:
                 continue
             raise ConfigError(
@@ -431,11 +431,11 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
                 file=file,
             )
         chosen = dialect_of(dialect)
-        written = SYNTAXES[place.suffix.lower()]
-        other = Keys(document(load(place), written, chosen, str(place)), str(place), chosen.auto)
+        written = SYNTAXES[position.suffix.lower()]
+        other = Keys(document(load(position), written, chosen, str(position)), str(position), chosen.auto)
         files.append(_read_alone(chosen, other, known))
         if dialect == "accelerate":
-            files += _read_named(other, str(place), known, beside)
+            files += _read_named(other, str(position), known, beside)
     return files
 
 

@@ -189,7 +189,7 @@ def find(text: str, hub: bool = False) -> Found:
 
 
 def _elsewhere(text: str) -> bool:
-    """Whether a path is one of another machine, as scripts have them: absolute, or of several parts, and not there."""
+    """Return whether a path is one of another machine, as scripts have them: absolute, or of several parts, and not there."""
     parts = [part for part in text.split("/") if part not in ("", ".", "..")]
     known = not text.endswith((".json", ".py")) and (text.startswith("/") or len(parts) > 1)
     return known and not os.path.exists(text) and _alike(text) is not None

@@ -139,7 +139,7 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def question(self) -> Question | None:
-        """What of a job file was not read and decides the verdict, with each of its answers; None where nothing does."""
+        """Return what of a job file was not read and decides the verdict, with each of its answers; None where nothing does."""
 
         def ends(change: float) -> Reading:
             return Reading(self.low + change, self.total + change, self.high + change)

@@ -74,15 +74,15 @@ def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
 def tuner(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[str, str]) -> Lora:
     """Return what a method beside LoRA trains. Raises `ConfigError` or `NotModelled`."""
     name = job.adapter or ""
-    known = TUNERS[name]
+    listed = TUNERS[name]
     where = FRAMEWORKS.get(framework)
     if where is None or not where.peft or where.fused_adapters:
-        raise ConfigError(f"{known.title} is PEFT's, and goes with --framework huggingface", key="adapter")
-    _fits(job, known, model)
-    if known.virtual:
+        raise ConfigError(f"{listed.title} is PEFT's, and goes with --framework huggingface", key="adapter")
+    _fits(job, listed, model)
+    if listed.virtual:
         if job.virtual_tokens is None:
-            raise ConfigError(f"{known.title} needs --virtual-tokens: PEFT has no default", key="adapter")
-        rank = fill("lora_rank", int(model.hidden_size), "the width of the encoder") if known.size else 0
+            raise ConfigError(f"{listed.title} needs --virtual-tokens: PEFT has no default", key="adapter")
+        rank = fill("lora_rank", int(model.hidden_size), "the width of the encoder") if listed.size else 0
         lora = Lora(
             rank=rank,
             quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
@@ -92,8 +92,8 @@ def tuner(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[s
             virtual=job.virtual_tokens,
         )
         return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
-    rank = fill("lora_rank", known.default, f"{known.title}'s {known.size} in PEFT") if known.size else 0
-    lora = _placed(job, model, framework, fill, rank, assumed, known)
+    rank = fill("lora_rank", listed.default, f"{listed.title}'s {listed.size} in PEFT") if listed.size else 0
+    lora = _placed(job, model, framework, fill, rank, assumed, listed)
     return msgspec.structs.replace(lora, method=name, widest=_widest(model, lora) if name == "vera" else (0, 0))
 
 
@@ -153,8 +153,8 @@ def _placed(
         wide_norms=all(one.norm.kind == "layernorm" and one.norm.arithmetic != "written" for one in model.blocks),
     )
     lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
-    kinds = _kinds(model, lora)
-    linear = frozenset(target for kind in kinds for target in kind.values())
+    sorts = _kinds(model, lora)
+    linear = frozenset(target for kind in sorts for target in kind.values())
     possible = linear | (_others(model, framework) if known is None else frozenset())
     if known is None or known.targets is None:
         usual, why = "all", f"every linear layer of a block: {', '.join(sorted(linear))}"
@@ -164,7 +164,7 @@ def _placed(
     if wanted == "all":
         return lora if known is None and linear <= ALL_TARGETS else msgspec.structs.replace(lora, targets=linear)
     if (pattern := target_pattern(wanted)) is not None:
-        chosen = frozenset(target for target, _ in _matched(pattern, model, kinds))
+        chosen = frozenset(target for target, _ in _matched(pattern, model, sorts))
         if not chosen:
             raise ConfigError(f"{wanted!r} fits no linear layer of {model.name}", key="lora_targets")
         return msgspec.structs.replace(lora, targets=chosen)
@@ -174,7 +174,7 @@ def _placed(
         raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
     chosen, ignored = frozenset[str](), []
     for name in names:
-        found = words.get(name) or _by_name(name, model, kinds, possible, apart=framework in APART)
+        found = words.get(name) or _by_name(name, model, sorts, possible, apart=framework in APART)
         chosen |= found
         ignored += [] if found else [name]
     if not chosen:

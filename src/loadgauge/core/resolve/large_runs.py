@@ -1,4 +1,4 @@
-"""What a layout needs, and what runs of many GPUs have, where a job says nothing of it."""
+"""Tells what a layout needs, and what runs of many GPUs have, where a job says nothing of it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def chunks(layers: int, pp: int) -> int:
 
 
 def sequence_parallel(job: Job, model: ModelSpec, tp: int, fill: Any) -> bool:
-    """Whether activations are sharded between tensor-parallel regions too: experts need it, so there it is assumed."""
+    """Return whether activations are sharded between tensor-parallel regions too: experts need it, so there it is assumed."""
     if tp > 1 and model.has_experts and job.sequence_parallel is None:
         return bool(fill("sequence_parallel", True, "experts with tp above 1 need it"))
     return job.sequence_parallel or False

@@ -145,10 +145,10 @@ def _budget(text: str, model: ModelSpec, training: Training) -> frozenset[str]:
     for block in model.blocks:
         layer = block_layer(block, model.hidden_size, view)
         most = share * float(layer.saved())
-        made = {one.name: float(sum(tensor.nbytes for tensor in one.outputs)) for one in layer if one.gradients}
-        price = {one.name: float(one.forward_flops) / max(made.get(one.name, 0.0), 1.0) for one in layer}
+        built = {one.name: float(sum(tensor.nbytes for tensor in one.outputs)) for one in layer if one.gradients}
+        price = {one.name: float(one.forward_flops) / max(built.get(one.name, 0.0), 1.0) for one in layer}
         own: set[str] = set()
-        for name in sorted(made, key=lambda name: price[name]):
+        for name in sorted(built, key=lambda name: price[name]):
             if float(layer.saved(Recompute(discarded=frozenset(own)))) <= most:
                 break
             own.add(name)

@@ -53,7 +53,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     larger: Callable[[], Iterator[Setup]] | None = None
     """The same run with larger micro-batches, the largest first, where nothing is said of them."""
     overlap_open: bool = False
-    """Whether nothing is said of what communication hides, and runs of this size differ in that."""
+    """Says whether nothing is said of what communication hides, and runs of this size differ in that."""
 
     def estimate(self) -> Estimate:
         """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch.

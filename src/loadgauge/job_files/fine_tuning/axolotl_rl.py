@@ -30,7 +30,7 @@ STRIDE, CONTEXT, EACH, MANY = f"{E}stride", f"{E}context_length", f"{E}generate_
 
 
 def _strided(keys: Keys) -> bool:
-    """Whether answers are short blocks that start all over a text (`core/trainers/ebft/strided.py`)."""
+    """Return whether answers are short blocks that start all over a text (`core/trainers/ebft/strided.py`)."""
     return keys.word("rl") == "ebft" and keys.word(f"{E}mode") == "strided"
 
 

@@ -327,7 +327,7 @@ def _stage() -> Idea:
 
 
 def _trains() -> Idea:
-    """Whether a file trains at all: one that writes a model, predicts or starts a server does not (`do_train`, `cli.py`)."""
+    """Return whether a file trains at all: one that writes a model, predicts or starts a server does not (`do_train`, `cli.py`)."""
     train, predict, export = "do_train", "do_predict", "export_dir"
     usual = ("dataset", "per_device_train_batch_size", "learning_rate", "output_dir", "cutoff_len")
 

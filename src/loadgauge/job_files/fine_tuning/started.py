@@ -1,4 +1,4 @@
-"""What the variables that a tool is started with say: how many processes, on how many GPUs."""
+"""Tells what the variables that a tool is started with say: how many processes, on how many GPUs."""
 
 from __future__ import annotations
 

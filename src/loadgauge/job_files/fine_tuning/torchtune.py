@@ -87,7 +87,7 @@ def _named(keys: Keys, component: str) -> str | None:
 
 
 def _task() -> Idea:
-    """What is trained for: its own data, a teacher's words, or what is preferred."""
+    """Return what is trained for: its own data, a teacher's words, or what is preferred."""
     kind, distance, share = "loss._component_", "kd_loss._component_", "kd_ratio"
 
     def read(keys: Keys) -> Facts:

@@ -27,7 +27,7 @@ TELLS = ("is_bfloat16_supported", "is_bf16_supported")
 
 
 def _own(keys: Keys) -> bool:
-    """Whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own; those of others stay as they are."""
+    """Return whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own; those of others stay as they are."""
     return any(name.endswith("Config") and kind_of(name) for name in getattr(keys.document, "program", ()))
 
 
@@ -169,8 +169,8 @@ def _length() -> Idea:
 def script(text: str) -> Calls:
     """The calls of a script or a notebook: the model's, and those of its trainer; of several trainers another than SFT counts."""
     program = Calls(text, lambda name: None, FIRST).program
-    kinds = [kind for name in program if name.endswith("Trainer") and (kind := kind_of(name)) is not None]
-    wanted = next((kind for kind in kinds if kind not in ("", "sft")), None)
+    sorts = [kind for name in program if name.endswith("Trainer") and (kind := kind_of(name)) is not None]
+    wanted = next((kind for kind in sorts if kind not in ("", "sft")), None)
 
     def section(name: str) -> str | None:
         if (loader := LOADER.search(name)) is not None:
@@ -212,8 +212,8 @@ class Section(Keys):
     @property
     def program(self) -> tuple[str, ...]:
         """The command of TRL's that runs the same trainer."""
-        kinds = [kind_of(name) for name in getattr(self.whole_document, "program", ()) if name.endswith("Trainer")]
-        other = next((kind for kind in kinds if kind not in (None, "", "sft")), "sft")
+        sorts = [kind_of(name) for name in getattr(self.whole_document, "program", ()) if name.endswith("Trainer")]
+        other = next((kind for kind in sorts if kind not in (None, "", "sft")), "sft")
         return (f"trl {other}",)
 
 

@@ -10,7 +10,7 @@ from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in
 from loadgauge.job_files.pre_training.megatron import launched
 
 LINEAR = "q_proj,o_proj,v_proj,k_proj,gate_proj,up_proj,down_proj"
-"""What gets adapters; no argument says otherwise."""
+"""Holds what gets adapters; no argument says otherwise."""
 LORA, QLORA, RANK, EIGHT, FUSED = "use_lora", "use_qlora", "lora_rank", "use_8bit_optimizer", "fused_optimizer"
 LOSSES = {"dpo": "dpo", "dpo_norm": "dpo", "wpo": "dpo", "simpo": "simpo"}
 """Losses of preferences, which differ in sums of the same log-probabilities; SimPO's has no reference."""

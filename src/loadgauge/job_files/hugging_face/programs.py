@@ -209,8 +209,8 @@ class Program:
             elif _own(node, self.calls.constants):
                 return  # of the command line, which has it under its own name or not at all
             else:
-                known = name in PRIMARY or key_lists("trl").kinds(name)
-                name, value = (name if known else f"unresolved.{name}"), f"${source}"
+                listed = name in PRIMARY or key_lists("trl").kinds(name)
+                name, value = (name if listed else f"unresolved.{name}"), f"${source}"
         self.values.setdefault(name, value)
 
     @property
@@ -323,7 +323,7 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """What a program sets of its arguments after they are parsed: `training_args.name = value`."""
+    """Return what a program sets of its arguments after they are parsed: `training_args.name = value`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
             if isinstance(target.value, ast.Name) and target.value.id.endswith(("training_args", "training_arguments")):

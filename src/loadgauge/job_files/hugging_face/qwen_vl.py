@@ -55,11 +55,11 @@ def _adapters() -> Idea:
                 "use_dora": None,
             }
         bits = (8 if base == "int8" else 4) if facts.get("qlora") else None
-        kinds: dict[str, Any] = {
+        sorts: dict[str, Any] = {
             KIND: "fp4" if base == "fp4" else None,
             DOUBLE: False if base == "nf4-single" else None,
         }
-        return {LORA: True, RANK: rank, BITS: bits, "use_dora": True if facts.get("use_dora") else None} | kinds
+        return {LORA: True, RANK: rank, BITS: bits, "use_dora": True if facts.get("use_dora") else None} | sorts
 
     facts = ("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora")
     return Idea(keys=(LORA, RANK, BITS, KIND, DOUBLE, "use_dora"), facts=facts, read=read, write=write)

@@ -18,7 +18,7 @@ from loadgauge.job_files.ideas.facts import Fact
 
 LARGEST = 10**9
 IDLE = "is no training job"
-"""What `Dialect.programs` says of a program that trains nothing."""
+"""Holds what `Dialect.programs` says of a program that trains nothing."""
 PACKAGES = {"automodel": "nemo-automodel"}
 """Packages whose name is not the dialect's."""
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
@@ -98,9 +98,9 @@ class Keys:
         self.left: list[str] = []
         """Keys left to another file."""
         self.noted: dict[str, Uncounted] = {}
-        """What an idea has read a key as, and what of it is not counted."""
+        """Holds what an idea has read a key as, and what of it is not counted."""
         self.remarks: dict[str, None] = {}
-        """What was taken for granted in reading the file, in words."""
+        """Holds what was taken for granted in reading the file, in words."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
@@ -350,13 +350,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     layers: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     beneath: Callable[[Document], Mapping[str, Any]] | None = None
-    """What a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
+    """Holds what a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
     closed: bool = False
-    """Whether every key of the tool is in a list, and it drops others."""
+    """Says whether every key of the tool is in a list, and it drops others."""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
-    """Which variant of the tool a document is for, and its own names of keys (`reading/renamed.py`)."""
+    """Names which variant of the tool a document is for, and its own names of keys (`reading/renamed.py`)."""
 
     @property
     def coverage(self) -> Coverage:
@@ -432,14 +432,14 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def _rest(self, document: Document) -> list[str]:
         """Keys of a document that no idea reads. `--no-x` counts as `x` where it is no option of its own."""
-        known, covering = self.known, self.covering(document)
+        listed, covering = self.known, self.covering(document)
         unread: list[str] = []
         for key in document.names():
             section, dot, last = key.rpartition(".")
             turned = f"{section}{dot}{last.removeprefix('no_')}"
-            if document.syntax == "argv" and key not in known and not covering.kinds(key):
-                key = turned if turned in known or covering.kinds(turned) else key
-            if key not in known:
+            if document.syntax == "argv" and key not in listed and not covering.kinds(key):
+                key = turned if turned in listed or covering.kinds(turned) else key
+            if key not in listed:
                 unread.append(key)
         return unread
 

@@ -327,7 +327,7 @@ def _length() -> Idea:
 
 
 def _precision() -> Idea:
-    """What weights are trained in, and what FSDP2 casts them to as it gathers them (`mp_policy`; else bfloat16)."""
+    """Return what weights are trained in, and what FSDP2 casts them to as it gathers them (`mp_policy`; else bfloat16)."""
     names, cast = ("model.torch_dtype", "model.dtype"), f"{D}mp_policy.param_dtype"
     narrow = dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), True) | dict.fromkeys(
         ("float32", "fp32", "torch.float32"), False
@@ -357,13 +357,13 @@ def _precision() -> Idea:
 
 
 def _main_weights(keys: Keys) -> bool | None:
-    """Whether Transformer Engine's Adam keeps float32 copies of 16-bit weights; None for another optimizer. Its class by the short
+    """Return whether Transformer Engine's Adam keeps float32 copies of 16-bit weights; None for another optimizer. Its class by the short
     name has them unless it is told otherwise (`FusedAdamConfig`)."""
     name = keys.word("optimizer._target_") or ""
     if not name.endswith(("FusedAdam", "fused_adam")):
         return None
-    said = keys.flag("optimizer.master_weights")
-    return name == "fused_adam" if said is None else said
+    stated = keys.flag("optimizer.master_weights")
+    return name == "fused_adam" if stated is None else stated
 
 
 def _optimizer() -> Idea:

@@ -66,7 +66,7 @@ def _recipes() -> dict[str, dict[str, str]]:
 
 
 def recipe(document: Document) -> dict[str, Any]:
-    """What the recipe that a command names sets, by key, and what its short options do; nothing for another file.
+    """Return what the recipe that a command names sets, by key, and what its short options do; nothing for another file.
 
     >>> from loadgauge.job_files.reading.argv import Argv
     >>> found = recipe(Argv("python run_recipe.py --recipe llama3_8b_sft_config --seq_length 8192", "hydra"))
@@ -76,20 +76,20 @@ def recipe(document: Document) -> dict[str, Any]:
     if document.syntax != "argv":
         return {}
     values = {key: document.get(key) for key in (*CHOSEN, *SHORT)}
-    given = {
+    passed = {
         key: str(value[0] if isinstance(value, list) else value)
         for key, value in values.items()
         if value is not MISSING
     }
-    name = given.get("recipe") or given.get("recipe_name") or ""
-    if not name and "model" in given:
-        mode = given.get("mode", "pretrain")
-        name = f"{given['model']}_{'peft' if mode in ('lora', 'dora') else mode}_config"
+    name = passed.get("recipe") or passed.get("recipe_name") or ""
+    if not name and "model" in passed:
+        mode = passed.get("mode", "pretrain")
+        name = f"{passed['model']}_{'peft' if mode in ('lora', 'dora') else mode}_config"
     recipes, also = _recipes()["recipes"], _recipes()["also"]
     words = recipes.get(also.get(name, name), "")
     below = {BENEATH[short]: value for short, _, value in (word.partition("=") for word in words.split())}
-    below |= {BENEATH[short]: given[key] for key, short in SHORT.items() if key in given}
-    if given.get("peft_scheme", given.get("peft", "")) in ("lora", "dora"):
+    below |= {BENEATH[short]: passed[key] for key, short in SHORT.items() if key in passed}
+    if passed.get("peft_scheme", passed.get("peft", "")) in ("lora", "dora"):
         below.setdefault("peft.dim", "32")
     return below
 
@@ -120,8 +120,8 @@ def _zero() -> Idea:
         replicas = keys.whole(instances) or 1
         stage = 0
         if keys.flag(fsdp) or keys.flag(also[0]):
-            given = keys.choice(strategy, STRATEGIES)
-            stage = 3 if given is None else given
+            passed = keys.choice(strategy, STRATEGIES)
+            stage = 3 if passed is None else passed
         elif keys.flag(optimizer) or keys.flag(also[1]):
             stage = 1
         elif not keys.has(optimizer, also[1], fsdp):

@@ -23,15 +23,15 @@ PEFT = ("model.peft_config.r", "model.peft_config.peft_type", "model.peft_config
 
 def value(keys: Keys, key: str) -> Any:
     """The value of a key, or of the one of `variables` that it refers to."""
-    found = keys.raw(key)
-    match = REFERENCE.fullmatch(found) if isinstance(found, str) else None
-    return keys.raw(match[1]) if match is not None else found
+    matches = keys.raw(key)
+    match = REFERENCE.fullmatch(matches) if isinstance(matches, str) else None
+    return keys.raw(match[1]) if match is not None else matches
 
 
 def number(keys: Keys, key: str) -> int | None:
     """The value of a key as a whole number, through `variables`."""
-    found = keys.raw(key)
-    match = REFERENCE.fullmatch(found) if isinstance(found, str) else None
+    matches = keys.raw(key)
+    match = REFERENCE.fullmatch(matches) if isinstance(matches, str) else None
     return keys.whole(match[1] if match is not None else key)
 
 

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 DEFAULTS["is_qwen2_config"] = DEFAULTS["is_llama_config"] | {"model_type": "qwen2"}
 DEFAULTS["is_llamoe_config"] = DEFAULTS["is_llama_config"] | {"model_type": "mixtral"}
-"""What the classes of the model's configuration have where a file leaves it out, by the key that says which."""
+"""Holds what the classes of the model's configuration have where a file leaves it out, by the key that says which."""
 EXPERTS = ("moe_config.num_experts", "moe_config.top_k", "moe_config.moe_intermediate_size")
 OLDER = ("moe_num_experts", "num_experts_per_tok", "num_kv_heads")
 NAME = "optimizer.optimizer_factory.name"

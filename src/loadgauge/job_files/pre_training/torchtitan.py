@@ -44,15 +44,15 @@ POLICIES = ("none", "full", "selective", "memory_budget")
 
 
 def named_file(document: Document) -> Mapping[str, Any]:
-    """What the TOML has that a command names, beside its script or where it is started; nothing where it is not there."""
+    """Return what the TOML has that a command names, beside its script or where it is started; nothing where it is not there."""
     name, script = document.get(FILE), getattr(document, "file", "")
     name = name[0] if isinstance(name, list) and name else name
     if document.syntax != "argv" or not isinstance(name, str) or "$" in name or not script:
         return {}
     here, root = Path(script).resolve().parent, Path.cwd()
-    for place in ((here / name).resolve(), (root / name).resolve()):
-        if place.suffix == ".toml" and place.is_file() and (place.is_relative_to(here) or place.is_relative_to(root)):
-            toml = toml_document(read_text(place, LARGEST_FILE))
+    for position in ((here / name).resolve(), (root / name).resolve()):
+        if position.suffix == ".toml" and position.is_file() and (position.is_relative_to(here) or position.is_relative_to(root)):
+            toml = toml_document(read_text(position, LARGEST_FILE))
             return {key: toml.get(key) for key in toml.names()}
     return {}
 
@@ -118,10 +118,10 @@ def _sharding() -> Idea:
         again = keys.choice(reshard, {"default": pp == 1, "always": True, "never": False})
         if number == 0:
             raise keys.wrong(shards, "must be -1 or at least 1, got 0")
-        known: Facts = {"shards": number} if number > 0 else {}
+        listed: Facts = {"shards": number} if number > 0 else {}
         if number == 1 and cp == 1:
             return {"zero": 0, "replicas": 1, "dp": replicas}
-        return known | {"zero": 3 if (pp == 1 if again is None else again) else 2, "replicas": replicas}
+        return listed | {"zero": 3 if (pp == 1 if again is None else again) else 2, "replicas": replicas}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stage, replicas, dp = (facts.get("zero") or 0), facts.get("replicas") or 1, facts.get("dp") or 1

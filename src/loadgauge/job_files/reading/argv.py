@@ -153,11 +153,11 @@ class Argv:
         name, _, rest = key.partition(".")
         if rest and name in self.objects:
             inner = self._object(name) or {}
-            place = inner
+            position = inner
             *sections, last = rest.split(".")
             for section in sections:
-                place = place.setdefault(section, {})
-            place[last] = value
+                position = position.setdefault(section, {})
+            position[last] = value
             key, value = name, inner
         if isinstance(value, bool) and self.style in (*SWITCHES, "tyro"):
             self.drop(key)
@@ -232,10 +232,10 @@ class Argv:
         name, _, rest = key.partition(".")
         inner = self._object(name) if name in self.objects and rest else None
         if inner is not None and self.get(key) is not MISSING:
-            place = inner
+            position = inner
             for part in rest.split(".")[:-1]:
-                place = place[part]
-            del place[rest.rpartition(".")[2]]
+                position = position[part]
+            del position[rest.rpartition(".")[2]]
             if inner:
                 self._replace(self.options[name][-1], _spelled(inner), False)
             else:
@@ -340,7 +340,7 @@ def _rank(command: list[Word]) -> int:
     """2 for a command that trains by its name, 1 for one that may, 0 for one that does something else."""
     program = [word.text for word in command[:40] if " " not in word.text and "=" not in word.text]
     names = [text for text in program if not text.startswith("--")][:6]
-    script = next((place + 1 for place, text in enumerate(names) if text.endswith(".py")), len(names))
+    script = next((position + 1 for position, text in enumerate(names) if text.endswith(".py")), len(names))
     names = names[:script]  # what comes after are values of options
     if any(OTHERWISE.search(name) for name in names[:4]):
         return 0

@@ -157,12 +157,12 @@ class Calls:
         """Removes a keyword from its call if it is there. Raises `ConfigError` for a notebook."""
         section, _, name = key.partition(".")
         call = self.calls.get(section)
-        found = None if call is None else next((word for word in call.keywords if word.arg == name), None)
-        if found is None:
+        matches = None if call is None else next((word for word in call.keywords if word.arg == name), None)
+        if matches is None:
             return
         self._must_be_script()
-        start = self._offset(found.lineno, found.col_offset)
-        end = self._offset(found.end_lineno, found.end_col_offset)
+        start = self._offset(matches.lineno, matches.col_offset)
+        end = self._offset(matches.end_lineno, matches.end_col_offset)
         after = re.match(r"\s*,[ \t]*(#[^\n]*)?(\n[ \t]*)?", self.source[end:])
         if after is not None:
             self._splice((start, end + after.end()), "")
@@ -242,12 +242,12 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
         return UNKNOWN if value is UNKNOWN else not value
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
         left, right = inner(node.left), inner(node.comparators[0])
-        known = (
+        listed = (
             left is not UNKNOWN
             and right is not UNKNOWN
             and (isinstance(right, list) or not isinstance(node.ops[0], ast.In | ast.NotIn))
         )
-        return COMPARED[type(node.ops[0])](left, right) if known else UNKNOWN
+        return COMPARED[type(node.ops[0])](left, right) if listed else UNKNOWN
     if isinstance(node, ast.IfExp):
         test = inner(node.test)
         return UNKNOWN if test is UNKNOWN else inner(node.body if test else node.orelse)
@@ -354,11 +354,11 @@ def _tree(code: str) -> ast.Module:
 
 def _starts(code: str) -> list[int]:
     """Where each line begins."""
-    return [0, *(place + 1 for place, letter in enumerate(code) if letter == "\n")]
+    return [0, *(position + 1 for position, letter in enumerate(code) if letter == "\n")]
 
 
 class Names:
-    """What a program assigns to names.
+    """Holds what a program assigns to names.
 
     >>> tree = ast.parse("a = 1\nprint(a)\na = 2\nprint(a)\nif b:\n    c = 1\nelse:\n    c = 2")
     >>> names = Names(tree)
@@ -391,9 +391,9 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
                 yield target.id, node.value
             elif isinstance(target, ast.Tuple):
                 values = node.value.elts if isinstance(node.value, ast.Tuple) else []
-                for place, each in enumerate(target.elts):
+                for position, each in enumerate(target.elts):
                     if isinstance(each, ast.Name):
-                        yield each.id, values[place] if len(values) == len(target.elts) else None
+                        yield each.id, values[position] if len(values) == len(target.elts) else None
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
         yield node.target.id, node.value
     elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):

@@ -64,9 +64,9 @@ def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Docum
     if not names or "$" in names[0]:
         return line
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]
-    place = next((place for place in places if place.is_file()), None)
-    if place is not None:
-        return Configured(line, read(place), names[0])
+    position = next((position for position in places if position.is_file()), None)
+    if position is not None:
+        return Configured(line, read(position), names[0])
     if set(line.names()) <= LAUNCHER:
         raise ConfigError(f"has its arguments in {names[0]}, which is not there; give that file")
     return line

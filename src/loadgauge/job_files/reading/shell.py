@@ -32,7 +32,7 @@ class _Stop(Exception):
 
 
 class Shell(Values):
-    """What a script starts.
+    """Holds what a script starts.
 
     commands: each with its words, in order; variables: their last values that are known; documents: here-documents by the
     file that they go to; notes: what was taken for something that is not known, in words
@@ -58,7 +58,7 @@ class Shell(Values):
         self.notes: list[str] = []
         self.directory = ""
         self.said: list[Text] | None = None
-        """What a command whose output is taken has printed; None outside of one."""
+        """Holds what a command whose output is taken has printed; None outside of one."""
         self.count = self.depth = 0
         with suppress(_Stop):
             self._script(Text([Piece(source, 0, len(source))]))
@@ -354,8 +354,8 @@ class Shell(Values):
             return
         here = Path(self.file).resolve().parent
         root = Path.cwd() if here.is_relative_to(Path.cwd()) else here
-        for place in (here / name, root / name):
-            path = place.resolve()
+        for position in (here / name, root / name):
+            path = position.resolve()
             if path.is_relative_to(root) and path.is_file() and path.stat().st_size <= LARGEST_FILE:
                 text = read_text(path, LARGEST_FILE)
                 try:
@@ -388,7 +388,7 @@ class Shell(Values):
             self._set(name, plain(split[index] if index < len(split) else ""))
 
     def _printed(self, name: str, words: list[Word]) -> None:
-        """What a command prints, where its output is taken, and where `cd` goes."""
+        """Return what a command prints, where its output is taken, and where `cd` goes."""
         texts = [word.text for word in words[1:] if word.text not in ("-e", "-n", "-f", "-P", "--", "-m", "-ne", "-en")]
         if self.said is None:
             return
@@ -459,7 +459,7 @@ class Shell(Values):
         return [settled(field) for field in fields or ([""] if token.text[:1] in "\"'" else [])]
 
     def output(self, script: str) -> Value | None:
-        """What `$(...)` prints, where it is a plain one such as `$(dirname "$0")` or `$(echo "$A")`."""
+        """Return what `$(...)` prints, where it is a plain one such as `$(dirname "$0")` or `$(echo "$A")`."""
         before = self.said, self.directory, self.text
         self.said, self.directory = [], ""
         try:
@@ -480,12 +480,12 @@ SCHEDULED = (
 
 def _scheduled(source: str) -> dict[str, str]:
     lines = " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]{1,300})", source[:20_000], re.MULTILINE))
-    found = {name: re.search(rf"(?<!\S){option}[ =:](?:\w+:)?(\d{{1,6}})(?!\S|-)", lines) for name, option in SCHEDULED}
-    return {name: match[1] for name, match in found.items() if match is not None}
+    matches = {name: re.search(rf"(?<!\S){option}[ =:](?:\w+:)?(\d{{1,6}})(?!\S|-)", lines) for name, option in SCHEDULED}
+    return {name: match[1] for name, match in matches.items() if match is not None}
 
 
 def _test(words: list[str | None], values: Mapping[str, object]) -> bool | None:
-    """Whether the words of `[ ... ]` are true; None where that is not known."""
+    """Return whether the words of `[ ... ]` are true; None where that is not known."""
     words = [word for word in words if word != "]"]
     if words[:1] == ["!"]:
         inner = _test(words[1:], values)

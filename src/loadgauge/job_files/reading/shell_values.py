@@ -38,7 +38,7 @@ class Word(NamedTuple):
 
 
 class Values:
-    """What variables hold, and what words with them become.
+    """Holds what variables hold, and what words with them become.
 
     values, arguments: of the variables and of the positions; said: what a command whose output is taken has printed
     """
@@ -54,7 +54,7 @@ class Values:
         self.letters = 0
 
     def output(self, script: str) -> Value | None:
-        """What `$(...)` prints; None where that is not known."""
+        """Return what `$(...)` prints; None where that is not known."""
         raise NotImplementedError
 
     def _text(self, word: Word) -> Text:
@@ -124,7 +124,7 @@ class Values:
 
     def _span(self, pieces: list[Piece]) -> tuple[int, int]:
         """Where pieces that follow each other are written; -1 where they do not."""
-        places = [place for piece in pieces for place in (piece.start, piece.end)]
+        places = [position for piece in pieces for position in (piece.start, piece.end)]
         return (places[0], places[-1]) if places and places[0] >= 0 and places == sorted(places) else (-1, -1)
 
     def _fields(self, token: Token) -> list[list[Piece]]:
@@ -142,8 +142,8 @@ class Values:
                 fields[-1] += self._expanded(self.text, index, end)
             elif letter in '"$':
                 inner = text[index:end].strip('"')
-                place = index + (letter == '"')
-                value = self._value(inner, place, place + len(inner))
+                position = index + (letter == '"')
+                value = self._value(inner, position, position + len(inner))
                 parts = value if isinstance(value, list) else [value]
                 whole = letter == '"' or (not isinstance(value, list) and value.text == inner)
                 split = [piece for part in parts for piece in ([list(part.pieces)] if whole else split_words(part))]
@@ -177,13 +177,13 @@ class Values:
             elif letter == "\\":
                 stop = min(end, index + 2)
                 escaped = text.text[index + 1 : stop]
-                place = text.part(index, stop)
+                position = text.part(index, stop)
                 if escaped == "\n":
                     pass
                 elif within and escaped not in ('"', "$", "`", "\\"):
-                    pieces += place
+                    pieces += position
                 else:
-                    pieces.append(Piece(escaped, place[0].start, place[-1].end))
+                    pieces.append(Piece(escaped, position[0].start, position[-1].end))
             elif letter in "$`":
                 stop = min(end, closing(text.text, index))
                 value = self._value(text.text[index:stop], index, stop)
@@ -202,12 +202,12 @@ class Values:
         return pieces
 
     def _value(self, raw: str, start: int, end: int) -> Value:
-        """What an expansion becomes; as it is spelled where that is not known. A plain value is where it is used."""
+        """Return what an expansion becomes; as it is spelled where that is not known. A plain value is where it is used."""
         self.letters += len(raw)
         if self.letters > MOST_LETTERS:
             raise ConfigError("is too much to expand")
-        place = self.text.part(start, end)
-        first, last = (place[0].start, place[-1].end) if place else (-1, -1)
+        position = self.text.part(start, end)
+        first, last = (position[0].start, position[-1].end) if position else (-1, -1)
         value = self._looked_up(raw)
         if value is None:
             return Text([Piece(raw, first, last)])
@@ -231,8 +231,8 @@ class Values:
         prefix, name, index, change = match.groups()
         value = self._named(name, index)
         if prefix == "#":
-            known = value if isinstance(value, list) else None if value is None else value.text
-            return None if known is None or change else plain(str(len(known)))
+            listed = value if isinstance(value, list) else None if value is None else value.text
+            return None if listed is None or change else plain(str(len(listed)))
         if prefix == "!":
             if isinstance(value, list):
                 return [plain(str(number)) for number in range(len(value))]
@@ -277,9 +277,9 @@ class Values:
             if number and name in "@*":  # the first argument is number 1
                 return value[max(0, int(number[1]) - 1) :][: int(number[2]) if number[2] else None]
             return value[int(number[1]) :][: int(number[2]) if number[2] else None] if number else value
-        known = None if value is None else value.text
+        listed = None if value is None else value.text
         if sign in "-=+?" and sign:
-            missing = known is None or (colon and known == "") or bool(UNSET.fullmatch(known))
+            missing = listed is None or (colon and listed == "") or bool(UNSET.fullmatch(listed))
             if sign == "+":
                 return Text([]) if missing else Text(self._expanded(plain(rest), 0, len(rest)))
             if not missing:
@@ -290,19 +290,19 @@ class Values:
             if sign == "=":
                 self._set(name, default)
             return default
-        if known is None or re.search(r"[$`]", known):
+        if listed is None or re.search(r"[$`]", listed):
             return None
         if sign == "/" and not colon:
             old, new = [*re.split(r"(?<!\\)/", rest.lstrip("/#%"), maxsplit=1), ""][:2]
             old, new = (Text(self._expanded(plain(part), 0, len(part))).text for part in (old, new))
-            return plain(known.replace(old, new, -1 if rest[:1] == "/" else 1)) if old and "*" not in old else None
+            return plain(listed.replace(old, new, -1 if rest[:1] == "/" else 1)) if old and "*" not in old else None
         pattern = Text(self._expanded(plain(rest), 0, len(rest))).text
         if sign and sign in "#%" and not colon:
-            return plain(_taken_off(known, pattern, sign))
+            return plain(_taken_off(listed, pattern, sign))
         if change in ("^^", ",,"):
-            return plain(known.upper() if change == "^^" else known.lower())
+            return plain(listed.upper() if change == "^^" else listed.lower())
         number = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", change)
-        return plain(known[int(number[1]) :][: int(number[2]) if number[2] else None]) if number else None
+        return plain(listed[int(number[1]) :][: int(number[2]) if number[2] else None]) if number else None
 
 
 def plain(text: str) -> Text:
@@ -378,7 +378,7 @@ def _worked_out(node: ast.expr, value_of: Callable[[str], str], depth: int) -> i
 
 
 def quotient(text: str) -> str:
-    """What `expr 32 / 4 / 2` prints, where it is of whole numbers, times and divided by; else nothing."""
+    """Return what `expr 32 / 4 / 2` prints, where it is of whole numbers, times and divided by; else nothing."""
     first, *rest = text.split() or [""]
     if not first.isdecimal() or len(text) > 60 or len(rest) % 2:
         return ""

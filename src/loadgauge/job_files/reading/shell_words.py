@@ -158,10 +158,10 @@ def tokens(text: str) -> list[Token]:
         if operator[0] not in REDIRECTS:
             result.append(Token("op", operator[0], operator.start(), index))
             if letter == "\n":
-                for place, delimiter, quoted in pending:
+                for position, delimiter, quoted in pending:
                     match = re.compile(rf"^\t*{re.escape(delimiter)}[ \t]*\r?$", re.MULTILINE).search(text, index)
                     end = len(text) if match is None else match.start()
-                    result[place] = Token("doc", delimiter if quoted else "", index, end)
+                    result[position] = Token("doc", delimiter if quoted else "", index, end)
                     index = len(text) if match is None else match.end()
                 pending = []
             continue

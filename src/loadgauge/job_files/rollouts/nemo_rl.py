@@ -70,15 +70,15 @@ def _layout() -> Idea:
                 "cp_comm": "ring" if facts["cp"] > 1 else None,
             }
             return facts
-        given = keys.real(part)
-        if keys.flag(host) and given not in (None, 0.0, 1.0):
-            raise keys.wrong(part, f"a part ({given}) is not read; 0 or 1 is")
+        passed = keys.real(part)
+        if keys.flag(host) and passed not in (None, 0.0, 1.0):
+            raise keys.wrong(part, f"a part ({passed}) is not read; 0 or 1 is")
         return facts | {
             "framework": "megatron",
             "zero": 0 if keys.flag(distributed) is False else 1,
             "sequence_parallel": bool(keys.flag(shared)) and facts["tp"] > 1,
             "schedule": "1f1b" if facts["pp"] > 1 else None,
-            "offload": "optimizer" if keys.flag(host) and given != 0 else "none",
+            "offload": "optimizer" if keys.flag(host) and passed != 0 else "none",
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -133,13 +133,13 @@ def _precision() -> Idea:
         if not megatron_trains(keys):
             return {"precision": name}
         if keys.flag(eight):
-            kinds = {
+            sorts = {
                 "tensorwise": "fp8-tensorwise",
                 "blockwise": "fp8-blockwise",
                 "delayed": "fp8-delayed",
                 "mxfp8": "mxfp8",
             }
-            chosen = keys.choice(recipe, kinds) or "fp8-delayed"
+            chosen = keys.choice(recipe, sorts) or "fp8-delayed"
             return {"precision": f"{chosen}-primary" if keys.flag(primary) else chosen}
         if name == "fp32":
             return {"precision": "fp32"}
@@ -248,10 +248,10 @@ def _task() -> Idea:
             name = first.get("model_name") if isinstance(first, dict) else None
             if not isinstance(name, str) or "$" in name:
                 raise keys.wrong("teachers", "must say the model_name of each; give --teacher")
-            said = (
+            stated = (
                 "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by"
             )
-            keys.note("teachers", said, "costs", "weights loss transient")
+            keys.note("teachers", stated, "costs", "weights loss transient")
             return {"task": "gkd", "teacher": name}
         if algorithm == "dpo":
             loss = keys.word(preference) or "dpo"
@@ -285,9 +285,9 @@ def _task() -> Idea:
             return {teacher: facts.get("teacher")} if algorithm == "distillation" else {critic: own}
         if algorithm != "grpo" or task not in ("grpo", "gspo", "dapo"):
             return {}
-        refers, said = facts.get("reference") not in (None, "none", "precomputed"), keys.real(weight)
+        refers, stated = facts.get("reference") not in (None, "none", "precomputed"), keys.real(weight)
         switch = {whole: task == "gspo"} if task == "gspo" or keys.has(whole) else {}
-        return switch | {weight: (said or 0.01) if refers else 0}
+        return switch | {weight: (stated or 0.01) if refers else 0}
 
     owned = (weight, of_dpo, kind, whole, preference, teacher, critic, "teachers", *skipped)
     return Idea(keys=owned, facts=names_in("task reference teacher critic frozen_offload"), read=read, write=write)

@@ -1,4 +1,4 @@
-"""Which part of a NeMo-RL recipe is read, and the engine that generates."""
+"""Tells which part of a NeMo-RL recipe is read, and the engine that generates."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def algorithm_of(keys: Keys) -> str:
     if keys.document.get("teachers") is not MISSING:
         return "off-policy"
     present = {name.split(".")[0] for name in keys.document.names()}
-    found = [name for name in ALGORITHMS if name in present]
-    return found[0] if found else "sft"
+    matches = [name for name in ALGORITHMS if name in present]
+    return matches[0] if matches else "sft"
 
 
 def generates(keys: Keys) -> bool:

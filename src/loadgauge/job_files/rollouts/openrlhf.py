@@ -51,7 +51,7 @@ def _gpus() -> Idea:
     Critic, reward model or reference on GPUs of their own, a third set, are counted on the actor's, and the answer says so.
     """
     names = [
-        f"{role}.num_{what}" for role in ("actor", "ref", "critic", "reward") for what in ("nodes", "gpus_per_node")
+        f"{role}.num_{meaning}" for role in ("actor", "ref", "critic", "reward") for meaning in ("nodes", "gpus_per_node")
     ]
     engines, width = "vllm.num_engines", "vllm.tensor_parallel_size"
     everything, pair, late = "train.colocate_all", "train.colocate_actor_ref", "train.async_enable"
@@ -94,12 +94,12 @@ def _gpus() -> Idea:
         """Refuses a model on other GPUs than the actor's where they share them; one on its own is counted on the actor's."""
         alone = [_said(role) for role in _roles(keys) if not _shares(keys, role)]
         if alone:
-            said = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
-            keys.note(at(keys, everything), said, "saves", "weights gradients optimizer", 0.7)
+            stated = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
+            keys.note(at(keys, everything), stated, "saves", "weights gradients optimizer", 0.7)
         for role in _roles(keys):
-            where = [keys.whole(at(keys, f"{role}.num_{what}")) for what in ("nodes", "gpus_per_node")]
+            where = [keys.whole(at(keys, f"{role}.num_{meaning}")) for meaning in ("nodes", "gpus_per_node")]
             beside = _shares(keys, role)
-            if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(one is not None for one in where):
+            if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where):
                 raise keys.wrong(
                     at(keys, f"{role}.num_gpus_per_node"), f"is read where it is the actor's {trainer} GPUs"
                 )
@@ -197,7 +197,7 @@ def _task() -> Idea:
         value = value or score or own
         moved = [keys.flag(at(keys, name)) for name in (frozen, scored)]
         refers = not _off(keys)
-        there = [flag for flag, one in zip(moved, (refers, score is not None), strict=True) if one]
+        there = [flag for flag, each in zip(moved, (refers, score is not None), strict=True) if each]
         if len({bool(flag) for flag in there}) > 1:
             raise keys.wrong(
                 at(keys, frozen), "is read where reference and reward model are both on the host, or neither"
@@ -275,7 +275,7 @@ def _rollout() -> Idea:
         }
         host = keys.flag(at(keys, moved)) and not keys.flag(at(keys, "ds.adam_offload"))
         return {
-            "rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in options.items())).text(),
+            "rollout": Engine.parse("vllm:" + ",".join(f"{key}={each}" for key, each in options.items())).text(),
             "rollout_offload": "optimizer" if host else "none",
         }
 
@@ -313,13 +313,13 @@ def _lengths() -> Idea:
         whole = _longest(keys)
         if not _generates(keys):
             return {"seq_len": whole}
-        said = keys.whole(older) if keys.has(prompt, older) else keys.whole(at(keys, answer))
-        if said is not None and said >= whole:
+        stated = keys.whole(older) if keys.has(prompt, older) else keys.whole(at(keys, answer))
+        if stated is not None and stated >= whole:
             raise keys.wrong(
                 older if keys.has(older) else at(keys, answer),
-                f"{said} tokens of an answer are not fewer than the {whole} of prompt and answer",
+                f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
             )
-        each = said or (1024 if keys.has(prompt, older) else whole // 2)
+        each = stated or (1024 if keys.has(prompt, older) else whole // 2)
         return {"prompt_len": whole - each, "answers": str(each)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -518,20 +518,20 @@ def _kernels() -> Idea:
 
 def _optimizer() -> Idea:
     kind, of_critic = "actor.optim", "critic.optim"
-    kinds = {"adam": "adamw", "muon": "muon"}
+    sorts = {"adam": "adamw", "muon": "muon"}
 
     def named(keys: Keys) -> str:
         return kind if _generates(keys) else OLD[kind]
 
     def read(keys: Keys) -> Facts:
-        own = keys.choice(named(keys), kinds) or "adamw"
-        if _generates(keys) and _estimator(keys) == "gae" and (keys.choice(of_critic, kinds) or "adamw") != own:
+        own = keys.choice(named(keys), sorts) or "adamw"
+        if _generates(keys) and _estimator(keys) == "gae" and (keys.choice(of_critic, sorts) or "adamw") != own:
             raise keys.wrong(of_critic, "is read where it is the actor's")
         return {"optimizer": own}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts["optimizer"].partition("-")[0]
-        if wanted not in kinds.values():
+        if wanted not in sorts.values():
             return {}
         word = "muon" if wanted == "muon" else "adam" if keys.has(named(keys)) else None
         return {named(keys): word, of_critic: word if _generates(keys) else None}

@@ -90,7 +90,7 @@ def _gpus() -> Idea:
             rollout = each_replica * per_node * (keys.whole(copies) or 1)
         else:
             named = [keys.raw(name) for name in listed]
-            counts = [len(one) if isinstance(one, list) else None for one in named]
+            counts = [len(item) if isinstance(item, list) else None for item in named]
             trainer = counts[0] or keys.whole(train) or 1
             rollout = counts[1] or keys.whole(infer) or 1
         if not _rl(keys):
@@ -173,13 +173,13 @@ def _batch() -> Idea:
     """Sequences of a step, all of one update; micro-batches are packed to `seq_len`."""
     whole, group, older = "orchestrator.batch_size", "orchestrator.group_size", "orchestrator.rollouts_per_example"
     sft, micro, length = "data.batch_size", "data.micro_batch_size", "data.seq_len"
-    fake, made = ("data.fake.batch_size", "trainer.data.fake.batch_size"), ("model.seq_len", "data.fake")
+    fake, built = ("data.fake.batch_size", "trainer.data.fake.batch_size"), ("model.seq_len", "data.fake")
     shared, own, shown = "seq_len", "orchestrator.seq_len", "trainer.model.seq_len"
     answer = ("orchestrator.train.sampling.max_completion_tokens", "orchestrator.sampling.max_tokens")
 
     def read(keys: Keys) -> Facts:
-        if not _rl(keys) and keys.document.get(made[1]) is not MISSING:  # the trainer of answers by itself
-            return {"global_batch": keys.whole(fake[0]) or 2, "micro_batch": 1, "seq_len": keys.whole(made[0]) or 2048}
+        if not _rl(keys) and keys.document.get(built[1]) is not MISSING:  # the trainer of answers by itself
+            return {"global_batch": keys.whole(fake[0]) or 2, "micro_batch": 1, "seq_len": keys.whole(built[0]) or 2048}
         if not _rl(keys):
             return {
                 "global_batch": keys.whole(sft) or 128,
@@ -221,11 +221,11 @@ def _batch() -> Idea:
         most = str(facts.get("answers") or "")
         if most.isdecimal() and facts.get("prompt_len"):
             total = facts["prompt_len"] + int(most)
-            said = next((name for name in answer if keys.has(name)), answer[0])
-            values |= {said: int(most), **{name: total for name in (own, shown) if keys.has(name)}, shared: total}
+            stated = next((name for name in answer if keys.has(name)), answer[0])
+            values |= {stated: int(most), **{name: total for name in (own, shown) if keys.has(name)}, shared: total}
         return values
 
-    owned = (whole, group, older, sft, micro, length, shared, own, shown, *answer, *fake, made[0])
+    owned = (whole, group, older, sft, micro, length, shared, own, shown, *answer, *fake, built[0])
     facts = names_in("global_batch micro_batch seq_len prompts samples prompt_len answers epochs")
     return Idea(keys=owned, facts=facts, read=read, write=write)
 
@@ -441,20 +441,20 @@ def _adapter() -> Idea:
 
 def _optimizer() -> Idea:
     kind, moved = "optim.type", "model.optim_cpu_offload"
-    kinds = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum", "sign_sgd": "sgd"}
+    sorts = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum", "sign_sgd": "sgd"}
 
     def read(keys: Keys) -> Facts:
         whole = _section(keys, _of(keys, "model.full_offload"), usual=False) or keys.flag(
             _of(keys, "model.fsdp_cpu_offload")
         )
         if keys.flag(_of(keys, moved)) is not False and not whole and keys.since(0, 6):
-            said = "moves the optimizer's states to the host between its steps, and they are counted on the card"
-            keys.note(_of(keys, moved), f"{said} (it is on unless a file says otherwise)", "saves", "optimizer")
-        return {"optimizer": keys.choice(_of(keys, kind), kinds) or "adamw"}
+            stated = "moves the optimizer's states to the host between its steps, and they are counted on the card"
+            keys.note(_of(keys, moved), f"{stated} (it is on unless a file says otherwise)", "saves", "optimizer")
+        return {"optimizer": keys.choice(_of(keys, kind), sorts) or "adamw"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        plain = facts["optimizer"] if facts["optimizer"] in kinds.values() else facts["optimizer"].partition("-")[0]
-        word = next((word for word, ours in kinds.items() if ours == plain), None)
+        plain = facts["optimizer"] if facts["optimizer"] in sorts.values() else facts["optimizer"].partition("-")[0]
+        word = next((word for word, ours in sorts.items() if ours == plain), None)
         return {_of(keys, kind): word} if word else {}
 
     return Idea(keys=_both(kind, moved), facts=("optimizer",), read=read, write=write)

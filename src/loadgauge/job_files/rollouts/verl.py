@@ -50,7 +50,7 @@ ALSO = {
         "defer_fsdp_grad_sync": "use_no_sync_for_gradient_accumulation",
     },
 }  # fmt: skip
-"""What engines call the same (`workers/config/engine.py`, and Megatron Lite's `verl_mlite`)."""
+"""Holds what engines call the same (`workers/config/engine.py`, and Megatron Lite's `verl_mlite`)."""
 DENSE = {
     axis: f"{F}{name}_parallel_size"
     for axis, name in zip(("tp", "pp", "ep"), ("tensor", "pipeline", "expert"), strict=True)
@@ -137,7 +137,7 @@ def _gpus() -> Idea:
 
 
 def _placement() -> Idea:
-    """Whether the rollout has GPUs of its own, and how many updates its answers may be behind."""
+    """Return whether the rollout has GPUs of its own, and how many updates its answers may be behind."""
     behind, each = "async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"
 
     def read(keys: Keys) -> Facts:
@@ -171,8 +171,8 @@ def _layout() -> Idea:
         stages = facts["pp"] > 1
         zero = 0 if keys.flag(distributed) is False else 1
         if keys.flag(shards):
-            said = keys.choice(how, STRATEGIES)
-            zero = 3 if said is None else said
+            stated = keys.choice(how, STRATEGIES)
+            zero = 3 if stated is None else stated
         return facts | {
             "framework": "megatron",
             "sequence_parallel": keys.flag(sp) is not False and facts["tp"] > 1,
@@ -310,10 +310,10 @@ def _optimizer() -> Idea:
         if word is None:
             return {}
         full = f"{keys.word(module) or 'torch.optim'}.{word}"
-        found = OPTIMIZERS.get(full) or (None if keys.has(module) else OPTIMIZERS.get(word.lower()))
-        if found is None:
+        matches = OPTIMIZERS.get(full) or (None if keys.has(module) else OPTIMIZERS.get(word.lower()))
+        if matches is None:
             keys.note(name, "another optimizer, counted as AdamW with states in float32", "either", "optimizer")
-        return {"optimizer": None if found == "adamw" else found}
+        return {"optimizer": None if matches == "adamw" else matches}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts.get("optimizer") or "adamw"
@@ -324,8 +324,8 @@ def _optimizer() -> Idea:
         full = next((word for word, ours in OPTIMIZERS.items() if ours == wanted), None)
         if full is None:
             return {}
-        where, _, what = full.rpartition(".")
-        return {name: what, module: where or None}
+        where, _, meaning = full.rpartition(".")
+        return {name: meaning, module: where or None}
 
     return Idea(keys=(name, module, own), facts=("optimizer",), read=read, write=write)
 
@@ -414,10 +414,10 @@ def _micro_batch() -> Idea:
         most = (keys.whole(tokens) or (16_384 if of_actor else 8192)) * sharing(keys)
         if asked and most < length:
             raise keys.wrong(tokens, f"{most} tokens are fewer than a sequence has ({length}), which verl refuses")
-        said = keys.whole(each) or (None if of_actor else 4)
-        if not asked and said is None:
+        stated = keys.whole(each) or (None if of_actor else 4)
+        if not asked and stated is None:
             return {}
-        rows = most / length if asked else float(said or 1)
+        rows = most / length if asked else float(stated or 1)
         layout, gpus = _layout().read(keys), _known_gpus(keys)
         ranks = None if gpus is None else gpus // (layout["tp"] * layout["pp"] * layout["cp"])
         batch = keys.given.get("global_batch") or _batch().read(keys)["global_batch"]
@@ -496,8 +496,8 @@ def _seq_len() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "prompt_len" in facts:
             # The longest is all that it says of the answers.
-            said = str(facts.get("answers") or "")
-            values = {prompt: facts["prompt_len"]} | ({answer: int(said)} if said.isdecimal() else {})
+            stated = str(facts.get("answers") or "")
+            values = {prompt: facts["prompt_len"]} | ({answer: int(stated)} if stated.isdecimal() else {})
             return values | {longest[name == answer]: None for name in values if keys.has(longest[name == answer])}
         if "seq_len" not in facts:
             return {}

@@ -1,4 +1,4 @@
-"""What is assumed of a GPU where no source states it (`data/usual_figures.toml`): a wide range is better than none."""
+"""Tells what is assumed of a GPU where no source states it (`data/usual_figures.toml`): a wide range is better than none."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def certain(self) -> bool:
-        """Whether its sizes are those of its config.json, and nothing of it is left out."""
+        """Return whether its sizes are those of its config.json, and nothing of it is left out."""
         return self.known == "config" and not self.note
 
     @property
