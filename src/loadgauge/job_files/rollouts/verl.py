@@ -10,86 +10,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.micro_batches import fitted
-from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, Unknown, names_in, row
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES, TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.bridge import TARGETS
 from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute
 from loadgauge.job_files.rollouts import verl_step
+from loadgauge.job_files.rollouts.verl_loss import liger, loss, next_tokens
+from loadgauge.job_files.rollouts.verl_names import DENSE, OVER, SIZES, A, F, M, O, R, T, W, actor, engine_of, variant
 from loadgauge.job_files.rollouts.verl_step import on_its_own, sharing, ulysses
-
-A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-F, M, O, W = f"{A}fsdp_config.", f"{A}megatron.", f"{A}optim.", "actor_rollout_ref.model."
-T, OVER = f"{M}override_transformer_config.", f"{O}override_optimizer_config."
-ENGINES = {
-    "dp": "fsdp", "fsdp": "fsdp", "fsdp2": "fsdp", "fsdp_turbo": "fsdp", "megatron": "megatron", "mindspeed": "megatron",
-    "mlite": "mlite", "veomni": "veomni", "torchtitan": "torchtitan", "automodel": "automodel",
-}  # fmt: skip
-OWN = {
-    "fsdp": f"{A}fsdp_config.", "megatron": M, "mlite": f"{A}engine.", "veomni": f"{A}veomni.", "torchtitan": f"{A}torchtitan.",
-    "automodel": f"{A}automodel.",
-}  # fmt: skip
-"""Sections of engines."""
-SIZES = {
-    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size", "ep": "expert_model_parallel_size", "etp": "expert_tensor_parallel_size",
-}  # fmt: skip
-ALSO = {
-    "mlite": SIZES,
-    "veomni": {
-        "ulysses_parallel_size": "ulysses_sequence_parallel_size", "enable_full_shard": "reshard_after_forward",
-        "enable_fsdp_offload": "offload_policy",
-    },
-    "automodel": {
-        "tp_size": "tensor_parallel_size", "cp_size": "context_parallel_size", "ep_size": "expert_parallel_size",
-        "pp_size": "pipeline_parallel_size", "dp_replicate_size": "data_parallel_replicate_size",
-        "defer_fsdp_grad_sync": "use_no_sync_for_gradient_accumulation",
-    },
-}  # fmt: skip
-"""Holds what engines call the same (`workers/config/engine.py`, and Megatron Lite's `verl_mlite`)."""
-DENSE = {
-    axis: f"{F}{name}_parallel_size"
-    for axis, name in zip(("tp", "pp", "ep"), ("tensor", "pipeline", "expert"), strict=True)
-}
-
-
-def variant(document: Document) -> tuple[str, list[tuple[str, str]]]:
-    """The trainer (`sft` or `rl`) and the engine of a document, as one word, and the names of its keys."""
-    names = document.names()
-    trainer = "rl" if any(name.startswith("actor_rollout_ref.") for name in names) else "sft"
-    words = [str(document.get(key)) for key in (f"{A}strategy", "model_engine", "engine") if key in names]
-    words += [
-        str(document.get(key)).partition("_actor")[0] for key in ("actor@actor_rollout_ref.actor",) if key in names
-    ]
-    engine = next((ENGINES[word] for word in words if word in ENGINES), None)
-    if engine is None and "megatron" in str(document.get("config_name")):
-        engine = "megatron"
-    if engine is None:
-        inside = [name for name, section in OWN.items() if any(key.startswith(section) for key in names)]
-        engine = next((name for name in inside if name != "fsdp"), "fsdp")
-    section = M if engine in ("megatron", "mlite") else F
-    own = "engine." if trainer == "sft" else OWN[engine]
-    pairs = [(f"{own}{theirs}", f"{section}{ours}") for theirs, ours in ALSO.get(engine, {}).items()]
-    pairs += [(own, section)] if own != section else []
-    if trainer == "sft":
-        pairs += [("model.", W), ("optim.", O), ("engine", "model_engine")]
-    return f"{trainer} {engine}", pairs
-
-
-def _engine(keys: Keys) -> str:
-    """`fsdp`, `veomni`, `torchtitan`, `automodel` or `megatron`."""
-    engine = str(getattr(keys.document, "variant", "rl fsdp")).partition(" ")[2]
-    return "megatron" if engine == "mlite" else engine
-
-
-def _actor(keys: Keys) -> bool:
-    """Return whether a file is one of PPO's or GRPO's trainer, and not of SFT's."""
-    return not str(getattr(keys.document, "variant", "rl")).startswith("sft")
-
 
 EACH, NODES, STARTED = "trainer.n_gpus_per_node", "trainer.nnodes", ("nproc_per_node", "nnodes")
 APART = (("rollout.n_gpus_per_node", "rollout.nnodes"), (f"{R}n_gpus_per_node", f"{R}nnodes"))
@@ -110,7 +40,7 @@ def _gpus() -> Idea:
     """GPUs of all; what torchrun starts of an SFT trainer."""
 
     def read(keys: Keys) -> Facts:
-        if not _actor(keys):
+        if not actor(keys):
             names = STARTED if keys.has(*STARTED) and keys.document.syntax == "argv" else (EACH, NODES)
             sizes = {"gpus_per_node": keys.whole(names[0]) or 1, "nodes": keys.whole(names[1]) or 1}
             return sizes if keys.has(*names) else {}
@@ -122,7 +52,7 @@ def _gpus() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "gpus" not in facts:
             return {}
-        if not _actor(keys) and not keys.has(EACH) and keys.document.syntax == "argv":
+        if not actor(keys) and not keys.has(EACH) and keys.document.syntax == "argv":
             return dict(zip(STARTED, machines(facts, keys.whole(STARTED[0])), strict=True))
         split, usual = split_of(facts.get("placement")), keys.whole(EACH) if keys.has(EACH) else None
         own = facts if split is None else {"gpus": split[0]}
@@ -141,7 +71,7 @@ def _placement() -> Idea:
     behind, each = "async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"
 
     def read(keys: Keys) -> Facts:
-        if not _actor(keys):
+        if not actor(keys):
             return {}
         if not on_its_own(keys) and not keys.whole(APART[1][1], minimum=0):
             return {}
@@ -183,7 +113,7 @@ def _layout() -> Idea:
         }
 
     def read(keys: Keys) -> Facts:
-        engine = _engine(keys)
+        engine = engine_of(keys)
         if engine == "megatron":
             return of_megatron(keys)
         own = engine in ("torchtitan", "automodel")
@@ -215,7 +145,7 @@ def _layout() -> Idea:
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if _engine(keys) in ("torchtitan", "automodel", "veomni"):
+        if engine_of(keys) in ("torchtitan", "automodel", "veomni"):
             return {}
         wide = (facts.get("tp") or 1, facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1, 1)
         stage = facts.get("zero") or 0
@@ -274,7 +204,7 @@ def _host() -> Idea:
 
     def read(keys: Keys) -> Facts:
         share = keys.real(part)
-        if _engine(keys) != "megatron":
+        if engine_of(keys) != "megatron":
             return {}
         if share not in (None, 0.0, 1.0) and keys.flag(whole.keys[0]):
             keys.note(
@@ -337,13 +267,13 @@ def _attention() -> Idea:
     words = {**ATTENTION, "te": "cudnn"}
 
     def read(keys: Keys) -> Facts:
-        if _engine(keys) == "megatron":
+        if engine_of(keys) == "megatron":
             return {"attention": keys.choice(theirs, TRANSFORMER_ENGINE)}
         return {"attention": keys.choice(engine if keys.has(engine) else ours, words)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts.get("attention") or "flash"
-        megatron = facts.get("framework") == "megatron" or _engine(keys) == "megatron"
+        megatron = facts.get("framework") == "megatron" or engine_of(keys) == "megatron"
         key, words = (theirs, TRANSFORMER_ENGINE) if megatron else (ours, ATTENTION)
         named = next((word for word, kind in words.items() if kind == wanted), None)
         # verl removes padding, which PyTorch's own attention cannot: without a word it has one that can.
@@ -362,7 +292,7 @@ def _batch() -> Idea:
     epochs, batches = f"{A}ppo_epochs", "async_training.require_batches"
 
     def read(keys: Keys) -> Facts:
-        if not _actor(keys):
+        if not actor(keys):
             return {"global_batch": keys.whole(step) or 256}
         samples, prompts = keys.whole(count) or 1, keys.whole(mini) or 256
         whole = keys.whole(step, minimum=0)
@@ -381,7 +311,7 @@ def _batch() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         batch, samples = facts.get("global_batch"), facts.get("samples") or keys.whole(count) or 1
-        if not _actor(keys) and "prompts" not in facts:
+        if not actor(keys) and "prompts" not in facts:
             return {step: batch} if batch else {}
         values: dict[str, Any] = {}
         if "prompts" in facts:
@@ -405,7 +335,7 @@ def _micro_batch() -> Idea:
     sft = ("data.micro_batch_size_per_gpu", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
 
     def read(keys: Keys) -> Facts:
-        of_actor = _actor(keys)
+        of_actor = actor(keys)
         each, dynamic, tokens = actor if of_actor else sft
         if "micro_batch" in keys.given:
             return {"micro_batch": keys.given["micro_batch"]}
@@ -427,55 +357,11 @@ def _micro_batch() -> Idea:
         return {"micro_batch": fitted(keys, tokens if asked else each, rows, own, length, said_in, groups)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        each, dynamic, _ = actor if _actor(keys) else sft
-        values: dict[str, Any] = {dynamic: False} if not _actor(keys) or keys.has(dynamic) else {}
+        each, dynamic, _ = actor if actor(keys) else sft
+        values: dict[str, Any] = {dynamic: False} if not actor(keys) or keys.has(dynamic) else {}
         return values | {each: facts.get("micro_batch") or 1}
 
     return Idea(keys=(*actor, *sft), facts=("micro_batch",), read=read, write=write)
-
-
-def _loss() -> Idea:
-    """How log-probabilities are made of the logits.
-
-    With FSDP flash-attention's cross-entropy keeps the 16-bit logits and writes their gradient over them, unless the
-    entropy reads them too (`inplace_backward`, workers/actor/dp_actor.py of 0.4 - 0.6, workers/engine/fsdp/transformer_impl.py of
-    0.9); with fused kernels the logits are made a chunk at a time. With Megatron it is Megatron's own loss.
-    """
-    fused = (f"{W}use_fused_kernels", f"{A}use_fused_kernels")
-    entropy = (f"{A}entropy_coeff", f"{A}calculate_entropy")
-
-    def read(keys: Keys) -> Facts:
-        if any(keys.flag(key) for key in fused):
-            return {"loss": "chunked"}
-        if _engine(keys) == "megatron":
-            return {}
-        if not _actor(keys) and not keys.since(0, 7):  # SFT's trainer had a loss of its own
-            return {}
-        return {"loss": "compiled" if keys.real(entropy[0]) or keys.flag(entropy[1]) else "fused"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["loss"]
-        if wanted == "chunked":
-            return {fused[0]: True}
-        return {key: False for key in fused if keys.has(key)} if wanted in ("fused", "compiled", "auto") else {}
-
-    return Idea(keys=fused, facts=("loss",), read=read, write=write)
-
-
-def _liger() -> Idea:
-    """Liger's norms and MLPs under FSDP; the loss is verl's own."""
-    switch = f"{W}use_liger"
-
-    def read(keys: Keys) -> Facts:
-        return {"kernels": "liger" if keys.flag(switch) and _engine(keys) == "fsdp" else "native"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        on = facts.get("kernels") == "liger"
-        if _engine(keys) == "megatron" and on:
-            return {}
-        return {switch: True if on else False if keys.has(switch) else None}
-
-    return Idea(keys=(switch,), facts=("kernels",), read=read, write=write)
 
 
 def _seq_len() -> Idea:
@@ -483,7 +369,7 @@ def _seq_len() -> Idea:
     longest = (f"{R}prompt_length", f"{R}response_length")
 
     def read(keys: Keys) -> Facts:
-        if not _actor(keys) or keys.has(sft):
+        if not actor(keys) or keys.has(sft):
             return {"seq_len": keys.whole(sft) or 1024}
         # What generation is told goes before what it is told by default.
         first, rest = (
@@ -501,7 +387,7 @@ def _seq_len() -> Idea:
             return values | {longest[name == answer]: None for name in values if keys.has(longest[name == answer])}
         if "seq_len" not in facts:
             return {}
-        if keys.has(sft) or not _actor(keys):
+        if keys.has(sft) or not actor(keys):
             return {sft: facts["seq_len"]}
         first = min(keys.whole(prompt) or 512, facts["seq_len"] // 2)
         return {prompt: first, answer: facts["seq_len"] - first} if first else {}
@@ -521,7 +407,7 @@ def _recompute() -> Idea:
     lite = f"{M}impl_cfg.recompute"
 
     def read(keys: Keys) -> Facts:
-        engine = _engine(keys)
+        engine = engine_of(keys)
         if engine == "megatron":
             return {"recompute": "full"} if "full" in (keys.words(lite) or []) else inner.read(keys)
         if engine == "torchtitan":
@@ -531,11 +417,11 @@ def _recompute() -> Idea:
         return {"recompute": "none" if keys.flag(ours) is False else "full"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if _engine(keys) == "megatron":
+        if engine_of(keys) == "megatron":
             return inner.write(facts, keys)
         word = facts.get("recompute") or "none"
-        key, values = (automodel if _engine(keys) == "automodel" else ours), {"none": False, "full": True}
-        return {key: values[word]} if word in values and _engine(keys) != "torchtitan" else {}
+        key, values = (automodel if engine_of(keys) == "automodel" else ours), {"none": False, "full": True}
+        return {key: values[word]} if word in values and engine_of(keys) != "torchtitan" else {}
 
     return Idea(keys=(ours, automodel, titan, lite, *inner.keys), facts=("recompute",), read=read, write=write)
 
@@ -547,7 +433,7 @@ def _lora() -> Idea:
 
     def read(keys: Keys) -> Facts:
         number = keys.whole(rank, minimum=0) or 0
-        if _engine(keys) == "megatron":
+        if engine_of(keys) == "megatron":
             number = keys.whole(of_bridge[0], minimum=0) or 0
             chosen = [word for word in keys.words(of_bridge[1]) or TARGETS if word in TARGETS]
             names = [name for word in chosen for name in TARGETS[word]]
@@ -567,7 +453,7 @@ def _lora() -> Idea:
         words = facts.get("lora_targets") or "all"
         if words == "attention":
             words = "q_proj,k_proj,v_proj,o_proj"
-        megatron = facts.get("framework") == "megatron" or _engine(keys) == "megatron"
+        megatron = facts.get("framework") == "megatron" or engine_of(keys) == "megatron"
         if not facts.get("lora_rank"):
             return {key: 0 if keys.has(key) else None for key in (rank, of_bridge[0])} | dict.fromkeys(
                 (modules, of_bridge[1])
@@ -591,7 +477,7 @@ def _precision() -> Idea:
     words = {"fp32": "bf16", "float32": "bf16", "bf16": "bf16-pure", "bfloat16": "bf16-pure"}
 
     def read(keys: Keys) -> Facts:
-        engine = _engine(keys)
+        engine = engine_of(keys)
         if keys.word(half[engine == "megatron"]) in ("fp16", "float16"):
             return {"precision": "fp16"}
         if engine == "megatron":
@@ -602,32 +488,9 @@ def _precision() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         spelled = {"bf16": "fp32", "bf16-pure": "bf16"}.get(facts.get("precision") or "")
-        return {dtype: spelled} if spelled and _engine(keys) != "megatron" else {}
+        return {dtype: spelled} if spelled and engine_of(keys) != "megatron" else {}
 
     return Idea(keys=(dtype, mixed, *half), facts=("precision",), read=read, write=write)
-
-
-def _next_tokens() -> Idea:
-    """Heads of the next tokens, where they are trained too."""
-    switch, trained = f"{W}mtp.enable", f"{W}mtp.enable_train"
-
-    def read(keys: Keys) -> Facts:
-        if not keys.flag(switch) or not keys.flag(trained):
-            return {}
-        try:
-            named = keys.given.get("model") or keys.model(f"{W}path") or ""
-            if found_model(Job(model=named, hub=False)).spec.num_nextn_predict_layers:
-                return {"mtp": True}
-        except ConfigError:
-            pass
-        keys.note(trained, "heads of the next tokens are trained too, whose number is not known", "costs",
-                  "weights gradients optimizer activations loss transient", 0.25)  # fmt: skip
-        return {}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {switch: True, trained: True} if facts.get("mtp") else {trained: False if keys.has(trained) else None}
-
-    return Idea(keys=(switch, trained), facts=("mtp",), read=read, write=write)
 
 
 VERL = Dialect(
@@ -653,8 +516,8 @@ VERL = Dialect(
         _batch(),
         _micro_batch(),
         _seq_len(),
-        _loss(),
-        _liger(),
+        loss(),
+        liger(),
         _recompute(),
         _lora(),
         _attention(),
@@ -666,6 +529,6 @@ VERL = Dialect(
         _precision(),
         _host(),
         _optimizer(),
-        _next_tokens(),
+        next_tokens(),
     ),
 )
