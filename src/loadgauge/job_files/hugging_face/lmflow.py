@@ -8,10 +8,12 @@ from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,
     SAVING,
     SHARED,
+    TORCH_COMPILE,
     attention,
     checkpointing,
     dropout,
     half,
+    liger,
     weights,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
@@ -106,5 +108,7 @@ LMFLOW = Dialect(
         dropout("lora_dropout", LORA, 0.1),
         evaluation(),
         SAVING,
+        TORCH_COMPILE,
+        liger("use_liger_kernel"),
     ),
 )

@@ -9,6 +9,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,
     OPTIMIZER,
     SAVING,
+    TORCH_COMPILE,
     checkpointing,
     dropout,
     half,
@@ -125,5 +126,6 @@ QWEN_VL = Dialect(
         _kernels(),
         evaluation(),
         SAVING,
+        TORCH_COMPILE,
     ),
 )
