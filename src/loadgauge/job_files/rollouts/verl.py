@@ -18,7 +18,21 @@ from loadgauge.job_files.pre_training.bridge import TARGETS
 from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute
 from loadgauge.job_files.rollouts import verl_step
 from loadgauge.job_files.rollouts.verl_loss import liger, loss, next_tokens
-from loadgauge.job_files.rollouts.verl_names import DENSE, OVER, SIZES, A, F, M, O, R, T, W, actor, engine_of, variant
+from loadgauge.job_files.rollouts.verl_names import (
+    DENSE,
+    OVER,
+    SIZES,
+    A,
+    F,
+    M,
+    O,
+    R,
+    T,
+    W,
+    engine_of,
+    has_actor,
+    variant,
+)
 from loadgauge.job_files.rollouts.verl_step import on_its_own, sharing, ulysses
 
 EACH, NODES, STARTED = "trainer.n_gpus_per_node", "trainer.nnodes", ("nproc_per_node", "nnodes")
@@ -40,7 +54,7 @@ def _gpus() -> Idea:
     """GPUs of all; what torchrun starts of an SFT trainer."""
 
     def read(keys: Keys) -> Facts:
-        if not actor(keys):
+        if not has_actor(keys):
             names = STARTED if keys.has(*STARTED) and keys.document.syntax == "argv" else (EACH, NODES)
             sizes = {"gpus_per_node": keys.whole(names[0]) or 1, "nodes": keys.whole(names[1]) or 1}
             return sizes if keys.has(*names) else {}
@@ -52,7 +66,7 @@ def _gpus() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "gpus" not in facts:
             return {}
-        if not actor(keys) and not keys.has(EACH) and keys.document.syntax == "argv":
+        if not has_actor(keys) and not keys.has(EACH) and keys.document.syntax == "argv":
             return dict(zip(STARTED, machines(facts, keys.whole(STARTED[0])), strict=True))
         split, usual = split_of(facts.get("placement")), keys.whole(EACH) if keys.has(EACH) else None
         own = facts if split is None else {"gpus": split[0]}
@@ -71,7 +85,7 @@ def _placement() -> Idea:
     behind, each = "async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"
 
     def read(keys: Keys) -> Facts:
-        if not actor(keys):
+        if not has_actor(keys):
             return {}
         if not on_its_own(keys) and not keys.whole(APART[1][1], minimum=0):
             return {}
@@ -292,7 +306,7 @@ def _batch() -> Idea:
     epochs, batches = f"{A}ppo_epochs", "async_training.require_batches"
 
     def read(keys: Keys) -> Facts:
-        if not actor(keys):
+        if not has_actor(keys):
             return {"global_batch": keys.whole(step) or 256}
         samples, prompts = keys.whole(count) or 1, keys.whole(mini) or 256
         whole = keys.whole(step, minimum=0)
@@ -311,7 +325,7 @@ def _batch() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         batch, samples = facts.get("global_batch"), facts.get("samples") or keys.whole(count) or 1
-        if not actor(keys) and "prompts" not in facts:
+        if not has_actor(keys) and "prompts" not in facts:
             return {step: batch} if batch else {}
         values: dict[str, Any] = {}
         if "prompts" in facts:
@@ -335,7 +349,7 @@ def _micro_batch() -> Idea:
     sft = ("data.micro_batch_size_per_gpu", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
 
     def read(keys: Keys) -> Facts:
-        of_actor = actor(keys)
+        of_actor = has_actor(keys)
         each, dynamic, tokens = actor if of_actor else sft
         if "micro_batch" in keys.given:
             return {"micro_batch": keys.given["micro_batch"]}
@@ -357,8 +371,8 @@ def _micro_batch() -> Idea:
         return {"micro_batch": fitted(keys, tokens if asked else each, rows, own, length, said_in, groups)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        each, dynamic, _ = actor if actor(keys) else sft
-        values: dict[str, Any] = {dynamic: False} if not actor(keys) or keys.has(dynamic) else {}
+        each, dynamic, _ = actor if has_actor(keys) else sft
+        values: dict[str, Any] = {dynamic: False} if not has_actor(keys) or keys.has(dynamic) else {}
         return values | {each: facts.get("micro_batch") or 1}
 
     return Idea(keys=(*actor, *sft), facts=("micro_batch",), read=read, write=write)
@@ -369,7 +383,7 @@ def _seq_len() -> Idea:
     longest = (f"{R}prompt_length", f"{R}response_length")
 
     def read(keys: Keys) -> Facts:
-        if not actor(keys) or keys.has(sft):
+        if not has_actor(keys) or keys.has(sft):
             return {"seq_len": keys.whole(sft) or 1024}
         # What generation is told goes before what it is told by default.
         first, rest = (
@@ -387,7 +401,7 @@ def _seq_len() -> Idea:
             return values | {longest[name == answer]: None for name in values if keys.has(longest[name == answer])}
         if "seq_len" not in facts:
             return {}
-        if keys.has(sft) or not actor(keys):
+        if keys.has(sft) or not has_actor(keys):
             return {sft: facts["seq_len"]}
         first = min(keys.whole(prompt) or 512, facts["seq_len"] // 2)
         return {prompt: first, answer: facts["seq_len"] - first} if first else {}

@@ -8,7 +8,7 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
-from loadgauge.job_files.rollouts.verl_names import A, W, actor, engine_of
+from loadgauge.job_files.rollouts.verl_names import A, W, engine_of, has_actor
 
 
 def loss() -> Idea:
@@ -26,7 +26,7 @@ def loss() -> Idea:
             return {"loss": "chunked"}
         if engine_of(keys) == "megatron":
             return {}
-        if not actor(keys) and not keys.since(0, 7):  # SFT's trainer had a loss of its own
+        if not has_actor(keys) and not keys.since(0, 7):  # SFT's trainer had a loss of its own
             return {}
         return {"loss": "compiled" if keys.real(entropy[0]) or keys.flag(entropy[1]) else "fused"}
 

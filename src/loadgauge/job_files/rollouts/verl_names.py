@@ -69,6 +69,6 @@ def engine_of(keys: Keys) -> str:
     return "megatron" if engine == "mlite" else engine
 
 
-def actor(keys: Keys) -> bool:
+def has_actor(keys: Keys) -> bool:
     """Return whether a file is one of PPO's or GRPO's trainer, and not of SFT's."""
     return not str(getattr(keys.document, "variant", "rl")).startswith("sft")
