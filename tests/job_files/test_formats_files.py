@@ -192,7 +192,7 @@ def test_a_patch_of_a_script_keeps_all_else() -> None:
 
 def test_what_a_script_is_given_when_it_starts_must_be_said() -> None:
     script = "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP --micro-batch-size 1"
-    with pytest.raises(ConfigError, match="TP is set nowhere: add --set TP=... --model NAME"):
+    with pytest.raises(ConfigError, match=r"TP is set nowhere: add --set TP=\.\.\. --model NAME"):
         read(script, file="job.sh")
     assert run_of(script, "job.sh", tp=4).tp == 4
     assert read(script, file="job.sh", variables={"TP": "2"}).job.tp == 2

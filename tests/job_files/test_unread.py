@@ -207,7 +207,9 @@ def test_every_key_is_read_or_named(name: str, syntax: str, data: st.DataObject)
     silent = [
         key
         for key in keys.names()
-        if key not in known and key.replace(".no_", ".").removeprefix("no_") not in known and keys.shown(key) not in named
+        if key not in known
+        and key.replace(".no_", ".").removeprefix("no_") not in known
+        and keys.shown(key) not in named
     ]
     assert not silent
     told = note(found)

@@ -56,7 +56,9 @@ def test_every_text_that_is_asked_for_is_there() -> None:
 def test_every_flag_of_the_command_has_a_control() -> None:
     shown = set(re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"]))
     flags = {name.replace("_", "-") for name in Job.__struct_fields__ if fields()[name].group != "posttrain"}
-    files = {name.replace("_", "-") for name, field in fields().items() if field.group == "file"} - {"road"}  # dropped, not named
+    files = {name.replace("_", "-") for name, field in fields().items() if field.group == "file"} - {
+        "road"
+    }  # dropped, not named
     # chosen by the way of training; the page takes no model from elsewhere
     assert flags - shown == {"qlora", "hub", *files}
     assert "qlora" in SCRIPTS["controls.js"]

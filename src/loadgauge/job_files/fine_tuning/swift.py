@@ -429,7 +429,7 @@ HEADS = {"causal_lm": None, "seq_cls": 0, "reranker": 1, "generative_reranker": 
 
 
 def labels() -> Idea:
-    """Return what sequences are scored for (`task_type`): labels or a rank, by a classifier of every token (`model/register.py`)."""
+    """Return the idea of `task_type`: labels or a rank, by a classifier of every token (`model/register.py`)."""
     kind, number = "task_type", "num_labels"
 
     def read(keys: Keys) -> Facts:

@@ -27,7 +27,7 @@ TELLS = ("is_bfloat16_supported", "is_bf16_supported")
 
 
 def _own(keys: Keys) -> bool:
-    """Return whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own; those of others stay as they are."""
+    """Return whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own."""
     return any(name.endswith("Config") and kind_of(name) for name in getattr(keys.document, "program", ()))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.job_files.ideas.coverage import key_lists
+from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import UNKNOWN, Calls, Names, worked_out
@@ -21,16 +21,21 @@ from loadgauge.job_files.reading.calls import UNKNOWN, Calls, Names, worked_out
 CLASS = re.compile(r"(?:Seq2Seq|SentenceTransformer)?(\w*?)(?:Config|TrainingArguments|Trainer)$")
 TRAINERS = {
     "SFT": "sft", "DPO": "dpo", "GRPO": "grpo", "Reward": "reward", "KTO": "kto", "ORPO": "orpo", "CPO": "cpo", "RLOO": "rloo",
-    "GKD": "gkd", "": "", "Unsloth": "sft", "OnlineDPO": "online_dpo", "NashMD": "nash_md", "XPO": "xpo", "BCO": "bco", "PRM": "prm", "PPO": "ppo",
-    "AsyncGRPO": "async_grpo", "TPO": "tpo", "SDPO": "sdpo", "SDFT": "sdft", "SSD": "ssd", "GOLD": "gold", "MiniLLM": "minillm",
-    "PAPO": "papo", "Distillation": "distillation", "AsyncDistillation": "async_distillation", "ServerDistillation": "distillation",
+    "GKD": "gkd", "": "", "Unsloth": "sft", "OnlineDPO": "online_dpo", "NashMD": "nash_md", "XPO": "xpo", "BCO": "bco",
+    "PRM": "prm",
+    "PPO": "ppo", "AsyncGRPO": "async_grpo", "TPO": "tpo", "SDPO": "sdpo", "SDFT": "sdft", "SSD": "ssd", "GOLD": "gold",
+    "MiniLLM": "minillm",
+    "PAPO": "papo", "Distillation": "distillation", "AsyncDistillation": "async_distillation",
+    "ServerDistillation": "distillation",
 }  # fmt: skip
 """Trainers by the beginning of the names of their classes; transformers' own has none."""
 LOADED = re.compile(r"(Model|For[A-Z]\w*|architecture|model_(class|cls))\.from_pretrained$")
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 NEAR = {
-    "tpo": "cpo", "online_dpo": "rloo", "nash_md": "rloo", "xpo": "rloo", "sdpo": "grpo", "sdft": "grpo", "ssd": "grpo", "gold": "gkd",
-    "distillation": "gkd", "async_distillation": "gkd", "minillm": "gkd", "bco": "kto", "papo": "grpo", "async_grpo": "grpo", "prm": "reward",
+    "tpo": "cpo", "online_dpo": "rloo", "nash_md": "rloo", "xpo": "rloo", "sdpo": "grpo", "sdft": "grpo", "ssd": "grpo",
+    "gold": "gkd", "distillation": "gkd", "async_distillation": "gkd", "minillm": "gkd", "bco": "kto", "papo": "grpo",
+    "async_grpo": "grpo",
+    "prm": "reward",
 }  # fmt: skip
 """Trainers that run as another one does but for what `data/keys/trl.toml` says of them (`trainer.*`)."""
 FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes"}
@@ -57,15 +62,19 @@ USUAL = {"lora_r": 8, "lora_dropout": 0.0}
 """PEFT's defaults, which TRL's command line has not."""
 OBJECTS = ("model", "quantization_config", "args", "peft_config", "config")
 """Arguments that are other calls."""
-DATA = frozenset(
-    "train_dataset eval_dataset processing_class tokenizer data_collator formatting_func callbacks compute_metrics reward_funcs"
-    " preprocess_logits_for_metrics environment_factory tools reward_processing_classes rollout_func rollout_worker optimizers"
-    " teacher_model quantization_config args peft_config".split()
+DATA = words(
+    """
+    train_dataset eval_dataset processing_class tokenizer data_collator formatting_func callbacks compute_metrics reward_funcs
+    preprocess_logits_for_metrics environment_factory tools reward_processing_classes rollout_func rollout_worker optimizers
+    teacher_model quantization_config args peft_config
+    """
 )
 """Arguments of a trainer that are objects of the program: its data, and functions that work on them."""
-PRIMARY = frozenset(
-    "model_name_or_path max_length max_seq_length per_device_train_batch_size gradient_accumulation_steps num_generations"
-    " max_completion_length max_prompt_length lora_r use_peft".split()
+PRIMARY = words(
+    """
+    model_name_or_path max_length max_seq_length per_device_train_batch_size gradient_accumulation_steps num_generations
+    max_completion_length max_prompt_length lora_r use_peft
+    """
 )
 """Keys without which there is no answer, so that a flag is asked for where a value is not known."""
 COMMAND = re.compile(
@@ -325,9 +334,10 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Return what a program sets of its arguments after they are parsed: `training_args.name = value`."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
-            if isinstance(target.value, ast.Name) and target.value.id.endswith(("training_args", "training_arguments")):
-                yield target.attr, node.value
+        if not isinstance(node, ast.Assign) or not isinstance(target := node.targets[0], ast.Attribute):
+            continue
+        if isinstance(target.value, ast.Name) and target.value.id.endswith(("training_args", "training_arguments")):
+            yield target.attr, node.value
 
 
 def _command(tree: ast.Module, code: str, remarks: list[str]) -> Argv | None:

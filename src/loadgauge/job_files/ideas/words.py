@@ -17,6 +17,7 @@ def stored(name: str | None) -> str | None:
     match = STORED.search(name or "")
     return None if match is None else match[1].lower()
 
+
 TORCH_OPTIMIZERS = {
     "adamw_torch_fused": "adamw-fused", "adamw_torch": "adamw-foreach", "adamw_hf": "adamw-loop",
     "adamw_anyprecision": "adamw-anyprecision",

@@ -357,8 +357,8 @@ def _precision() -> Idea:
 
 
 def _main_weights(keys: Keys) -> bool | None:
-    """Return whether Transformer Engine's Adam keeps float32 copies of 16-bit weights; None for another optimizer. Its class by the short
-    name has them unless it is told otherwise (`FusedAdamConfig`)."""
+    """Return whether Transformer Engine's Adam keeps float32 copies of 16-bit weights; None for another optimizer. Its class by the
+    short name has them unless it is told otherwise (`FusedAdamConfig`)."""
     name = keys.word("optimizer._target_") or ""
     if not name.endswith(("FusedAdam", "fused_adam")):
         return None

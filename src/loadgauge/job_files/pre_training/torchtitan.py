@@ -51,7 +51,11 @@ def named_file(document: Document) -> Mapping[str, Any]:
         return {}
     here, root = Path(script).resolve().parent, Path.cwd()
     for position in ((here / name).resolve(), (root / name).resolve()):
-        if position.suffix == ".toml" and position.is_file() and (position.is_relative_to(here) or position.is_relative_to(root)):
+        if (
+            position.suffix == ".toml"
+            and position.is_file()
+            and (position.is_relative_to(here) or position.is_relative_to(root))
+        ):
             toml = toml_document(read_text(position, LARGEST_FILE))
             return {key: toml.get(key) for key in toml.names()}
     return {}

@@ -480,7 +480,9 @@ SCHEDULED = (
 
 def _scheduled(source: str) -> dict[str, str]:
     lines = " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]{1,300})", source[:20_000], re.MULTILINE))
-    matches = {name: re.search(rf"(?<!\S){option}[ =:](?:\w+:)?(\d{{1,6}})(?!\S|-)", lines) for name, option in SCHEDULED}
+    matches = {
+        name: re.search(rf"(?<!\S){option}[ =:](?:\w+:)?(\d{{1,6}})(?!\S|-)", lines) for name, option in SCHEDULED
+    }
     return {name: match[1] for name, match in matches.items() if match is not None}
 
 

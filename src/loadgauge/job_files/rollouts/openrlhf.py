@@ -51,7 +51,9 @@ def _gpus() -> Idea:
     Critic, reward model or reference on GPUs of their own, a third set, are counted on the actor's, and the answer says so.
     """
     names = [
-        f"{role}.num_{meaning}" for role in ("actor", "ref", "critic", "reward") for meaning in ("nodes", "gpus_per_node")
+        f"{role}.num_{meaning}"
+        for role in ("actor", "ref", "critic", "reward")
+        for meaning in ("nodes", "gpus_per_node")
     ]
     engines, width = "vllm.num_engines", "vllm.tensor_parallel_size"
     everything, pair, late = "train.colocate_all", "train.colocate_actor_ref", "train.async_enable"
