@@ -118,7 +118,7 @@ class Functions(dict[str, ast.FunctionDef]):
                 return second is not None and first in second
             if isinstance(node.ops[0], ast.Gt):
                 return first is not None and bool(first > second)
-            return (first == second) == isinstance(node.ops[0], ast.Eq | ast.Is)
+            return bool(first == second) == isinstance(node.ops[0], ast.Eq | ast.Is)
         return bool(self._value(node, state, local))
 
     def _arguments(self, call: ast.Call, state: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:

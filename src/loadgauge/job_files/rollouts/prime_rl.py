@@ -269,7 +269,7 @@ def _engine() -> Idea:
             options["ep"] = copies * ranks
         if context:
             options["context"] = context
-        options |= {name: size for name, key in most.items() if (size := keys.whole(key)) is not None}
+        options |= {name: number for name, key in most.items() if (number := keys.whole(key)) is not None}
         options["kv"] = (
             keys.choice(cache, {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}) or "bf16"
         )

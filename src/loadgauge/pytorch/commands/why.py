@@ -25,13 +25,18 @@ from loadgauge.pytorch.why.files import LARGEST_TEXT, content_of, is_pickle, rea
 from loadgauge.pytorch.why.message import tells_of_memory
 
 
+def _run_options(command: Any) -> Any:
+    """Return the command with the options of a run; `--model` is its own."""
+    return run_options(command, "base_model")
+
+
 @click.command("why")
 @click.argument("file")
 @click.option("--gpu-index", default=0, show_default=True, type=Whole(0, 10**6), help="Which device of a snapshot.")
 @click.option(
     "--model", metavar="MODEL", help="What was trained: changes are then estimated too, with the flags of the run."
 )
-@run_options
+@_run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, in bytes.")
 def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags: Any) -> None:
     """What held the memory, and what would free it? FILE is the text of an out-of-memory error ("-": from standard input, up to
