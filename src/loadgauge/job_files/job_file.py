@@ -116,10 +116,10 @@ def from_job_file(job: Job) -> FromFile:
     uncounted = tuple(item for file in files for item in file.uncounted)
     notes = "; ".join(note(file) for file in files)
     for role in ("reward_model", "critic", "teacher"):
-        name = flags.get(role)
-        if name is not None and (alike := find_alike(name)) is not None:
+        other = flags.get(role)
+        if other is not None and (alike := find_alike(other)) is not None:
             remark += (
-                "" if name.lower().endswith(alike) else f"; its {role.replace('_', ' ')} {name} is taken for {alike}"
+                "" if other.lower().endswith(alike) else f"; its {role.replace('_', ' ')} {other} is taken for {alike}"
             )
             flags[role] = alike
     if filled.task is not None:

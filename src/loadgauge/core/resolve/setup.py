@@ -67,7 +67,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             there = setup._filled()
             if there.memory.verdict != "does not fit":
                 change = (own.memory.total - there.memory.total) / len(values)
-                things = [Unsaid(*value, (Alternative(usual, change),)) for *value, usual in values]
+                things = [Unsaid(flag, value, (Alternative(usual, change),)) for flag, value, usual in values]
                 unsaid = (*there.memory.unsaid, *things)
                 return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
         return own

@@ -54,7 +54,7 @@ ADAPTERS = (
     "bone",
 )
 ALIKE = {
-    "longlora": ("attends within groups, which takes less time than is counted", "saves"),
+    "longlora": ("attends within groups, which takes less time than is counted", "saves", ""),
     "lora_llm": ("trains the encoder of images whole, which is not counted", "costs", "weights gradients optimizer"),
 }  # fmt: skip
 """Tuners that are LoRA with something else, and what that can do."""
@@ -159,7 +159,8 @@ def tuner(keys: Keys, usual: str = "lora") -> str:
     kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or usual
     name = next((name for name in TUNER if keys.has(name)), TUNER[0])
     if kind in ALIKE:
-        keys.note(name, *ALIKE[kind])
+        why, effect, parts = ALIKE[kind]
+        keys.note(name, why, effect, parts)
         return "lora"
     if kind not in ("lora", "adalora", "full"):
         # Of VeRA's targets it keeps those of one shape, which the file does not say (`get_vera_target_modules`).
