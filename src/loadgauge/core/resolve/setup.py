@@ -9,6 +9,7 @@ import msgspec
 
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import parse_count, seconds
+from loadgauge.core.base.verdict import Verdict
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -64,8 +65,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if self.instead is None or own.memory.verdict != "does not fit":
             return own
         for values, setup in self.instead():
-            there = setup._filled()
-            if there.memory.verdict != "does not fit":
+            if setup.untimed_verdict() != "does not fit":
+                there = setup._filled()
                 change = (own.memory.total - there.memory.total) / len(values)
                 things = [Unsaid(flag, value, (Alternative(usual, change),)) for flag, value, usual in values]
                 unsaid = (*there.memory.unsaid, *things)
@@ -76,9 +77,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""
         own = self.as_assumed()
         if self.larger is not None and own.memory.verdict == "fits":
-            each = (setup.as_assumed() for setup in self.larger())
-            own = next((there for there in each if there.memory.verdict == "fits"), own)
+            chosen = next((setup for setup in self.larger() if setup.untimed_verdict() == "fits"), None)
+            own = own if chosen is None else chosen.as_assumed()
         return own
+
+    def untimed_verdict(self) -> Verdict:
+        """Return the verdict of the run as assumed; its time is not worked out."""
+        return msgspec.structs.replace(self, cluster=None).as_assumed().memory.verdict
 
     def as_assumed(self) -> Estimate:
         """Return the estimate of the layout as it stands."""
