@@ -20,8 +20,17 @@ from loadgauge.job_files.ideas import table
 from loadgauge.job_files.ideas.coverage import Coverage, Stop, key_lists, primary
 from loadgauge.job_files.job_file import note
 
-TRAINS = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 4096\nmicro_batch_size: 1\nadapter: lora\nlora_r: 16\n"
-TRAINS += "lora_target_linear: true\nbf16: true\noptimizer: adamw_torch\n"
+TRAINS = """model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_target: all
+cutoff_len: 4096
+per_device_train_batch_size: 1
+bf16: true
+optim: adamw_torch
+"""
 RULES = {
     "saver": Stop("is computed in parts", effect="saves", parts=("activations", "loss"), share=0.5),
     "coster": Stop("keeps a copy", effect="costs", parts=("weights",)),
@@ -161,9 +170,8 @@ def test_what_says_a_size_a_model_or_a_task_is_not_guessed_at(key: str, value: A
 
 @pytest.mark.usefixtures("ruled")
 def test_a_run_with_a_task_has_them_too(tmp_path: Path) -> None:
-    dpo = "rl: dpo\nlora_r: 16\n"
-    place = placed(tmp_path, dpo)
-    place.write_text(TRAINS.replace("lora_r: 16\n", "") + dpo + "coster: true\nmy_kernel: x\n")
+    place = placed(tmp_path, "coster: true", "my_kernel: x")
+    place.write_text(place.read_text().replace("stage: sft", "stage: dpo"))
     found = estimate(place, "--gpu b200-sxm-180gb")
     assert found["memory"]["verdict"] == "depends"
     assert keys_of(found)["coster"]["high_bytes"] > 2**30
