@@ -39,7 +39,7 @@ def test_the_verdict_is_the_exit_code() -> None:
     generous, strict = typed(f"{LINE} --share 0.9"), typed(f"{LINE} --share 0.001")
     assert (generous.code, generous.out.split()[0]) == (0, "ENOUGH")
     assert (strict.code, strict.out[:10]) == (1, "NOT ENOUGH")
-    assert " GB/s of the node's links and reaches " in strict.out.splitlines()[0]
+    assert " GB/s of the network's links and reaches " in strict.out.splitlines()[0]
 
 
 def test_the_users_own_links() -> None:
@@ -79,7 +79,6 @@ def test_one_gpu_has_nobody_to_talk_to() -> None:
     ("line", "said"),
     [
         ("network llama-3.1-8b", "gpu: is needed"),
-        ("network llama-3.1-8b --gpu rtx4090 --gpus 16", "give --nic-bandwidth"),
         (f"{LINE} --share 1.5", "share: must be between 0 and 1"),
         (f"{LINE} --share 0", "must be a number above 0"),
         (f"{LINE} --achieved 150", "cannot read '150'"),

@@ -173,12 +173,12 @@ def test_flags_of_a_cluster_need_a_gpu():
         assert "--gpu" in found.err
 
 
-def test_an_unstated_network_is_said_and_can_be_given():
+def test_an_unstated_network_is_the_usual_one_and_said_and_can_be_given():
     line = "estimate llama-3.1-70b --gpu h800-sxm5-80gb --gpus 16 --zero 3 --global-batch 16"
     found = document(line)
-    assert found["time"] is None
-    assert any("--nic-bandwidth" in note for note in found["not_counted"])
-    assert document(f"{line} --nic-bandwidth 400Gbit/s")["time"]["step"] > 0
+    assert "400Gbit/s" in found["assumed"]["--nic-bandwidth"]
+    assert document(f"{line} --nic-bandwidth 400Gbit/s")["time"]["step"] == found["time"]["step"]
+    assert document(f"{line} --nic-bandwidth 100Gbit/s")["time"]["step"] > found["time"]["step"]
     with pytest.raises(NotStated, match="nic"):
         cluster(gpu("h800-sxm5-80gb"), 16)
 

@@ -145,11 +145,12 @@ def test_the_worst_routing_shares_all_but_the_experts_and_is_the_estimate_of_its
 ) -> None:
     given = resolve_job(job)
     result = given.estimate()
+    given = result.setup  # with sequence parallelism or recomputation, where only that fits
     made.clear()
     routed = worst_routing(given, result)
     assert routed is not None
     assert made["MemoryModel"] == 0
-    alone = msgspec.structs.replace(given, layout=routed.layout).estimate()
+    alone = msgspec.structs.replace(given, layout=routed.layout, instead=None).estimate()
     assert routed == alone
     assert routed.memory.total > result.memory.total
     assert routed.ledger == alone.ledger

@@ -106,10 +106,13 @@ def test_a_network_that_is_given_joins_the_sides(network: str | None, rate: floa
     assert found.rate == pytest.approx(0.4 * rate)
 
 
-def test_sides_that_nobody_says_how_to_join_have_no_time_but_memory() -> None:
+def test_sides_that_nobody_says_how_to_join_are_joined_by_the_usual_network() -> None:
     job = Job(
         "qwen2.5-7b", task="grpo", gpu="h800-sxm5-80gb", gpus=16, tp=2, framework="megatron", placement="split:8+8"
     )
     run, _ = resolve_posttrain(job)
     assert memory(run).phases
-    assert "--nic-bandwidth" in timed(run, memory(run))[1]
+    assert (
+        timed(run, memory(run))[0]
+        == timed(resolve_posttrain(job.replace(nic_bandwidth="400Gbit/s"))[0], memory(run))[0]
+    )

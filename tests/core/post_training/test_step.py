@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.plan.posttrain import Space, candidates, plain, plan_task
@@ -185,10 +187,12 @@ def test_where_nothing_fits_the_nearest_has_the_least_memory() -> None:
     assert found.looked < found.candidates / 3
 
 
-def test_why_no_candidate_is_a_run() -> None:
-    """No source says what joins 8 x H20; where all are refused alike, that reason is the whole answer."""
-    job = Job("qwen2.5-7b", task="grpo", gpu="h20-96gb", gpus=8)
-    with pytest.raises(ConfigError, match=r"no candidate of \d[\d,]* is a run; of [\d,]+ of them: what joins 8 x H20"):
+def test_why_no_candidate_is_a_run(tmp_path: Path) -> None:
+    """Nothing says what joins 8 of a card of one's own; where all are refused alike, that reason is the whole answer."""
+    card = read_data("gpus/h20-96gb.toml").replace("[link]", "[unread]").partition("[unread]")[0]
+    (tmp_path / "mine.toml").write_text(card.replace("H20", "Mine"), encoding="utf-8")
+    job = Job("qwen2.5-7b", task="grpo", gpu=str(tmp_path / "mine.toml"), gpus=8)
+    with pytest.raises(ConfigError, match=r"no candidate of \d[\d,]* is a run; of [\d,]+ of them: what joins 8 x Mine"):
         plan_task(job, Space.of(job, {"tp": (1, 2), "pp": (1,)}))
     with pytest.raises(ConfigError, match=r"^'qwen2\.5-7x' is neither"):
         plan_task(job.replace(model="qwen2.5-7x"), Space.of(job, {"tp": (1,), "pp": (1,)}))

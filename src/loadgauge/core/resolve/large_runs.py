@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,6 +36,17 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
     if hidden and job.gpu is not None:
         assumed["--overlap"] = f"{own.text()} ({'; '.join(f'{name}: {why}' for name, why in hidden)})"
     return msgspec.structs.replace(kind, overlap=own if job.overlap is None else Overlap.parse(job.overlap, own))
+
+
+def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) -> Setup:
+    """Return a run with what is tried of it where nothing is said: see `instead` and `larger`."""
+    layout, job = setup.layout, setup.job
+    if setup.training.lora is None and (layout.gpus >= MANY or layout.tp * layout.pp > 1):
+        setup = msgspec.structs.replace(setup, instead=partial(instead, setup, resolve))
+    several = layout.global_batch > layout.dp and layout.global_batch % layout.dp == 0
+    if layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and several:
+        setup = msgspec.structs.replace(setup, larger=partial(larger, setup))
+    return setup
 
 
 def instead(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.core.definitions.hardware.host import HOST_LINK, PCIE_4, Host
 from loadgauge.core.definitions.hardware.topology import topology
-from loadgauge.core.definitions.hardware.usual import with_usual
+from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
@@ -39,12 +38,11 @@ from loadgauge.core.resolve.adapters import adapters, targeted_layers
 from loadgauge.core.resolve.large_runs import (
     MANY,
     chunks,
-    instead,
-    larger,
     overlapped,
     sequence_parallel,
     stage_layers,
     usual_line,
+    with_alternatives,
 )
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import resolve_recompute
@@ -221,11 +219,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         if not file
         else (),
     )
-    if not file and kind.lora is None and (layout.gpus >= MANY or layout.tp * layout.pp > 1):
-        setup = msgspec.structs.replace(setup, instead=partial(instead, setup, resolve_job))
-    several = layout.global_batch > layout.dp and layout.global_batch % layout.dp == 0
-    if not file and layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and several:
-        setup = msgspec.structs.replace(setup, larger=partial(larger, setup))
+    if not file:
+        setup = with_alternatives(setup, resolve_job)
     if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
@@ -364,6 +359,8 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
             if getattr(job, name) is not None:
                 raise ConfigError("is what --topology states", key=name)
         network = topology(job.topology)
+    elif card.nic.bandwidth is None:
+        adapter = adapter or usual_network(card)[0]
     try:
         found = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
         return msgspec.structs.replace(found, sustained=sustained(job)), ""

@@ -93,7 +93,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             result = result.replace(untimed=self.untimed)
         result = open_to(with_unsaid(self.with_uncounted(result), self.others), _towers(result))
         if self.overlap_open and result.time is not None:
-            result = self._with_ends(result, result.time)
+            result = self.with_ends(result, result.time)
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
@@ -101,12 +101,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
         return _of(result, self)
 
-    def _with_ends(self, result: Estimate, time: Time) -> Estimate:
+    def with_ends(self, result: Estimate, time: Time) -> Estimate:
         """Return the estimate with the range of its time from all communication hidden to none, as nothing is said of that."""
         ends = {}
         for word in ("all", "none"):
             kind = msgspec.structs.replace(self.training, overlap=Overlap.parse(word))
-            workings = Workings(self.model, self.layout, kind, self.gpu, self.cluster, scale=self.scale)
+            workings = Workings(self.model, result.layout, kind, self.gpu, self.cluster, scale=self.scale)
             ends[word] = workings.timed[0].step
         low, high = (time.low / time.step * min(ends.values()), time.high / time.step * max(ends.values()))
         wider = msgspec.structs.replace(time, low=min(low, time.low), high=max(high, time.high))
@@ -199,6 +199,7 @@ def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
 
     result: the own estimate; memory, time and traffic are those of the other routing, all else is taken from it
     """
+    given = result.setup or given
     worst = given.layout.worst_imbalance(given.model)
     if worst <= given.layout.expert_imbalance:
         return None
@@ -207,7 +208,8 @@ def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
     routed = msgspec.structs.replace(
         result, layout=workings.layout, memory=workings.peak_memory(), time=time, network=network
     ).keep(workings)
-    return given.with_uncounted(routed)
+    routed = given.with_uncounted(routed)
+    return given.with_ends(routed, routed.time) if given.overlap_open and routed.time is not None else routed
 
 
 def widened(given: Setup, result: Estimate) -> Estimate:

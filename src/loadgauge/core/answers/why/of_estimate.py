@@ -5,6 +5,7 @@ Every value is the one the estimate keeps (`Workings`); a formula is shown only 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from loadgauge.core.answers.why.reason import Line, Reason, line, summed
@@ -177,7 +178,13 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
         "X": (base, time.peak_flops),
         "r_l": ("lower factor of the range", low),
         "r_h": ("upper factor", high),
+        "t_l": ("the same with all communication hidden, where nothing says what is", time.low / low),
+        "t_h": ("the same with none hidden, where nothing says what is", time.high / high),
     }
+    fast, slow = (
+        "t" if math.isclose(end, time.step) else name
+        for name, end in (("t_l", time.low / low), ("t_h", time.high / high))
+    )
     use = (
         line("MFU", "F/(t*n*X)", time.mfu, "share", legend),
         line("HFU", "H/(t*n*X)", time.hfu, "share", legend),
@@ -196,8 +203,8 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
         )
     lines = (
         summed("seconds of a step", time.parts, time.step, "s"),
-        line("lower end of the range", "t*r_l", time.low, "s", legend),
-        line("upper end of the range", "t*r_h", time.high, "s", legend),
+        line("lower end of the range", f"{fast}*r_l", time.low, "s", legend),
+        line("upper end of the range", f"{slow}*r_h", time.high, "s", legend),
         line("tokens/s of a GPU", "T/(t*n)", time.tokens_per_second_per_gpu, "tokens/s", legend),
         *use,
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, Link
 from loadgauge.core.definitions.hardware.topology import Topology
-from loadgauge.core.definitions.hardware.usual import usual_network
 
 GPUS_PER_NODE = 8
 """Where neither the user nor the GPU's file states it."""
@@ -54,8 +53,8 @@ def cluster(
 
     topology: states all links in place of that file
 
-    Latencies are those of the GPU's calibration; a network that no source states is the usual one. Raises `NotStated` where the
-    bandwidth of a link is needed that no source states, `ConfigError` where the GPUs are not whole nodes.
+    Latencies are those of the GPU's calibration. Raises `NotStated` where a bandwidth is needed that no source states and
+    the user does not give, `ConfigError` where the GPUs are not whole nodes.
 
     >>> from loadgauge.core.definitions.hardware.hardware import gpu
     >>> [link.domain for link in cluster(gpu("h100-sxm5-80gb"), 64).links]
@@ -77,8 +76,11 @@ def cluster(
     if size > 1:
         links = [Link(bandwidth=link_bandwidth or gpu.link_bandwidth, latency=known.inner_latency, domain=size)]
     if gpus > domain:
-        adapter = nic_bandwidth or (gpu.nic_bandwidth if gpu.nic.bandwidth else usual_network(gpu)[0])
-        links.append(Link(bandwidth=adapter, latency=known.outer_latency, domain=gpus))
+        if nic_bandwidth is None and gpu.nic.bandwidth is None:
+            raise NotStated(
+                f"{gpu.name}: no trusted source states the network adapter's bandwidth; give --nic-bandwidth"
+            )
+        links.append(Link(bandwidth=nic_bandwidth or gpu.nic_bandwidth, latency=known.outer_latency, domain=gpus))
     node = min(gpus_per_node or min(domain, GPUS_PER_NODE), gpus)
     if gpus % node:
         raise ConfigError(f"{gpus} GPUs are not whole nodes of {node}; give --gpus-per-node", key="gpus_per_node")
