@@ -134,7 +134,17 @@ def test_an_estimate_is_compared_copied_and_pickled_without_its_workings() -> No
 
 MOE_JOBS = [
     Job(model="mixtral-8x7b", gpu="h100-sxm5-80gb", gpus=16, pp=2, ep=8, zero=1, global_batch=32, seq_len=2048),
-    Job(model="deepseek-v3", gpu="h800-sxm5-80gb", gpus=61 * 8, pp=61, ep=8, mtp=True, seq_len=2048, global_batch=488),
+    Job(
+        model="deepseek-v3",
+        gpu="h800-sxm5-80gb",
+        gpus=61 * 8,
+        pp=61,
+        ep=8,
+        mtp=True,
+        seq_len=2048,
+        global_batch=488,
+        overlap="none",
+    ),
     Job(model="qwen3-30b-a3b", gpu="h100-sxm5-80gb", gpus=16, ep=16, recompute="full", zero=1, seq_len=2048),
 ]
 

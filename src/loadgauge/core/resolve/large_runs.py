@@ -118,7 +118,7 @@ def stage_layers(
 
 def usual_line(job: Job, card: Gpu, machines: Cluster) -> str:
     """Return what is said of a network that no source states; empty where one does, or the job."""
-    if job.nic_bandwidth or job.topology or card.nic.bandwidth or len(machines.links) < 2:
+    usual = usual_network(card)
+    if job.nic_bandwidth or job.topology or usual is None or len(machines.links) < 2:
         return ""
-    bandwidth_, why = usual_network(card)
-    return f"{bandwidth_ * 8 / 1e9:g}Gbit/s ({why})"
+    return f"{usual[0] * 8 / 1e9:g}Gbit/s ({usual[1]})"

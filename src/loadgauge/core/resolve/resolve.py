@@ -359,8 +359,8 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
             if getattr(job, name) is not None:
                 raise ConfigError("is what --topology states", key=name)
         network = topology(job.topology)
-    elif card.nic.bandwidth is None:
-        adapter = adapter or usual_network(card)[0]
+    elif adapter is None and (usual := usual_network(card)) is not None:
+        adapter = usual[0]
     try:
         found = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
         return msgspec.structs.replace(found, sustained=sustained(job)), ""

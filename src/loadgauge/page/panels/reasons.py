@@ -35,7 +35,7 @@ UNITS = {
     "interruptions": "count",
 }
 """The page's names of units, where they differ from a line's."""
-ENDS = ("t*r_l", "t*r_h")
+ENDS = ("t*r_l", "t*r_h", "t_l*r_l", "t_h*r_h")
 """The formulas of both ends of the range of a step."""
 TOPIC_OF = {lane: topic for topic, lane in OF_LANES.items()}
 

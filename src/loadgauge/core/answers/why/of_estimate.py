@@ -181,10 +181,8 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
         "t_l": ("the same with all communication hidden, where nothing says what is", time.low / low),
         "t_h": ("the same with none hidden, where nothing says what is", time.high / high),
     }
-    fast, slow = (
-        "t" if math.isclose(end, time.step) else name
-        for name, end in (("t_l", time.low / low), ("t_h", time.high / high))
-    )
+    fast = "t" if math.isclose(time.low / low, time.step) else "t_l"
+    slow = "t" if math.isclose(time.high / high, time.step) else "t_h"
     use = (
         line("MFU", "F/(t*n*X)", time.mfu, "share", legend),
         line("HFU", "H/(t*n*X)", time.hfu, "share", legend),

@@ -21,15 +21,17 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(read_data("usual_figures.toml"))
 
 
-def usual_network(gpu: Gpu) -> tuple[float, str]:
-    """Return the bandwidth between nodes of a GPU whose file states none [byte/s], and why.
+def usual_network(gpu: Gpu) -> tuple[float, str] | None:
+    """Return the bandwidth between nodes that is usual for a GPU [byte/s], and why; None where its own file's counts.
 
     >>> from loadgauge.core.definitions.hardware.hardware import gpu
-    >>> usual_network(gpu("mi300x"))[0], usual_network(gpu("rtx4090"))[0]
-    (50000000000.0, 390625000.0)
+    >>> [usual_network(gpu(id))[0] for id in ("mi300x", "rtx4090")], usual_network(gpu("h100-sxm5-80gb"))
+    ([50000000000.0, 390625000.0], None)
     """
     rows = _table()["network"]
     row = next((row for row in rows if gpu.id in row.get("gpus", "").split()), None)
+    if gpu.nic.bandwidth is not None and (row is None or not row.get("before_stated")):
+        return None
     row = row or next(row for row in rows if gpu.segment in row.get("segments", "").split())
     return parse(row["each"], "each", "byte/s")[0], row["why"]
 
