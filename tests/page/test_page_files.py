@@ -56,7 +56,7 @@ def change(page: Any, flag: str, value: str) -> None:
     ("name", "text", "said"),
     [
         ("model.safetensors", BINARY, "is neither text (UTF-8) nor a snapshot of PyTorch's allocator"),
-        ("train.ipynb", NOTEBOOK, "is a program or a notebook, which is not run"),
+        ("train.ipynb", NOTEBOOK, "is no training job"),
         ("notes.md", "# Title\n\nwords: and words\n", "has no keys of a job file that is known"),
         ("run.log", "step 1\n" * 500_000, "is 3.5 MB of text; a job file has some kB"),
         ("big.ipynb", json.dumps({"nbformat": 4, "cells": ["x" * 3_500_000]}), "is a notebook of 3.5 MB"),
