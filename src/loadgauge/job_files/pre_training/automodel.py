@@ -387,7 +387,12 @@ def _optimizer() -> Idea:
             return {"optimizer": "adamw-loop"}
         return facts
 
-    return msgspec.structs.replace(plain, keys=(*plain.keys, "optimizer.master_weights"), read=read)
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values = plain.write(facts, keys)
+        lists = facts.get("optimizer") == "adamw-foreach" and (facts.get("tp") or 1) > 1
+        return values | ({"optimizer.foreach": True} if lists and values else {})
+
+    return msgspec.structs.replace(plain, keys=(*plain.keys, "optimizer.master_weights"), read=read, write=write)
 
 
 def _task() -> Idea:
