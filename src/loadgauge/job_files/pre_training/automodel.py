@@ -154,7 +154,7 @@ def _degrees() -> Idea:
         elif facts["ep"] > 1 and not keys.given.get("gpus"):
             # As few GPUs as the experts need; how many there are is said to the launcher.
             inner = facts["tp"] * facts["cp"]
-            facts["dp"] = math.lcm(inner, facts["ep"]) // inner
+            facts["dp"] = (replicas or 1) * math.lcm(inner, facts["ep"]) // inner
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
