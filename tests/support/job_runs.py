@@ -176,6 +176,58 @@ CAN: dict[str, dict[str, Any]] = {
         "lora_targets": ("all", "q_proj,v_proj"), "lora_dropout": (None, 0.1), "modules_to_save": (None, "lm_head"),
         "attention": ("flash", "eager"),
     },
+    "nanotron": {
+        "framework": ("megatron",), "tp": (1, 2, 8), "pp": (1, 2), "cp": (1, 2), "zero": (0, 1), "recompute": FULL,
+        "sequence_parallel": (False, True), "precision": ("fp32", "bf16-mixed-18", "bf16-pure"), "seq_len": LENGTHS,
+        "optimizer": ("adamw", "sgd"),
+    },
+    "gpt-neox": {
+        "framework": ("megatron-deepspeed",), "tp": (1, 2, 8), "pp": (1, 2), "zero": (0, 1), "seq_len": LENGTHS,
+        "recompute": (*FULL, "full:group=4"), "precision": ("fp32", "bf16-mixed-18", "fp16"), "optimizer": ("adamw", "sgd"),
+    },
+    "llm-foundry": {
+        "framework": ("llm-foundry",), "zero": (0, 2, 3), "recompute": FULL, "precision": ("fp32", "bf16"),
+        "optimizer": ("adamw",), "seq_len": LENGTHS,
+    },
+    "maxtext": {"framework": ("maxtext",), "zero": (3,), "recompute": FULL, "optimizer": ("adamw", "muon"), "seq_len": LENGTHS},
+    "roll": {
+        "framework": ("megatron",), "model": ("Qwen/Qwen3-8B",), "tp": (1, 2), "pp": (1, 2), "zero": (0, 1),
+        "recompute": FULL, "attention": ("flash", "eager"), "gpus_per_node": (8,),
+    },
+    "megatron-swift": {
+        "framework": ("megatron",), "model": ("Qwen/Qwen2.5-7B-Instruct",), "tp": (1, 2), "pp": (1, 2), "vpp": (1, 2),
+        "cp": (1, 2), "ep": (1, 2), "etp": (1, 2), "zero": (0, 1), "sequence_parallel": (False, True),
+        "recompute": MEGATRON_RECOMPUTE, "offload": ("none", "optimizer"), "optimizer": ("adamw",),
+        "seq_len": LENGTHS, "attention": ("fa2", "eager"), "cp_comm": ("ring", "all_to_all"),
+    },
+    "llamafactory-megatron": {
+        "framework": ("megatron",), "model": ("Qwen/Qwen2.5-7B-Instruct",), "tp": (1, 2), "pp": (1, 2), "vpp": (1, 2),
+        "cp": (1, 2), "ep": (1, 2), "etp": (1, 2), "zero": (0, 1), "sequence_parallel": (False, True),
+        "recompute": MEGATRON_RECOMPUTE, "offload": ("none", "optimizer"), "precision": ("bf16", "fp16"),
+        "optimizer": ("adamw", "sgd-momentum"), "seq_len": LENGTHS, "attention": ("flash", "eager"),
+        "cp_comm": ("ring", "all_to_all"), "lora_rank": (0,),
+    },
+    "llamafactory-v1": {
+        "framework": ("huggingface",), "model": ("Qwen/Qwen3-8B",), "zero": (3,), "recompute": FULL,
+        "seq_len": LENGTHS, "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all",),
+    },
+    "open-instruct": {
+        "framework": ("huggingface",), "model": ("Qwen/Qwen3-8B",), "recompute": FULL, "optimizer": ("adamw-fused", "adamw-loop"),
+        "attention": ("fa2", "eager"), "kernels": ("native", "liger"), "seq_len": LENGTHS,
+    },
+    "lmflow": {
+        "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen3-8B",), "recompute": FULL, "zero": (2, 3), "offload": ("none",),
+        "precision": ("fp32", "bf16"), "seq_len": LENGTHS, "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+    },
+    "qwen-vl-finetune": {
+        "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen2.5-VL-7B-Instruct",), "zero": (2, 3),
+        "offload": ("none", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16"), "optimizer": ("adamw", "sgd"),
+        "attention": ("fa2", "flash"), "seq_len": LENGTHS,
+    },
+    "deepspeed-chat": {
+        "framework": ("deepspeed",), "model": ("facebook/opt-1.3b",), "zero": (0, 2, 3), "offload": ("none", "all"), "recompute": FULL,
+        "precision": ("bf16", "fp16"), "seq_len": LENGTHS,
+    },
 }  # fmt: skip
 SYNTAXES = [
     *(("megatron", "argv"), ("megatron", "yaml"), ("megatron-bridge", "yaml"), ("megatron-bridge", "argv")),
@@ -185,7 +237,12 @@ SYNTAXES = [
     *(("llamafactory", "yaml"), ("llamafactory", "json"), ("llamafactory", "argv"), ("verl", "argv"), ("verl", "yaml")),
     *(("torchtune", "yaml"), ("litgpt", "yaml"), ("litgpt", "argv"), ("ms-swift", "argv"), ("ms-swift", "yaml")),
     *(("automodel", "yaml"), ("unsloth", "python"), ("peft", "json"), ("openrlhf", "argv"), ("nemo-rl", "yaml")),
-    *(("slime", "argv"), ("prime-rl", "toml")),
+    *(("slime", "argv"), ("prime-rl", "toml"), ("nanotron", "yaml"), ("gpt-neox", "yaml"), ("llm-foundry", "yaml")),
+    *(("maxtext", "yaml"), ("roll", "yaml"), ("megatron-swift", "argv")),
+    ("llamafactory-megatron", "argv"),
+    *(("llamafactory-v1", syntax) for syntax in ("yaml", "json", "argv")),
+    *(("open-instruct", "yaml"), ("open-instruct", "argv"), ("lmflow", "argv"), ("qwen-vl-finetune", "argv")),
+    ("deepspeed-chat", "argv"),
 ]
 SUFFIXES = {"argv": "sh", "python": "py"}
 """Endings of files by their syntax, where they differ."""
@@ -198,7 +255,13 @@ LAUNCHED |= {
     ("unsloth", "python"),
     ("peft", "json"),
 }
-LAUNCHED |= {(name, syntax) for name in ("transformers", "trl", "llamafactory") for syntax in ("yaml", "json")}
+LAUNCHED |= {
+    (name, syntax)
+    for name in ("transformers", "trl", "llamafactory", "llamafactory-v1")
+    for syntax in ("yaml", "json")
+}
+LAUNCHED |= {("gpt-neox", "yaml"), ("llm-foundry", "yaml"), ("maxtext", "yaml")}
+LAUNCHED |= {("megatron-swift", "argv"), ("open-instruct", "yaml")}
 """Files that cannot say how many GPUs there are: whoever starts the job does."""
 
 
@@ -218,7 +281,9 @@ def runs(draw: st.DrawFn, name: str, syntax: str) -> Job:
         dp *= 8
     values["gpus"] = within * dp
     if name not in ("accelerate", "peft"):
-        values["global_batch"] = dp * values["micro_batch"] * draw(SOME)
+        # verl's micro-batches on stages that are interleaved go around in whole groups.
+        groups = values["pp"] if name == "verl" and values["vpp"] > 1 else 1
+        values["global_batch"] = dp * values["micro_batch"] * groups * draw(SOME)
     else:
         values["micro_batch"] = None
     return Job(**{"model": "", **{field: value for field, value in values.items() if value is not None}})
@@ -259,6 +324,8 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
         liger = values["kernels"].startswith("liger")
         values["loss"] = {"liger": "auto"}.get(values["loss"], values["loss"]) if liger else values["loss"]
         values["loss"] = "auto" if not liger and values["loss"] == "float32" else values["loss"]
+        if (framework, values["precision"]) == ("huggingface", "bf16") and values["zero"] and not values["lora_rank"]:
+            values["precision"] = "bf16-autocast-8"  # whole weights under its own FSDP 2 stay as they were loaded
     if name == "verl":
         _agree_verl(values, framework)
     if name == "nemo-rl":
@@ -328,6 +395,8 @@ def _agree_verl(values: dict[str, Any], framework: str) -> None:
             "precision": None,
             "kernels": "native",
             "gradient_sync": None,
+            # Megatron-Bridge's adapters are on the three projections at once.
+            "lora_targets": values["lora_targets"] and values["lora_targets"].replace("q_proj,v_proj", "q_proj,k_proj,v_proj"),
         }
         values["schedule"] = None if values["pp"] == 1 else "interleaved" if values["vpp"] > 1 else "1f1b"
     else:

@@ -398,7 +398,7 @@ def _degrees() -> Idea:
         replicas, parts, experts = keys.whole(copies), keys.whole(shards), keys.whole(ep) or 1
         facts: Facts = {"tp": keys.whole(tp) or 1, "cp": keys.agreed(cp, keys.whole) or 1, "ep": experts}
         if replicas is not None:
-            facts["replicas"] = replicas if parts is None or parts > 1 else 1
+            facts["replicas"] = replicas if parts is None or parts * experts > 1 else 1
         if parts is not None:
             facts["dp"] = parts * (replicas or 1) * experts  # an axis beside the others (`utils/distributed.py`)
         return facts

@@ -44,9 +44,9 @@ LLAMAFACTORY_MEGATRON = Dialect(
     syntaxes=("yaml", "json", "argv"),
     framework="megatron",
     blank={
-        "yaml": "stage: sft\ndo_train: true\n",
-        "json": '{\n  "stage": "sft",\n  "do_train": true\n}\n',
-        "argv": "llamafactory-cli train --stage sft --do_train True\n",
+        "yaml": "stage: sft\ndo_train: true\ntensor_model_parallel_size: 1\n",
+        "json": '{\n  "stage": "sft",\n  "do_train": true,\n  "tensor_model_parallel_size": 1\n}\n',
+        "argv": "llamafactory-cli train --stage sft --do_train True --tensor_model_parallel_size 1\n",
     },
     ideas=(
         _trains(),

@@ -180,7 +180,7 @@ V1 = Dialect(
         _sharding(),
         context_parallel("dist_config.cp_size", "cp_size"),
         row("micro_batch", "micro_batch_size", default=1),
-        row("global_batch", "global_batch_size", add=False),
+        row("global_batch", "global_batch_size"),
         row("seq_len", "cutoff_len", default=2048),
         _adapter(),
         _dropout(),

@@ -53,6 +53,17 @@ def _usual(idea: Idea, key: str, facts: Callable[[Keys], Facts], *also: str) -> 
     return msgspec.structs.replace(idea, keys=(*idea.keys, *also), read=read)
 
 
+def _recompute() -> Idea:
+    """The core of attention, unless it is said that there is none (`recompute_granularity` has that word)."""
+    key = "recompute_granularity"
+    idea = _usual(recompute(), key, lambda keys: {"recompute": "selective"})
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return idea.write(facts, keys) | ({key: "none"} if facts.get("recompute") == "none" else {})
+
+    return msgspec.structs.replace(idea, write=write)
+
+
 def _half(keys: Keys) -> Facts:
     """16 bits by the format that weights are loaded in, the checkpoint's where nothing is said: nearly always bfloat16
     (`_init_mixed_precision` of `arguments/base_args/model_args.py`)."""
@@ -126,7 +137,7 @@ MEGATRON_SWIFT = Dialect(
         context("context_parallel_size", "cp_comm_type"),
         experts(),
         _zero(),
-        _usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}),
+        _recompute(),
         batch("micro_batch", "micro_batch_size", 1),
         batch("global_batch", "global_batch_size", 16),
         length(),

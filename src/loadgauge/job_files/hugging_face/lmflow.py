@@ -90,6 +90,7 @@ LMFLOW = Dialect(
     name="lmflow",
     trainers="trl",
     title="LMFlow",
+    objects=frozenset({"deepspeed", "fsdp_config"}),
     versions="LMFlow 0.0.5 - 1.0",
     syntaxes=("argv",),
     auto=True,

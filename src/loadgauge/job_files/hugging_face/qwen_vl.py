@@ -103,6 +103,7 @@ QWEN_VL = Dialect(
     name="qwen-vl-finetune",
     trainers="trl",
     title="Qwen-VL-Finetune",
+    objects=frozenset({"deepspeed", "fsdp_config"}),
     versions="Qwen-VL-Finetune 2025.1 - 2026.10",
     syntaxes=("argv",),
     blank={

@@ -154,7 +154,7 @@ def _degrees() -> Idea:
         elif facts["ep"] > 1 and not keys.given.get("gpus"):
             # As few GPUs as the experts need; how many there are is said to the launcher.
             inner = facts["tp"] * facts["cp"]
-            facts["dp"] = math.lcm(inner, facts["ep"]) // inner
+            facts["dp"] = (replicas or 1) * math.lcm(inner, facts["ep"]) // inner
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -387,7 +387,12 @@ def _optimizer() -> Idea:
             return {"optimizer": "adamw-loop"}
         return facts
 
-    return msgspec.structs.replace(plain, keys=(*plain.keys, "optimizer.master_weights"), read=read)
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values = plain.write(facts, keys)
+        lists = facts.get("optimizer") == "adamw-foreach" and (facts.get("tp") or 1) > 1
+        return values | ({"optimizer.foreach": True} if lists and values else {})
+
+    return msgspec.structs.replace(plain, keys=(*plain.keys, "optimizer.master_weights"), read=read, write=write)
 
 
 def _task() -> Idea:

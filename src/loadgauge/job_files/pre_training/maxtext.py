@@ -107,12 +107,14 @@ def _remat() -> Idea:
 def _batch() -> Idea:
     micro, count = "per_device_batch_size", "gradient_accumulation_steps"
 
-    def read(keys: Keys) -> Facts:
-        # Of a device, over the ranks that share its sequences: GPUs of a replica see theirs together.
-        number = keys.real(micro) or 12.0
-        ranks = math.prod(
+    def together(keys: Keys) -> int:
+        """The ranks that share a device's sequences: GPUs of a replica see theirs together."""
+        return math.prod(
             max(1, keys.whole(key, -1) or 1) for key in SHARED if AXES[key.split("_", 1)[1][:-12]] in ("tp", "cp", "pp")
         )
+
+    def read(keys: Keys) -> Facts:
+        number, ranks = keys.real(micro) or 12.0, together(keys)
         whole = number * ranks
         if whole < 1 or not float(whole).is_integer():
             raise ConfigError(
@@ -120,7 +122,14 @@ def _batch() -> Idea:
             )
         return {"micro_batch": int(whole), "accumulation": keys.whole(count) or 1}
 
-    return Idea(keys=(micro, count), facts=("micro_batch", "accumulation"), read=read, write=lambda facts, keys: {})
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values: dict[str, Any] = {count: facts["accumulation"]} if facts.get("accumulation") else {}
+        if facts.get("micro_batch"):
+            each = facts["micro_batch"] / together(keys)
+            values[micro] = int(each) if each.is_integer() else each
+        return values
+
+    return Idea(keys=(micro, count), facts=("micro_batch", "accumulation"), read=read, write=write)
 
 
 def _precision() -> Idea:

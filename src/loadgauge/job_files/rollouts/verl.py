@@ -474,8 +474,9 @@ def _lora() -> Idea:
             )
         if megatron:
             named = [word for word, names in TARGETS.items() if words == "all" or set(names) <= set(words.split(","))]
-            return {of_bridge[0]: facts["lora_rank"], of_bridge[1]: named if named else None}
-        return {rank: facts["lora_rank"], modules: "all-linear" if words == "all" else words.split(",")}
+            return {of_bridge[0]: facts["lora_rank"], of_bridge[1]: named or None, rank: None, modules: None}
+        chosen = "all-linear" if words == "all" else words.split(",")
+        return {rank: facts["lora_rank"], modules: chosen, of_bridge[0]: None, of_bridge[1]: None}
 
     return Idea(
         keys=(rank, modules, *of_bridge),
