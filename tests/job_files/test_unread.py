@@ -20,8 +20,8 @@ from loadgauge.job_files.ideas import table
 from loadgauge.job_files.ideas.coverage import Coverage, Stop, key_lists, primary
 from loadgauge.job_files.job_file import note
 
-TRAINS = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 4096\nmicro_batch_size: 1\nadapter: lora\nlora_r: 16\n"
-TRAINS += "lora_target_linear: true\nbf16: true\noptimizer: adamw_torch\n"
+TRAINS = "model_name_or_path: meta-llama/Llama-3.1-8B\ncutoff_len: 4096\nper_device_train_batch_size: 1\nstage: sft\n"
+TRAINS += "finetuning_type: lora\nlora_rank: 16\nlora_target: all\nbf16: true\noptim: adamw_torch\n"
 RULES = {
     "saver": Stop("is computed in parts", effect="saves", parts=("activations", "loss"), share=0.5),
     "coster": Stop("keeps a copy", effect="costs", parts=("weights",)),
@@ -161,9 +161,8 @@ def test_what_says_a_size_a_model_or_a_task_is_not_guessed_at(key: str, value: A
 
 @pytest.mark.usefixtures("ruled")
 def test_a_run_with_a_task_has_them_too(tmp_path: Path) -> None:
-    dpo = "rl: dpo\nlora_r: 16\n"
-    place = placed(tmp_path, dpo)
-    place.write_text(TRAINS.replace("lora_r: 16\n", "") + dpo + "coster: true\nmy_kernel: x\n")
+    place = placed(tmp_path)
+    place.write_text(TRAINS.replace("stage: sft", "stage: dpo") + "coster: true\nmy_kernel: x\n")
     found = estimate(place, "--gpu b200-sxm-180gb")
     assert found["memory"]["verdict"] == "depends"
     assert keys_of(found)["coster"]["high_bytes"] > 2**30
