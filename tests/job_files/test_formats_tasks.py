@@ -137,7 +137,7 @@ def test_what_is_not_counted_of_answers_stops_in_one_line(text: str, words: str,
         (GROUPS + "batch_flattening: true\n", "batch_flattening", "saves", "trains on answers without padding"),
         (GROUPS.replace("beta: 0.01", "replay_buffer_size: 64"), "trl.replay_buffer_size", "either", "when answers are generated"),
         (GROUPS.replace("beta: 0.01", "vllm_lora_sync: true"), "trl.vllm_lora_sync", "either", "when answers are generated"),
-        (GROUPS.replace("beta: 0.01", "reroll_start_fraction: 0.5"), "trl.reroll_start_fraction", "either", "puts prompts in again"),
+        (GROUPS.replace("beta: 0.01", "reroll_start_fraction: 0.5"), "trl.reroll_start_fraction", "either", "puts prompts in"),
         (GROUPS.replace("beta: 0.01", "async_prefetch: true"), "trl.async_prefetch", "either", "generates while it trains"),
     ],
 )  # fmt: skip
