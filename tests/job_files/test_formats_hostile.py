@@ -41,7 +41,6 @@ HOSTILE = {
     "number.json": ('{"train_micro_batch_size_per_gpu": ' + "9" * 5000 + "}", ""),
     "infinite.json": ('{"train_micro_batch_size_per_gpu": 1e999}', "must be a whole number"),
     "huge.yaml": ("a: 1\n# " + "x" * 600_000, "larger than 100 kB"),
-    "twice.yaml": ("micro_batch_size: 1\nmicro_batch_size: 2\n", "not valid YAML"),
     "twice.json": ('{"train_batch_size": 1, "train_batch_size": 2}', "appears twice"),
     "twice.toml": ("max_steps = 1\nmax_steps = 2\n", "not valid TOML: Cannot overwrite a value (at line 2"),
     "split.toml": (
@@ -77,6 +76,15 @@ def test_one_line(name: str, tmp_path: Path) -> None:
     assert words in typed(["convert", str(place), "--to", "flags"]).err
     assert not mark.exists()
     assert time.process_time() - start < 20
+
+
+def test_of_a_key_twice_the_last_counts_and_is_named(tmp_path: Path) -> None:
+    """As PyYAML reads it, with which the tools read their files."""
+    place = tmp_path / "twice.yaml"
+    place.write_text("micro_batch_size: 1\nmicro_batch_size: 2\nsequence_len: 64\nbase_model: gpt2\n")
+    found = typed(["convert", str(place), "--to", "flags"])
+    assert (found.code, "--micro-batch 2" in found.out) == (0, True)
+    assert "micro_batch_size is given more than once, and its last value is read" in found.err
 
 
 def test_not_a_file(tmp_path: Path) -> None:

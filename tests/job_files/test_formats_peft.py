@@ -79,9 +79,12 @@ def test_what_is_not_modelled_is_said(kind: str, values: dict[str, Any], words: 
 
 def test_a_key_that_is_not_known_is_named() -> None:
     text = '{"peft_type": "LORA", "target_modules": "all-linear", "%s": 3}'
+    for key, effect in (("new_rank", "either"), ("colour", "")):
+        assert [(each.key, each.known, each.effect) for each in read(text % key).uncounted] == [(key, False, effect)]
     with pytest.raises(ConfigError, match="new_rank: 3 is not known here"):
-        read(text % "new_rank")
-    assert [each.key for each in read(text % "colour").uncounted] == ["colour"]
+        read(text % "new_rank", strict=True)
+    with pytest.raises(ConfigError, match="new_lora_rank: 3 is not known here, and says a size"):
+        read(text % "new_lora_rank")
 
 
 def test_peft_reads_what_is_written(tmp_path: Path) -> None:

@@ -113,18 +113,12 @@ def test_files_that_generate_their_answers(text: str, to: str, flags: str, tmp_p
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (AXOLOTL + "rl: grpo\n", "trl.max_completion_length says how long"), (AXOLOTL + "rl: ebft\n", "'ebft' is not read"),
-        (GROUPS.replace("vllm_mode: colocate, ", ""), "'server' has GPUs of its own"),
-        (GROUPS.replace("beta: 0.01", "async_prefetch: true"), "generates while it trains"),
-        (AXOLOTL + "rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel"),
+        (AXOLOTL + "rl: grpo\n", "2 sequences of a generation are no whole groups of 8; give --gpus"),
+        (AXOLOTL + "rl: nope\n", "'nope' is not read"),
         (PPO.replace("_type: full", "_type: oft"), "'oft' is not read"),
         (PPO.replace("finetuning_type: lora", "finetuning_type: full").replace("reward_model_type: full\n", ""), "go with"),
         (PPO + "reward_model_quantization_bit: 4\n", "reward_model_quantization_bit: quantises"),
         (PPO + "reward_model_adapters: x\n", "loads a reward model with adapters"),
-        (GROUPS.replace("beta: 0.01", "replay_buffer_size: 64"), "trains again on answers"),
-        (GROUPS.replace("beta: 0.01", "vllm_lora_sync: true"), "hands over adapters alone"),
-        (GROUPS.replace("beta: 0.01", "reroll_start_fraction: 0.5"), "puts prompts in again"),
-        (GROUPS + "batch_flattening: true\n", "trains on answers without padding"),
         (FACTORY.replace("dpo", "ppo"), "needs a reward model"),
     ],
 )  # fmt: skip
@@ -136,13 +130,45 @@ def test_what_is_not_counted_of_answers_stops_in_one_line(text: str, words: str,
     assert words in found.err
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "effect", "why"),
+    [
+        (AXOLOTL + "rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel", "saves", "a slice of the sequences at a time"),
+        (GROUPS + "batch_flattening: true\n", "batch_flattening", "saves", "trains on answers without padding"),
+        (GROUPS.replace("beta: 0.01", "replay_buffer_size: 64"), "trl.replay_buffer_size", "either", "when answers are generated"),
+        (GROUPS.replace("beta: 0.01", "vllm_lora_sync: true"), "trl.vllm_lora_sync", "either", "when answers are generated"),
+        (GROUPS.replace("beta: 0.01", "reroll_start_fraction: 0.5"), "trl.reroll_start_fraction", "either", "puts prompts in"),
+        (GROUPS.replace("beta: 0.01", "async_prefetch: true"), "trl.async_prefetch", "either", "generates while it trains"),
+    ],
+)  # fmt: skip
+def test_what_is_not_counted_of_answers_is_named_and_strict_stops_for_it(
+    text: str, key: str, effect: str, why: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(text)
+    named = {one["key"]: one for one in document(f"estimate {place} --gpu h100-sxm5-80gb")["unread"]}
+    assert (named.keys(), named[key]["effect"]) == ({key}, effect)
+    assert why in named[key]["why"]
+    strict = typed(f"estimate {place} --gpu h100-sxm5-80gb --strict")
+    assert (strict.code, strict.out, strict.err.count("\n")) == (2, "", 1)
+    assert key in strict.err
+
+
+def test_a_server_s_answers_are_generated_beside_the_trainer(tmp_path: Path) -> None:
+    """`vllm_mode: server` has a GPU of its own; answers that are fetched early are one step old."""
+    place = tmp_path / "a.yaml"
+    place.write_text(GROUPS.replace("vllm_mode: colocate, ", "async_prefetch: true, "))
+    assert document(f"estimate {place} --gpu h100-sxm5-80gb")["gpus"] == {"trainer": 1, "rollout": 1, "all": 2}
+    assert "--placement split:1+1 --staleness 1" in typed(f"convert {place} --to flags").out
+
+
 def test_a_key_of_answers_that_no_list_has_is_named(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(GROUPS.replace("beta: 0.01", "vllm_importance_sampling_cap: 2.0"))
-    assert "not known here" not in typed(f"estimate {place} --gpu h100-sxm5-80gb").out
+    assert "not counted:" not in typed(f"estimate {place} --gpu h100-sxm5-80gb").out
     place.write_text(GROUPS.replace("beta: 0.01", "something_new: 2"))
     told = " ".join(typed(f"estimate {place} --gpu h100-sxm5-80gb").out.split())
-    assert "1 of its keys is not known here, and not counted: trl.something_new" in told
+    assert "not counted: trl.something_new = 2: axolotl has no such key, and drops it" in told
 
 
 def test_a_reference_of_llamafactory_is_a_second_model_where_it_is_named(tmp_path: Path) -> None:

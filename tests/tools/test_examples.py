@@ -6,7 +6,8 @@ from pathlib import Path
 
 from examples import Scored, commonest, named, reason, scored, table, written
 
-FACTORY = "model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 2048\nbf16: true\n"
+FACTORY = "model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+FACTORY += "cutoff_len: 2048\nbf16: true\n"
 
 
 def test_files_are_answered_in_whole_or_in_part_or_refused(tmp_path: Path) -> None:

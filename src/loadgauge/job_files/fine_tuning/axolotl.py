@@ -472,7 +472,9 @@ def _accumulation() -> Idea:
         return facts | ({"gpus": keys.whole(workers) or 1} if keys.flag(ray) else {})
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = {each: facts.get("micro_batch"), rounds: facts.get("accumulation"), whole: None}
+        values = {each: facts.get("micro_batch")}
+        if facts.get("accumulation") is not None:  # where it follows from GPUs that nobody says, the file's own stays
+            values |= {rounds: facts["accumulation"], whole: None}
         return values | ({workers: facts.get("gpus")} if keys.flag(ray) else {})
 
     return Idea(

@@ -17,6 +17,8 @@ LOGPROBS = ("dpo", "ipo", "kto", *GROUPS)
 """Those whose log-probabilities are not of slices of the logits."""
 T, V = "trl.", "vllm."
 COUNT, LONGEST, TIMES, BETA = f"{T}num_generations", f"{T}max_completion_length", f"{T}num_iterations", f"{T}beta"
+EARLY = (f"{T}async_prefetch", f"{T}use_data_producer")
+"""Answers that are made before the trainer asks for them."""
 SWITCH, MODE, ASLEEP = f"{T}use_vllm", f"{T}vllm_mode", f"{T}vllm_enable_sleep_mode"
 SHARE, WIDTH, PROMPT, REWARDS = (
     f"{V}gpu_memory_utilization",
@@ -111,10 +113,14 @@ def preference() -> Idea:
             "reference": None if weight or keys.word("rl") == "ebft" else "none",
             "old_logprobs": None if old_logprobs(rounds, rounds * again, bool(corrected)) else "none",
         }
+        mode = keys.choice(MODE, {"colocate": "colocate", "server": "server"}) or "server"
+        if keys.flag(SWITCH) and mode == "server":
+            return facts | _served(keys)
+        for late in EARLY:
+            if keys.flag(late):
+                keys.note(late, "generates while it trains, on the same GPUs; one after the other is counted")
         if not keys.flag(SWITCH):
             return facts | {"rollout": f"hf:batch={at_once}"}
-        if (keys.choice(MODE, {"colocate": "colocate", "server": "server"}) or "server") == "server":
-            return facts | _served(keys)
         used = keys.real(SHARE)
         return facts | {
             "rollout": colocated(
@@ -132,7 +138,7 @@ def preference() -> Idea:
             )
         used, longest = keys.real(SHARE), keys.whole(f"{V}max_model_len")
         words = {"tp": keys.whole(WIDTH) or 1, "utilization": 0.9 if used is None else used, "context": longest}
-        late = keys.flag(f"{T}async_prefetch") or keys.flag(f"{T}use_data_producer")
+        late = any(keys.flag(key) for key in EARLY)
         return {
             "gpus": everything,
             "placement": f"split:{everything - own}+{own}",
@@ -205,7 +211,7 @@ def preference() -> Idea:
         PROMPT,
         REWARDS,
         f"{T}vllm_importance_sampling_correction",
-        COPIES, f"{V}max_model_len", f"{T}generation_batch_size", f"{T}async_prefetch", f"{T}use_data_producer",
+        COPIES, f"{V}max_model_len", f"{T}generation_batch_size", *EARLY,
         f"{E}mode", STRIDE, CONTEXT, EACH, MANY, SCORES, STEPS, LABELS,
     )  # fmt: skip
     facts = names_in(
