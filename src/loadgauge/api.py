@@ -57,6 +57,10 @@ class Flags(TypedDict, total=False):
     precision: str
     beside: str
     dialect: str
+    base_model: str
+    strict: bool
+    ignore: str
+    variables: str
     weights: Literal["auto", "float32", "bfloat16", "float16"]
     version: str
     optimizer: str

@@ -256,9 +256,7 @@ LAUNCHED |= {
     ("peft", "json"),
 }
 LAUNCHED |= {
-    (name, syntax)
-    for name in ("transformers", "trl", "llamafactory", "llamafactory-v1")
-    for syntax in ("yaml", "json")
+    (name, syntax) for name in ("transformers", "trl", "llamafactory", "llamafactory-v1") for syntax in ("yaml", "json")
 }
 LAUNCHED |= {("gpt-neox", "yaml"), ("llm-foundry", "yaml"), ("maxtext", "yaml")}
 LAUNCHED |= {("megatron-swift", "argv"), ("open-instruct", "yaml")}
@@ -396,7 +394,8 @@ def _agree_verl(values: dict[str, Any], framework: str) -> None:
             "kernels": "native",
             "gradient_sync": None,
             # Megatron-Bridge's adapters are on the three projections at once.
-            "lora_targets": values["lora_targets"] and values["lora_targets"].replace("q_proj,v_proj", "q_proj,k_proj,v_proj"),
+            "lora_targets": values["lora_targets"]
+            and values["lora_targets"].replace("q_proj,v_proj", "q_proj,k_proj,v_proj"),
         }
         values["schedule"] = None if values["pp"] == 1 else "interleaved" if values["vpp"] > 1 else "1f1b"
     else:

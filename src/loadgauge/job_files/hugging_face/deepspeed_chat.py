@@ -9,11 +9,8 @@ from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.pre_training.megatron import launched
 
-ACTOR, CRITIC, EACH, STEP = (
-    "actor_model_name_or_path",
-    "critic_model_name_or_path",
-    *names_in("per_device_generation_batch_size per_device_training_batch_size"),
-)
+ACTOR, CRITIC = "actor_model_name_or_path", "critic_model_name_or_path"
+EACH, STEP = "per_device_generation_batch_size", "per_device_training_batch_size"
 STAGES = ("zero_stage", "actor_zero_stage")
 DIMS = ("lora_dim", "actor_lora_dim")
 OF_PPO = (

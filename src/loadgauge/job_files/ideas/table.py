@@ -17,8 +17,8 @@ from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
 
 LARGEST = 10**9
-IDLE = "is no training job"
-"""Holds what `Dialect.programs` says of a program that trains nothing."""
+IDLE = ""
+"""The words of `Dialect.programs` for a program that trains nothing."""
 PACKAGES = {"automodel": "nemo-automodel"}
 """Packages whose name is not the dialect's."""
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
@@ -458,7 +458,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         for pattern, what in self.programs.items():
             match = re.search(pattern, words)
             if match is not None:
-                whole = what if what == IDLE else f"{what}, which is not modelled"
+                whole = f"{what}, which is not modelled" if what else "is no training job"
                 errors.append(ConfigError(whole, key=match[0].strip(), file=keys.file))
         if errors:
             return errors

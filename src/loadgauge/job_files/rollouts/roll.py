@@ -247,6 +247,7 @@ def _task() -> Idea:
     names = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "utilization": "gpu_memory_utilization",
              "static_fraction": "mem_fraction_static", "context": "max_model_len", "max_num_seqs": "max_num_seqs",
              "max_batched_tokens": "max_num_batched_tokens", "sleep": "sleep_level"}  # fmt: skip
+    likeliest = "logits_topk"
     eager, prefix, served = f"{E}enforce_eager", f"{E}enable_prefix_caching", f"{E}enable_expert_parallel"
 
     def read(keys: Keys) -> Facts:
@@ -262,6 +263,8 @@ def _task() -> Idea:
         if pipeline_of == "dpo":
             return facts | refers | {"task": "ipo" if keys.flag(ipo) else "dpo"}
         if pipeline_of == "distill":
+            if keys.whole(likeliest, minimum=0) != 0:
+                keys.note(likeliest, "keeps the teacher's likeliest tokens only; all are counted", "saves", "loss")
             return facts | {
                 "task": "gkd",
                 "loss_terms": "forward-kl",
@@ -316,7 +319,7 @@ def _task() -> Idea:
         }
 
     owned = (kind, kl, weight, on, reward, *teacher, ipo, *switches, *lora, engine, *scored, again, never, eager, prefix, served,
-             *(f"{E}{name}" for name in names.values()))  # fmt: skip
+             likeliest, *(f"{E}{name}" for name in names.values()))  # fmt: skip
     facts = names_in(
         "task reference critic teacher rollout rollout_offload frozen_offload old_logprobs logprob_batch loss_terms"
         " lora_rank lora_targets"

@@ -128,8 +128,9 @@ def ask(
     def own(thing: Unsaid) -> Choice:
         return choice(thing.assumed, 0.0, thing.fields(thing.assumed), assumed=True)
 
-    alone = choice("", 0.0, {}).verdict
-    if alone == "does not fit":  # which what is not read may change
+    alone = RANK[choice("", 0.0, {}).verdict]
+    beyond = alone > RANK["tight"]
+    if beyond:  # which what is not read may change
         moving = sorted((thing for thing in unsaid if thing.key and thing.fewer > 0), key=lambda thing: -thing.fewer)
         ends_of = [(thing, thing.least) for thing in moving]
     else:
@@ -138,7 +139,7 @@ def ask(
     bar = RANK[max(verdict, "depends", key=RANK.__getitem__)]
 
     def decides(answer: Choice) -> bool:
-        return RANK[answer.verdict] < RANK[alone] if alone == "does not fit" else RANK[answer.verdict] > bar
+        return RANK[answer.verdict] < alone if beyond else RANK[answer.verdict] > bar
 
     for thing in moving:
         if any(map(decides, others := answers(thing))):
