@@ -58,7 +58,7 @@ def refused(line: str | list[str], *words: str) -> None:
         ("fleet gpt2 --gpu l4 --gpus 8 --tokens -5", "--tokens"),
         ("estimate gpt2 --tp 5", "leaves 2"),
         ("estimate gpt2 --gpus 12 --tp 8", "leaves 4"),
-        ("estimate gpt2 --pp 5", "num_hidden_layers"),
+        ("estimate gpt2 --pp 20", "num_hidden_layers"),
         ("estimate gpt2 --seq-len 2000", "1024"),
         ("estimate gpt2 --gpu h100-sxm5-81gb", "h100-sxm5-80gb"),
         ("estimate gpt2 --gpus 4 --global-batch 6", "global_batch"),
