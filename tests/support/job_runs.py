@@ -216,8 +216,8 @@ CAN: dict[str, dict[str, Any]] = {
         "attention": ("fa2", "eager"), "kernels": ("native", "liger"), "seq_len": LENGTHS,
     },
     "lmflow": {
-        "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen3-8B",), "recompute": FULL, "zero": (2, 3), "offload": ("none",),
-        "precision": ("fp32", "bf16"), "seq_len": LENGTHS, "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen3-8B",), "recompute": FULL, "zero": (2, 3),
+        "offload": ("none",), "precision": ("fp32", "bf16"), "seq_len": LENGTHS, "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
     },
     "qwen-vl-finetune": {
         "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen2.5-VL-7B-Instruct",), "zero": (2, 3),
@@ -225,8 +225,8 @@ CAN: dict[str, dict[str, Any]] = {
         "attention": ("fa2", "flash"), "seq_len": LENGTHS,
     },
     "deepspeed-chat": {
-        "framework": ("deepspeed",), "model": ("facebook/opt-1.3b",), "zero": (0, 2, 3), "offload": ("none", "all"), "recompute": FULL,
-        "precision": ("bf16", "fp16"), "seq_len": LENGTHS,
+        "framework": ("deepspeed",), "model": ("facebook/opt-1.3b",), "zero": (0, 2, 3), "offload": ("none", "all"),
+        "recompute": FULL, "precision": ("bf16", "fp16"), "seq_len": LENGTHS,
     },
 }  # fmt: skip
 SYNTAXES = [
