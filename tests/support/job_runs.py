@@ -217,7 +217,8 @@ CAN: dict[str, dict[str, Any]] = {
     },
     "lmflow": {
         "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen3-8B",), "recompute": FULL, "zero": (2, 3),
-        "offload": ("none",), "precision": ("fp32", "bf16"), "seq_len": LENGTHS, "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "offload": ("none",), "precision": ("fp32", "bf16"), "seq_len": LENGTHS, "lora_rank": (0, 8),
+        "lora_targets": ("all", "q_proj,v_proj"),
     },
     "qwen-vl-finetune": {
         "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen2.5-VL-7B-Instruct",), "zero": (2, 3),
