@@ -285,6 +285,16 @@ trainer = SFTTrainer(
 trainer.train()
 """
 
+REWARDS = "trainer.reward_funcs"
+
+
+def _rewards(keys: Keys) -> Facts:
+    """Names a reward model; functions, which scripts have without quotes, run on the host."""
+    if not str(keys.plain(REWARDS) or "$").startswith("$"):
+        keys.note(REWARDS, "is a reward model, which is not counted", "costs", "weights transient")
+    return {}
+
+
 UNSLOTH = Dialect(
     name="unsloth",
     title="Unsloth script",
@@ -307,6 +317,7 @@ UNSLOTH = Dialect(
             write=lambda facts, keys: {},
             read=lambda keys: {"loss": "chunked", "zero": 0, "offload": "none"},
         ),
+        Idea(keys=(REWARDS,), facts=(), read=_rewards, write=lambda facts, keys: {}),
         evaluation("args.", lambda keys: 4 if _own(keys) else 8),
     ),
     programs=trl_tasks.OTHERS,
