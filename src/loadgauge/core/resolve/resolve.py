@@ -223,9 +223,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     )
     if not file and kind.lora is None and (layout.gpus >= MANY or layout.tp * layout.pp > 1):
         setup = msgspec.structs.replace(setup, instead=partial(instead, setup, resolve_job))
-    if not file and layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1:
-        if layout.global_batch > layout.dp * layout.micro_batch:
-            setup = msgspec.structs.replace(setup, larger=partial(larger, setup))
+    several = layout.global_batch > layout.dp * layout.micro_batch
+    if not file and layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and several:
+        setup = msgspec.structs.replace(setup, larger=partial(larger, setup))
     if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
