@@ -133,7 +133,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         "cp_comm": layout.cp_comm if layout.cp > 1 else "ring",
         "expert_imbalance": None if layout.expert_imbalance == 1 else float(layout.expert_imbalance),
         "order": ",".join(layout.order),
-        "overlap": kind.overlap.alone(),
+        "overlap": None if job.overlap is None else kind.overlap.alone(),  # what is assumed is assumed again
         **_adapters(job, kind),
         **_links(job, result.cluster),
     }
