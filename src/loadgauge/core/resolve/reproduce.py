@@ -17,6 +17,7 @@ from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import rate
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
+from loadgauge.core.definitions.hardware.usual import usual_network
 from loadgauge.core.definitions.job.job import AROUND, FILES, WHOLE_RUN, Job
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.model.tuners import TUNERS
@@ -243,6 +244,8 @@ def _cluster(
 ) -> Cluster | None:
     """The cluster that these flags give with as many GPUs of this kind; None where they give none."""
     link, adapter = bandwidth(link_bandwidth, "link_bandwidth"), bandwidth(nic_bandwidth, "nic_bandwidth")
+    if adapter is None and (usual := usual_network(machines.gpu)) is not None:
+        adapter = usual[0]
     try:
         found = cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
         return msgspec.structs.replace(found, sustained=machines.sustained)
