@@ -182,7 +182,7 @@ def _measured(job: Job, result: Estimate, here: Job) -> str:
         value = getattr(other, field)
         if field not in (*WHOLE_RUN, "measured") and value != getattr(here, field):
             if value is None and field not in NEEDING:
-                value = CONSTANT.get(field)
+                value = "full" if field == "recompute" and other.qlora else CONSTANT.get(field)
             words.append(f"{field}={'' if value is None else str(value).lower()}")
     return ",".join(words)
 
