@@ -160,7 +160,7 @@ def test_the_wheel_alone_answers_the_readme(built: dict[str, Path], tmp_path: Pa
     words = ["-c", ALONE, str(tmp_path / "wheel"), ",".join([*dependencies(), "loadgauge"])]
     done = subprocess.run(
         [sys.executable, *words], cwd=tmp_path / "jobs", input=json.dumps(asked), capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "wheel")},
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "wheel"), "XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answers: list[Any] = json.loads(done.stdout)

@@ -31,7 +31,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
 OWN = (
     "core/definitions/layout/axes.py",
     *(f"job_files/pre_training/{name}.py" for name in ("torchtitan", "bridge", "maxtext", "nanotron")),
-    *(f"job_files/rollouts/{name}.py" for name in ("nemo_rl_rollout", "verl")),
+    *(f"job_files/rollouts/{name}.py" for name in ("nemo_rl_rollout", "verl", "verl_names")),
 )
 """The table, and dialects' words for it."""
 PARALLEL = set(AXES) - {"zero", "replicas"}
