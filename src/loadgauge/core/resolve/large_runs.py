@@ -41,7 +41,7 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
 def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) -> Setup:
     """Return a run with what is tried of it where nothing is said: see `instead` and `larger`."""
     layout, job = setup.layout, setup.job
-    if setup.training.lora is None and (layout.gpus >= MANY or layout.tp * layout.pp > 1):
+    if setup.training.lora is None and layout.gpus >= MANY:
         setup = msgspec.structs.replace(setup, instead=partial(instead, setup, resolve))
     several = layout.global_batch > layout.dp and layout.global_batch % layout.dp == 0
     if layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and several:
