@@ -25,6 +25,7 @@ from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, spell_loss, training
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.adapters import usual_upcast
+from loadgauge.core.resolve.large_runs import overlapped
 from loadgauge.core.resolve.rescale import is_run
 from loadgauge.core.resolve.rescale import run as measured_run
 from loadgauge.core.resolve.resolve import asks_for_files, bandwidth, resolve_job
@@ -109,6 +110,10 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     stack = Stack.parse(job.version)
     framework = training(kind.framework.name, lora=kind.lora, checkpoint=result.model.dtype, stack=stack)
     framework = framework.under(layout.zero)
+    # What is assumed to hide is assumed again.
+    open_ = msgspec.structs.replace(job, overlap=None, tp=int(layout.tp), ep=int(layout.ep), schedule=layout.schedule)
+    plain = msgspec.structs.replace(kind, overlap=kind.framework.overlap)
+    usual = overlapped(open_, plain, int(layout.gpus), result.workings.gpu, {}).overlap
     values: dict[str, Any] = {
         **{name: getattr(job, name) for name in KEPT},
         "mtp": bool(job.mtp),
@@ -134,7 +139,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         "cp_comm": layout.cp_comm if layout.cp > 1 else "ring",
         "expert_imbalance": None if layout.expert_imbalance == 1 else float(layout.expert_imbalance),
         "order": ",".join(layout.order),
-        "overlap": None if job.overlap is None else kind.overlap.alone(),  # what is assumed is assumed again
+        "overlap": None if job.overlap is None and kind.overlap == usual else kind.overlap.alone(),
         **_adapters(job, kind),
         **_links(job, result.cluster),
     }
