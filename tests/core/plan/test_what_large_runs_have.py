@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from loadgauge import Layout, estimate, training
+from loadgauge import Layout, training
 from loadgauge.core.definitions.hardware.hardware import gpu, gpu_ids
 from loadgauge.core.definitions.hardware.usual import with_usual
 from loadgauge.core.definitions.job.job import Job
@@ -140,16 +140,3 @@ def test_a_budget_of_memory_keeps_that_share_of_a_layer():
         assert parts[share] <= share + 0.02
         assert result.flops.hardware >= whole.flops.hardware + (share < 0.5)
     assert parts[0.25] < parts[0.5] < parts[0.75]
-
-
-def test_selective_is_torchtitans_list_over_fsdp_and_megatrons_core_elsewhere():
-    words = {"gpus": 8, "zero": 3, "seq_len": 4096}
-    for name in ("torchtitan", "fsdp"):
-        kept = [
-            estimate("llama-3.1-8b", framework=name, recompute=word, **words).memory.parts["activations"]
-            for word in ("selective", "none")
-        ]
-        assert kept[0] < 0.8 * kept[1], name
-    per_op = estimate("llama-3.1-8b", framework="torchtitan", recompute="per-op", **words)
-    named = estimate("llama-3.1-8b", framework="torchtitan", recompute="selective", **words)
-    assert per_op.memory.total == named.memory.total

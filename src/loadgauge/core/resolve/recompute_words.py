@@ -39,7 +39,7 @@ REMAT["minimal_flash"] = REMAT["minimal_with_context"]
 
 
 def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
-    """Translates a recompute policy into operations of the model: `per-op` (torchtitan, whose `selective` it is: attention and
+    """Translates a recompute policy into operations of the model: `per-op` (torchtitan's `selective`: attention and
     every second matrix product keep their outputs), `memory_budget=0.5` (torch.compile: what costs least to make again, until
     the layer keeps that share), `modules:...` (Megatron) and `remat:...` (MaxText: the name of a `remat_policy`, or
     `remat:custom=` with what is kept, joined by +). Any other stays as it is. Raises `ConfigError` for an unknown name.
@@ -56,8 +56,6 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     [False, True]
     """
     kind, _, modules = word.partition(":")
-    if kind == "selective" and training.framework.selective_by_operation and training.kernels.attention == "flash":
-        kind = "per-op"
     if kind.startswith("memory_budget="):
         return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"
     if kind == "per-op":

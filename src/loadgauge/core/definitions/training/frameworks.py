@@ -92,7 +92,6 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     zero_stages, schedules: those it runs
     only_own_schedules: whether its pipeline is its own, so that no schedule can be added to it
     recomputes_parts: whether parts of a layer can be recomputed, or only whole layers
-    selective_by_operation: whether its `selective` is torchtitan's list of operations, not Megatron's core of attention
     """
 
     name: str
@@ -139,7 +138,6 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     schedules: tuple[Schedule, ...] = SCHEDULES
     only_own_schedules: bool = False
     recomputes_parts: bool = True
-    selective_by_operation: bool = False
     source: str
 
     def flash_on(self, card: Gpu | None, stack: Releases = NEWEST_STACK) -> str:
@@ -229,7 +227,7 @@ FRAMEWORKS: dict[str, Framework] = {
             precision="bf16-autocast", stack="FSDP", low_precisions=tuple(TORCHAO.items()), casts="fsdp",
             gradients_persist=False, fully_shards=True, reduces_by_layer=True,
             optimizer_step=Habit.always("fused", "torchtitan 0.2: components/optimizer.py"),
-            overlap=DDP, selective_by_operation=True,
+            overlap=DDP,
             host=FSDP_HOST, expandable=True,  # run_train.sh
             # FSDP2 shards everything, or nothing (DDP).
             zero_stages=(0, 3), schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
