@@ -67,7 +67,7 @@ STARTED = {
     "open-instruct": re.compile(r"\bopen_instruct/(?:finetune|dpo_tune\w*)\.py"),
     "qwen-vl-finetune": re.compile(r"\bsrc/train(?:ing)?/train_(?:sft|dpo|grpo|cls)\.py"),
     "llamafactory": re.compile(r"\bllamafactory-cli (?:export|chat|webchat|webui|api|eval)\b"),
-    "llamafactory-v1": re.compile(r"\bllamafactory-cli sft\b"),
+    "llamafactory-v1": re.compile(r"\bllamafactory-cli sft\b|\bllamafactory/v1/launcher\.py sft\b"),
     "verl": re.compile(r"\bverl\.(?:trainer|experimental|recipe)\.\w|\brecipe\.\w+\.(?:main|\w*trainer)"),
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }

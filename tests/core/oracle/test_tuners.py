@@ -54,7 +54,7 @@ def model_of(
         value = getattr(asked, name)
         return default if value is None else value
 
-    kind = training("huggingface", "bf16-mixed-16", lora=adapters(asked, model, "huggingface", fill))
+    kind = training("huggingface", "bf16-mixed-16", lora=adapters(asked, model, "huggingface", fill, {}))
     assert kind.lora is not None
     kind = msgspec.structs.replace(kind, lora=msgspec.structs.replace(kind.lora, autocast=autocast))
     recompute = RecomputePolicy(mode="full" if checkpointed else "none")

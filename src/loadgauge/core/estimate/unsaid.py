@@ -8,11 +8,13 @@ from copy import copy
 import msgspec
 
 from loadgauge.core.definitions.job.uncounted import Parts, Uncounted
+from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.training.optimizers import Optimizer, parse
 from loadgauge.core.definitions.training.training import Training, spell_loss
 from loadgauge.core.estimate.memory.phases import Phase, StageAtWork
 from loadgauge.core.estimate.memory.question import Alternative, Unsaid
 from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.time.step import Time
 from loadgauge.core.estimate.workings import Workings
 
 FAR = 0.05
@@ -51,6 +53,28 @@ def open_to(result: Estimate, things: Iterable[Unsaid]) -> Estimate:
     if not things:
         return result
     return result.replace(memory=msgspec.structs.replace(memory, unsaid=(*memory.unsaid, *far)))
+
+
+def overlap_ends(result: Estimate) -> tuple[Time, dict[str, float]]:
+    """Return the time with its range from all communication hidden to none, and the step of either end [s] by its word.
+
+    The estimate has a time.
+
+    >>> from loadgauge import Layout, cluster, estimate, gpu, model, training
+    >>> card = gpu("h100-sxm5-80gb")
+    >>> own = estimate(model("llama-3.1-8b"), Layout(dp=8, global_batch=8, seq_len=4096), training("megatron"), cluster=cluster(card, 8))
+    >>> time, ends = overlap_ends(own)
+    >>> ends["all"] < time.step <= ends["none"], time.low < own.time.low, time.high >= own.time.high
+    (True, True, True)
+    """
+    own, time, ends = result.workings, result.time, {}
+    assert time is not None
+    for word in ("all", "none"):
+        kind = msgspec.structs.replace(result.training, overlap=Overlap.parse(word))
+        there = Workings(own.model, result.layout, kind, own.gpu, own.cluster, own.efficiencies, own.scale)
+        ends[word] = there.timed[0].step
+    low, high = (time.low / time.step * min(ends.values()), time.high / time.step * max(ends.values()))
+    return msgspec.structs.replace(time, low=min(low, time.low), high=max(high, time.high)), ends
 
 
 def parts_of(result: Estimate) -> Parts:

@@ -373,6 +373,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
                 locks=locks,
                 others=setup.others,
                 fleet=fleet_options(request.fleet)[0] if request.objective == "goodput" else None,
+                overlap_open=setup.overlap_open,
             )
         )
     assert setup is not None

@@ -22,7 +22,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.estimate.unsaid import with_unsaid
+from loadgauge.core.estimate.unsaid import overlap_ends, with_unsaid
 from loadgauge.core.plan.batch.evaluate import BatchEvaluator
 from loadgauge.core.plan.batch.types import Batch, Wanted
 from loadgauge.core.plan.memo import Memo
@@ -47,6 +47,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     price: of a GPU-hour; locks: the values of axes that the user wants, which a changed job keeps (None: those of the space)
     others: other ways in which the run may train, for what is not said
     fleet: failures, spares and recovery, for the objective goodput
+    overlap_open: nothing is said of what hides, and the range of a time is from all communication hidden to none
     """
 
     space: Space
@@ -58,6 +59,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     locks: dict[str, tuple[Any, ...]] | None = None
     others: tuple[Training, ...] = ()
     fleet: Any = None
+    overlap_open: bool = False
 
     def evaluator(self) -> BatchEvaluator:
         """The evaluator of all layouts of the case at once."""
@@ -94,6 +96,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             scale=self.scale,
         )
         mean = with_unsaid(mean, self.others)
+        if self.overlap_open and mean.time is not None:
+            mean = mean.replace(time=overlap_ends(mean)[0])
         if self.space.lengths is None:
             return mean
         equal_lengths = msgspec.structs.replace(layout, tokens=None, pairs=None, fullest=None)

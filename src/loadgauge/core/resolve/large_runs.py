@@ -25,16 +25,18 @@ MANY = 64
 def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:
     """The training with the communication that is hidden: what is said, and what the schedule or scripts of such runs hide."""
     own, hidden = kind.overlap, []
-    if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1] and (job.ep or 1) > 1:
+    if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1]:
         hidden.append(("ep", f"{job.schedule} runs dispatch and combine beside the other direction, by DeepEP"))
         kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
     if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
         hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
-        if (job.tp or 1) > 1 and card is not None and card.data_center_hopper_or_later:
+        if card is not None and card.data_center_hopper_or_later:
             hidden.append(("tp", "so do those for Hopper and later"))
+    # A layout that the planner tries may have an axis that the job does not name: what is hidden is so of every layout.
     own = msgspec.structs.replace(own, **dict.fromkeys((name for name, _ in hidden), True))
-    if hidden and job.gpu is not None:
-        assumed["--overlap"] = f"{own.text()} ({'; '.join(f'{name}: {why}' for name, why in hidden)})"
+    told = [f"{name}: {why}" for name, why in hidden if name == "dp" or (getattr(job, name) or 1) > 1]
+    if told and job.gpu is not None:
+        assumed["--overlap"] = f"{own.text()} ({'; '.join(told)})"
     return msgspec.structs.replace(kind, overlap=own if job.overlap is None else Overlap.parse(job.overlap, own))
 
 

@@ -14,7 +14,6 @@ from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
-from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
@@ -22,9 +21,7 @@ from loadgauge.core.estimate.memory.padding import Forecast, forecast
 from loadgauge.core.estimate.memory.question import Alternative, Unsaid
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import Budget, Failures
-from loadgauge.core.estimate.time.step import Time
-from loadgauge.core.estimate.unsaid import open_to, parts_of, unread_things, with_unsaid
-from loadgauge.core.estimate.workings import Workings
+from loadgauge.core.estimate.unsaid import open_to, overlap_ends, parts_of, unread_things, with_unsaid
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +90,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             result = result.replace(untimed=self.untimed)
         result = open_to(with_unsaid(self.with_uncounted(result), self.others), _towers(result))
         if self.overlap_open and result.time is not None:
-            result = self.with_ends(result, result.time)
+            result = self.with_ends(result)
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
@@ -101,15 +98,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
         return _of(result, self)
 
-    def with_ends(self, result: Estimate, time: Time) -> Estimate:
+    def with_ends(self, result: Estimate) -> Estimate:
         """Return the estimate with the range of its time from all communication hidden to none, as nothing is said of that."""
-        ends = {}
-        for word in ("all", "none"):
-            kind = msgspec.structs.replace(self.training, overlap=Overlap.parse(word))
-            workings = Workings(self.model, result.layout, kind, self.gpu, self.cluster, scale=self.scale)
-            ends[word] = workings.timed[0].step
-        low, high = (time.low / time.step * min(ends.values()), time.high / time.step * max(ends.values()))
-        wider = msgspec.structs.replace(time, low=min(low, time.low), high=max(high, time.high))
+        wider, ends = overlap_ends(result)
         own = self.assumed.get("--overlap", f"{self.training.overlap.text()} ({self.training.framework.name}'s)")
         more = "; ".join(f"--overlap {word}: {seconds(step)}" for word, step in ends.items())
         return result.replace(time=wider, assumed=result.assumed | {"--overlap": f"{own}; {more}"})
@@ -209,7 +200,7 @@ def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
         result, layout=workings.layout, memory=workings.peak_memory(), time=time, network=network
     ).keep(workings)
     routed = given.with_uncounted(routed)
-    return given.with_ends(routed, routed.time) if given.overlap_open and routed.time is not None else routed
+    return given.with_ends(routed) if given.overlap_open and routed.time is not None else routed
 
 
 def widened(given: Setup, result: Estimate) -> Estimate:

@@ -16,6 +16,7 @@ import msgspec
 
 from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.hardware.hardware import Gpu, gpu, gpu_ids
+from loadgauge.core.definitions.hardware.usual import with_usual
 from loadgauge.core.definitions.hardware.host import Host
 from loadgauge.core.definitions.layout.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
 from loadgauge.core.definitions.model.lora import BaseName, Lora
@@ -182,7 +183,7 @@ def _gpu(run: SourceRow) -> tuple[Gpu | None, str]:
     if other and (run.tp or 1) > joined:
         name = other
     limited = vocabulary.LIMITED.search(run.hardware)
-    return gpu(name), f"hardware: {run.hardware!r} does not say to what power" if limited else ""
+    return with_usual(gpu(name))[0], f"hardware: {run.hardware!r} does not say to what power" if limited else ""
 
 
 def _contradicts(facts: assumptions.Facts) -> str | None:

@@ -381,7 +381,7 @@ LLAMAFACTORY = Dialect(
     blank={
         "yaml": "stage: sft\ndo_train: true\noutput_dir: output\n",
         "json": '{\n  "stage": "sft",\n  "do_train": true,\n  "output_dir": "output"\n}\n',
-        "argv": "llamafactory-cli train --stage sft --do_train True --output_dir output\n",
+        "argv": "torchrun src/train.py --stage sft --do_train True --output_dir output\n",
     },
     ideas=(
         _trains(),

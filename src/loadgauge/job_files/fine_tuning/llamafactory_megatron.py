@@ -46,7 +46,7 @@ LLAMAFACTORY_MEGATRON = Dialect(
     blank={
         "yaml": "stage: sft\ndo_train: true\ntensor_model_parallel_size: 1\n",
         "json": '{\n  "stage": "sft",\n  "do_train": true,\n  "tensor_model_parallel_size": 1\n}\n',
-        "argv": "llamafactory-cli train --stage sft --do_train True --tensor_model_parallel_size 1\n",
+        "argv": "torchrun src/train.py --stage sft --do_train True --tensor_model_parallel_size 1\n",
     },
     ideas=(
         _trains(),

@@ -171,7 +171,7 @@ V1 = Dialect(
     syntaxes=("yaml", "json", "argv"),
     objects=frozenset({"peft_config", "kernel_config", "quant_config", "dist_config", "optim_config"}),
     blank={"yaml": "model_class: llm\nsample_backend: hf\n", "json": '{\n  "model_class": "llm",\n  "sample_backend": "hf"\n}\n',
-           "argv": "llamafactory-cli sft --sample_backend hf\n"},
+           "argv": "torchrun src/llamafactory/v1/launcher.py sft --sample_backend hf\n"},
     ideas=(
         launched(),
         started(),

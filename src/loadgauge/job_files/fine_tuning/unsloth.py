@@ -184,7 +184,7 @@ def script(text: str) -> Calls:
 
 
 class Section(Keys):
-    """The keys of a section by their names in it; some have values of another place.
+    r"""The keys of a section by their names in it; some have values of another place.
 
     >>> keys = Keys(script("FastModel.from_pretrained('m')\nSFTTrainer(args=SFTConfig(max_length=8))"))
     >>> Section(keys, "args.", {"packing": True}).whole("max_length")

@@ -120,7 +120,7 @@ DEEPSPEED_CHAT = Dialect(
     style="flags",
     framework="deepspeed",
     trainers="softmax",
-    blank={"argv": "deepspeed main.py --max_seq_len 512\n"},
+    blank={"argv": "torchrun main.py --max_seq_len 512\n"},
     ideas=(
         launched(),
         processes(),

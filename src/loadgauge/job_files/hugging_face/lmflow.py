@@ -94,7 +94,7 @@ LMFLOW = Dialect(
     versions="LMFlow 0.0.5 - 1.0",
     syntaxes=("argv",),
     auto=True,
-    blank={"argv": "deepspeed examples/finetune.py --output_dir output --disable_group_texts 1\n"},
+    blank={"argv": "torchrun examples/finetune.py --output_dir output --disable_group_texts 1\n"},
     ideas=(
         *SHARED,
         *BATCH,

@@ -105,7 +105,7 @@ OPEN_INSTRUCT = Dialect(
     trainers="softmax",
     blank={
         "yaml": "use_slow_tokenizer: false\nwith_tracking: false\n",
-        "argv": "accelerate launch open_instruct/finetune.py --with_tracking False\n",
+        "argv": "torchrun open_instruct/finetune.py --with_tracking False\n",
     },
     ideas=(
         launched(),

@@ -107,7 +107,7 @@ QWEN_VL = Dialect(
     versions="Qwen-VL-Finetune 2025.1 - 2026.10",
     syntaxes=("argv",),
     blank={
-        "argv": "deepspeed src/train/train_sft.py --freeze_llm False --freeze_vision_tower True --freeze_merger True\n"
+        "argv": "torchrun src/train/train_sft.py --freeze_llm False --freeze_vision_tower True --freeze_merger True\n"
     },
     auto=True,
     ideas=(

@@ -408,7 +408,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                     note = f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted"
                     keys.add(Uncounted(note, str(error.key), effect="either"))
                 elif not given & {*idea.facts, *asked}:
-                    unknown.append((error, next(fact for fact in asked if fact not in UNASKED)))
+                    wanted = [fact for fact in asked if fact not in UNASKED]
+                    if wanted:
+                        unknown.append((error, wanted[0]))
+                    else:
+                        said = f"{error.key}: {str(error).rpartition(': ')[2]}"
+                        keys.add(Uncounted(said, str(error.key), effect="either"))
                 continue
             present = [key for key in idea.keys if keys.has(key)]
             there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]

@@ -358,7 +358,7 @@ def _starts(code: str) -> list[int]:
 
 
 class Names:
-    """Holds what a program assigns to names.
+    r"""Holds what a program assigns to names.
 
     >>> tree = ast.parse("a = 1\nprint(a)\na = 2\nprint(a)\nif b:\n    c = 1\nelse:\n    c = 2")
     >>> names = Names(tree)

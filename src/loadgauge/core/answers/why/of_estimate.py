@@ -178,8 +178,8 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
         "X": (base, time.peak_flops),
         "r_l": ("lower factor of the range", low),
         "r_h": ("upper factor", high),
-        "t_l": ("the same with all communication hidden, where nothing says what is", time.low / low),
-        "t_h": ("the same with none hidden, where nothing says what is", time.high / high),
+        "t_l": ("seconds of a step with all communication hidden", time.low / low),
+        "t_h": ("seconds of a step with none hidden", time.high / high),
     }
     fast = "t" if math.isclose(time.low / low, time.step) else "t_l"
     slow = "t" if math.isclose(time.high / high, time.step) else "t_h"

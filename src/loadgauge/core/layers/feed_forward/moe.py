@@ -185,8 +185,8 @@ def _experts(
     width = shard(spec.moe_intermediate_size, view.etp, "moe_intermediate_size")
     sent = itemsize * rows.received * hidden_size
     gathered = itemsize * rows.computed * hidden_size
-    copies = spec.num_experts_per_tok if build.kernels.dispatch == "deduplicated" else 1
-    exchange = Collective("all_to_all", "ep", sent, view.ep, copies, rows.received if copies > 1 else 0)
+    copies, tokens = (spec.num_experts_per_tok, rows.received) if build.kernels.dispatch == "deduplicated" else (1, 0)
+    exchange = Collective("all_to_all", "ep", sent, view.ep, copies, tokens)
     # One more copy of the rows, before or after they are exchanged, where they leave the rank at all.
     buffer = where(view.ep * view.etp > 1, gathered, 0)
     source = Tensor("mlp.dispatch", rows.computed * hidden_size, itemsize)
