@@ -520,7 +520,7 @@ def test_refusals_are_in_the_language_of_the_page(opened: Any) -> None:
     page = opened(f"{RUN}&~lang=zh")
     for flag, wrong, said in (
         ("tp", "3", "16 张 GPU 不能被 tp 3 × pp 2 × cp 1 = 6 整除：余 4"),
-        ("vpp", "5", "32"),
+        ("vpp", "40", "32"),
         ("micro-batch", "x", "须为 1 到"),
     ):
         box = page.locator(f"#flag-{flag}-number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,11 +51,19 @@ def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) 
     return setup
 
 
-def instead(
-    setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]
-) -> Iterator[tuple[list[tuple[str, str, str]], Setup]]:
+class Instead(NamedTuple):
+    """A run with what layouts of many GPUs have, where nothing is said of it.
+
+    flags: what was changed: the flag, its value, the one that was assumed, and the run with all changes but this one
+    """
+
+    setup: Setup
+    flags: tuple[tuple[str, str, str, Callable[[], Setup]], ...]
+
+
+def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) -> Iterator[Instead]:
     """The run with what layouts of many GPUs have where nothing is said of it, the mildest first: sequence parallelism, a
-    sharded optimizer, recomputation; each with the flags that say it: its value, and the one that was assumed."""
+    sharded optimizer, recomputation."""
     job, layout = setup.job, setup.layout
     changes: list[tuple[str, Any, str, str]] = []
     if job.sequence_parallel is None and not layout.sequence_parallel and layout.tp > 1:
@@ -66,14 +74,23 @@ def instead(
     if job.recompute is None:
         parts = ("selective", "full") if setup.training.framework.recomputes_parts else ("full",)
         tried += [[*changes, ("recompute", word, word, "none")] for word in parts]
+
+    def changed(fields: dict[str, Any]) -> Setup:
+        return resolve(job.replace(**fields), setup.model)
+
     for each in tried:
+        fields = {name: value for name, value, _, _ in each}
         try:
-            other = resolve(job.replace(**{name: value for name, value, _, _ in each}), setup.model)
+            other = changed(fields)
         except (ConfigError, LayoutError, NotModelled):
             continue
-        values = [(f"--{name.replace('_', '-')}", word, usual) for name, _, word, usual in each]
-        assumed = {flag: f"{word} (with {usual} it does not fit)" for flag, word, usual in values}
-        yield values, msgspec.structs.replace(other, job=job, assumed=other.assumed | assumed, instead=None)
+        flags = tuple(
+            (f"--{name.replace('_', '-')}", word, usual, partial(changed, {n: v for n, v in fields.items() if n != name}))
+            for name, _, word, usual in each
+        )
+        why = {flag: f"{word} (with {usual} it does not fit)" for flag, word, usual, _ in flags[-1:]}
+        why |= {flag: f"{word} (runs of {MANY} and more GPUs have it)" for flag, word, _, _ in flags[:-1]}
+        yield Instead(msgspec.structs.replace(other, job=job, assumed=other.assumed | why, instead=None), flags)
 
 
 def larger(setup: Setup) -> Iterator[Setup]:

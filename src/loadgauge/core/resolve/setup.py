@@ -45,8 +45,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Other ways in which the run may train, for what neither the job nor its releases say."""
     uncounted: tuple[Uncounted, ...] = ()
     """Settings of a job file that are not counted."""
-    instead: Callable[[], Iterator[tuple[list[tuple[str, str, str]], Setup]]] | None = None
-    """The same run with what such layouts have where nothing is said of it: flags with that value and the one assumed here."""
+    instead: Callable[[], Iterator[Any]] | None = None
+    """The same run with what such layouts have where nothing is said of it (`resolve.large_runs.Instead`)."""
 
     larger: Callable[[], Iterator[Setup]] | None = None
     """The same run with larger micro-batches, the largest first, where nothing is said of them."""
@@ -61,11 +61,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         own = self._filled()
         if self.instead is None or own.memory.verdict != "does not fit":
             return own
-        for values, setup in self.instead():
+        for setup, flags in self.instead():
             if setup.untimed_verdict() != "does not fit":
-                there = setup._filled()
-                change = (own.memory.total - there.memory.total) / len(values)
-                things = [Unsaid(flag, value, (Alternative(usual, change),)) for flag, value, usual in values]
+                there, things = setup._filled(), []
+                for flag, value, usual, without in flags:
+                    change = msgspec.structs.replace(without(), cluster=None).as_assumed().memory.total - there.memory.total
+                    things.append(Unsaid(flag, value, (Alternative(usual, change),)))
                 unsaid = (*there.memory.unsaid, *things)
                 return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
         return own
