@@ -55,7 +55,8 @@ def test_zero_2_is_nearly_as_fast_as_data_parallelism() -> None:
 
 def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_stages() -> None:
     """N5: 64 against 8 in the first stage; in the last, where GPipe's peak is, as many, with logits beside."""
-    job = "megatron-gpt-175b --gpu a100-sxm4-80gb --gpus 1152 --tp 8 --pp 8 --global-batch 1152 --zero 0 --no-sequence-parallel --recompute none"
+    job = "megatron-gpt-175b --gpu a100-sxm4-80gb --gpus 1152 --tp 8 --pp 8 --global-batch 1152"
+    job += " --zero 0 --no-sequence-parallel --recompute none"
     most = {}
     for schedule in ("gpipe", "1f1b"):
         moments = document(f"estimate {job} --schedule {schedule}")["memory"]["moments"]

@@ -61,8 +61,8 @@ def overlap_ends(result: Estimate) -> tuple[Time, dict[str, float]]:
     The estimate has a time.
 
     >>> from loadgauge import Layout, cluster, estimate, gpu, model, training
-    >>> card = gpu("h100-sxm5-80gb")
-    >>> own = estimate(model("llama-3.1-8b"), Layout(dp=8, global_batch=8, seq_len=4096), training("megatron"), cluster=cluster(card, 8))
+    >>> layout, cards = Layout(dp=8, global_batch=8, seq_len=4096), cluster(gpu("h100-sxm5-80gb"), 8)
+    >>> own = estimate(model("llama-3.1-8b"), layout, training("megatron"), cluster=cards)
     >>> time, ends = overlap_ends(own)
     >>> ends["all"] < time.step <= ends["none"], time.low < own.time.low, time.high >= own.time.high
     (True, True, True)

@@ -85,7 +85,12 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) -> Iterato
         except (ConfigError, LayoutError, NotModelled):
             continue
         flags = tuple(
-            (f"--{name.replace('_', '-')}", word, usual, partial(changed, {n: v for n, v in fields.items() if n != name}))
+            (
+                f"--{name.replace('_', '-')}",
+                word,
+                usual,
+                partial(changed, {n: v for n, v in fields.items() if n != name}),
+            )
             for name, _, word, usual in each
         )
         why = {flag: f"{word} (with {usual} it does not fit)" for flag, word, usual, _ in flags[-1:]}

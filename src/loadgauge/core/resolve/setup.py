@@ -65,7 +65,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             if setup.untimed_verdict() != "does not fit":
                 there, things = setup._filled(), []
                 for flag, value, usual, without in flags:
-                    change = msgspec.structs.replace(without(), cluster=None).as_assumed().memory.total - there.memory.total
+                    change = (
+                        msgspec.structs.replace(without(), cluster=None).as_assumed().memory.total - there.memory.total
+                    )
                     things.append(Unsaid(flag, value, (Alternative(usual, change),)))
                 unsaid = (*there.memory.unsaid, *things)
                 return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)

@@ -16,8 +16,8 @@ import msgspec
 
 from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.hardware.hardware import Gpu, gpu, gpu_ids
-from loadgauge.core.definitions.hardware.usual import with_usual
 from loadgauge.core.definitions.hardware.host import Host
+from loadgauge.core.definitions.hardware.usual import with_usual
 from loadgauge.core.definitions.layout.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
 from loadgauge.core.definitions.model.lora import BaseName, Lora
 from loadgauge.core.definitions.model.model import ModelSpec, Moe

@@ -51,7 +51,10 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
         kind = Read(field.read)
     completed = _completed(name, field)
     if field.repeats:
-        joined: dict[str, Any] = {"multiple": True, "callback": lambda ctx, param, texts: ",".join(texts) if texts else None}
+        joined: dict[str, Any] = {
+            "multiple": True,
+            "callback": lambda ctx, param, texts: ",".join(texts) if texts else None,
+        }
         return click.option(flag, *more, name, metavar=field.metavar, help=field.help, **joined)
     return click.option(flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed)
 
