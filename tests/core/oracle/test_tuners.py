@@ -133,7 +133,7 @@ def test_dora_under_deepspeeds_engine() -> None:
     seen = traced(64, **USUAL | {"adapters": "bfloat16", "autocast": False}, method=dora)
     job = Job("x", lora_rank=8, use_dora=True, framework="deepspeed")
     model = from_dict(transformers.LlamaConfig(**SIZES).to_dict())
-    lora = adapters(job, model, "deepspeed", lambda name, default, why="": getattr(job, name) or default)
+    lora = adapters(job, model, "deepspeed", lambda name, default, why="": getattr(job, name) or default, {})
     kind = training("deepspeed", "bf16-mixed-16", lora=lora)
     layout = Layout(micro_batch=BATCH, global_batch=BATCH, seq_len=64)
     memory = MemoryModel(model, layout, kind, view_of(layout, kind))
