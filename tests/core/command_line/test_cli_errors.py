@@ -63,6 +63,7 @@ def refused(line: str | list[str], *words: str) -> None:
         ("estimate gpt2 --gpu h100-sxm5-81gb", "h100-sxm5-80gb"),
         ("estimate gpt2 --gpus 4 --global-batch 6", "global_batch"),
         ("estimate gpt22", "gpt2"),
+        ("estimate gpt2 --gpu h100 --gpu a100", "--sweep gpu=h100,a100"),
         ("estimate /no/such/file.json", "no such file"),
         ("estimate gpt2 --schedule gpipe", "pp above 1"),
         ("estimate gpt2 --ep 2", "experts"),

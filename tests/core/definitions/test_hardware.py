@@ -85,6 +85,10 @@ def test_the_catalogue_lists_each_file_once():
     assert len({card.name for card in gpus()}) == len(gpu_ids())
 
 
+TWINS = {"h800-sxm5-80gb": "h100-sxm5-80gb", "a800-sxm4-80gb": "a100-sxm4-80gb"}
+"""Chips that are sold with slower links under another name."""
+
+
 @pytest.mark.skipif(not TABLE.exists(), reason="the table the catalogue was drawn from is not beside the repository")
 def test_every_figure_equals_the_table():
     with TABLE.open(encoding="utf-8") as file:
@@ -107,6 +111,8 @@ def test_every_figure_equals_the_table():
         found = {key: figure.value for key, figure in figures(card) if key not in ours}
         if id == "rtx5090":
             assert found.pop("memory.reported") == 32120 * 2**20
+        if id in TWINS:  # the table has the label alone
+            assert found.pop("memory.reported") == gpu(TWINS[id]).capacity
         if id == "gb200-nvl72":  # as NVIDIA's own racks have it; the table asks for the order sheet
             assert found.pop("nic.bandwidth") == 50e9
         stated = {
@@ -384,3 +390,9 @@ def test_links_and_clusters_refuse_what_cannot_be():
     for bandwidth, latency, domain in ((0.0, 0.0, 8), (1e9, -1e-6, 8), (1e9, 0.0, 0), (float("nan"), 0.0, 8)):
         with pytest.raises(ConfigError):
             Link(bandwidth=bandwidth, latency=latency, domain=domain)
+
+
+@pytest.mark.parametrize(("bin_of", "chip"), TWINS.items())
+def test_a_chip_with_slower_links_has_the_memory_of_its_twin(bin_of: str, chip: str) -> None:
+    assert gpu(bin_of).capacity == gpu(chip).capacity
+    assert gpu(bin_of).peak("bf16") == gpu(chip).peak("bf16")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.command_line.options.param_types import Read
 from loadgauge.core.definitions.job.job import POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.serving.inference import TASKS
@@ -41,6 +42,13 @@ def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return found or [CompletionItem(incomplete, type="file")]
 
 
+def _one_card(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> str | None:
+    """Return the GPU that is named; several are cells of a sweep."""
+    if len(set(names)) > 1:
+        raise ConfigError(f"is given twice; to compare cards in a table: --sweep gpu={','.join(names)}", key="gpu")
+    return names[-1] if names else None
+
+
 def option(name: str, field: Field) -> Callable[[Command], Command]:
     """Make the option of a field of `Job`, as a decorator of a command."""
     flag, more = f"--{name.replace('_', '-')}", [f"--{alias}" for alias in field.aliases]
@@ -56,7 +64,10 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
             "callback": lambda ctx, param, texts: ",".join(texts) if texts else None,
         }
         return click.option(flag, *more, name, metavar=field.metavar, help=field.help, **joined)
-    return click.option(flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed)
+    said: dict[str, Any] = {"multiple": True, "callback": _one_card} if name == "gpu" else {}
+    return click.option(
+        flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed, **said
+    )
 
 
 def options(command: Command, names: Iterable[str]) -> Command:

@@ -20,7 +20,7 @@ from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.attention_kernels import ATTENTIONS
 from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES, BASE_FORMATS, SAVED_MODULES, Upcast
 from loadgauge.core.definitions.model.tuners import ADAPTERS
-from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, LOW_NAMES
+from loadgauge.core.definitions.training.frameworks import ALIASES, FRAMEWORKS, LOW_NAMES
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.definitions.training.precision import PRECISIONS
 
@@ -40,6 +40,8 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     '--gpu h100-sxm5-80gb --gpus 8 --zero 3'
     >>> job.replace(tp=4, zero=None).flags()
     '--gpu h100-sxm5-80gb --gpus 8 --tp 4'
+    >>> Job("gpt2", framework="transformers").framework
+    'huggingface'
     """
 
     hub: Annotated[
@@ -481,7 +483,12 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     ] = None  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Refuse what a run cannot have, however the job is made: fields about the whole run are numbers above 0."""
+        """Refuse what a run cannot have, however the job is made: fields about the whole run are numbers above 0.
+
+        A library's name stands for the framework that trains as it does.
+        """
+        if self.framework in ALIASES:
+            msgspec.structs.force_setattr(self, "framework", ALIASES[self.framework])
         for name in WHOLE_RUN:
             if (value := getattr(self, name)) is not None:
                 try:

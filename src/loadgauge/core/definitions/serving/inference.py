@@ -41,7 +41,13 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
 
     task: Task
     context: Annotated[
-        int, _field("whole", "With --task: tokens of a sequence, prompt and answer together.", low=1, high=10**9)
+        int,
+        _field(
+            "whole",
+            "With --task generate or forward: tokens of a sequence, prompt and answer together.",
+            low=1,
+            high=10**9,
+        ),
     ]
     answer: Annotated[
         int,
