@@ -21,7 +21,7 @@ from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.model.tuners import TUNERS, Tuner
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
 from loadgauge.core.layers import View, block_layer
-from loadgauge.core.resolve.trained import modules_of
+from loadgauge.core.resolve.trained import adapt_only, modules_of, train_only
 
 LORA_RANK = 16
 TARGETS = {
@@ -55,6 +55,20 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
     if model.listed is not None:
         return _of_captured(job, framework, fill, rank)
     return _placed(job, model, framework, fill, rank, assumed)
+
+
+def trained_part(job: Job, model: ModelSpec) -> ModelSpec:
+    """The model with what the job does not train frozen. Raises `ConfigError`."""
+    if job.train is not None and job.adapts:
+        raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
+    if job.lora_layers is not None and not job.adapts:
+        raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
+    if model.listed is not None:
+        return model  # what it does not train was frozen when it was captured
+    if job.train is not None:
+        return train_only(model, job.train)
+    layers = job.lora_layers or (targeted_layers(model, job.lora_targets or "") if job.adapts else "")
+    return adapt_only(model, layers) if layers else model
 
 
 def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:

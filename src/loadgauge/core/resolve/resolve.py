@@ -34,7 +34,7 @@ from loadgauge.core.definitions.training.around import Around
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training
-from loadgauge.core.resolve.adapters import adapters, targeted_layers
+from loadgauge.core.resolve.adapters import adapters, trained_part
 from loadgauge.core.resolve.large_runs import (
     MANY,
     chunks,
@@ -48,8 +48,14 @@ from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.core.resolve.rescale import is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.resolve.trained import adapt_only, train_only
-from loadgauge.core.resolve.unsaid import attention_of, kernels_of, others, says_what_is_loaded, with_kernel
+from loadgauge.core.resolve.unsaid import (
+    attention_of,
+    kernels_of,
+    optimizer_of_own,
+    others,
+    says_what_is_loaded,
+    with_kernel,
+)
 
 JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
 """Endings of files that may be another tool's."""
@@ -114,7 +120,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     _applies(job, chosen)
     if job.mtp:
         chosen = chosen.with_mtp()
-    chosen = _part(job, chosen)
+    chosen = trained_part(job, chosen)
     _whole_run(job)
     dp, degrees = _degrees(job, fill)
     if job.vpp is None and job.schedule == "interleaved" and degrees["pp"] > 1:
@@ -127,11 +133,11 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"
     if is_script(job.model):
-        usual = "fp32"
+        usual = "bf16-pure" if chosen.dtype in ("bfloat16", "float16") else "fp32"
     given: dict[str, Any] = {
         "framework": fill("framework", *_framework(job, chosen)),
         "precision": fill("precision", usual),
-        "optimizer": fill("optimizer", "adamw"),
+        "optimizer": optimizer_of_own(job, fill("optimizer", "adamw"), assumed),
         "attention": fill("attention", *attention_of(job)),
         "loss": fill("loss", "auto"),
         "lora": adapters(job, chosen, job.framework or framework_of(job), fill, assumed),
@@ -224,20 +230,6 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
-
-
-def _part(job: Job, model: ModelSpec) -> ModelSpec:
-    """The model with what the job does not train frozen."""
-    if job.train is not None and job.adapts:
-        raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
-    if job.lora_layers is not None and not job.adapts:
-        raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
-    if model.listed is not None:
-        return model  # what it does not train was frozen when it was captured
-    if job.train is not None:
-        return train_only(model, job.train)
-    layers = job.lora_layers or (targeted_layers(model, job.lora_targets or "") if job.adapts else "")
-    return adapt_only(model, layers) if layers else model
 
 
 def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, runs_on
 from loadgauge.core.definitions.model.kernels import Kernels
 from loadgauge.core.definitions.model.model import Mlp, ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.definitions.training.optimizers import parse as parse_optimizer
 from loadgauge.core.definitions.training.stacks import LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.core.definitions.training.training import Training, training
@@ -101,3 +103,13 @@ def attention_of(job: Job) -> tuple[str, str]:
     if framework is not None and framework.kernels.attention != "flash":
         return framework.kernels.attention, f"{framework.name} is from before FlashAttention"
     return "flash", ""
+
+
+def optimizer_of_own(job: Job, optimizer: str, assumed: dict[str, str]) -> str:
+    """The optimizer as PyTorch runs it by default on CUDA, where the module is one's own and no framework is named."""
+    name, separator, options = optimizer.partition(":")
+    if not is_script(job.model) or job.framework is not None or f"{name}-foreach" not in OPTIMIZERS:
+        return optimizer
+    chosen = f"{name}-foreach{separator}{options}"
+    assumed["--optimizer"] = f"{chosen} (PyTorch's own default on CUDA)"
+    return chosen

@@ -123,7 +123,8 @@ def module_of(
     from loadgauge.pytorch.capture.record import Sized
     from loadgauge.pytorch.trace.programs.jobs import mean_loss
 
-    names = tuple(inspect.signature(inputs).parameters)
+    taken = inspect.signature(inputs).parameters
+    usual = {name: one.default for name, one in taken.items() if isinstance(one.default, int)}
 
     def build(device: str) -> Any:
         with torch.device(device):
@@ -141,7 +142,7 @@ def module_of(
             return (), found
         return (found if isinstance(found, tuple) else (found,)), {}
 
-    return Sized(build, given, loss or mean_loss, run, names, step)
+    return Sized(build, given, loss or mean_loss, run, tuple(taken), step, usual=usual)
 
 
 def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -> Sized:

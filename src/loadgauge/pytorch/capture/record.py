@@ -49,7 +49,8 @@ class Sized(msgspec.Struct, frozen=True):
 
     `build(device)` makes the module, `inputs(device, module, **sizes)` what it is called with, `loss` a scalar of what it returns.
     With a `step`, `build` may make anything (modules, optimizers), and `step(made, *inputs)` trains it once; `loss` and `run` are
-    left alone then. rows: those that data chooses, by line (`StatedRows`); notes: what is taken for granted, of the answer
+    left alone then. rows: those that data chooses, by line (`StatedRows`); notes: what is taken for granted, of the answer;
+    usual: sizes that have a default
     """
 
     build: Callable[[str], Any]
@@ -60,6 +61,7 @@ class Sized(msgspec.Struct, frozen=True):
     step: Callable[..., Any] | None = None
     rows: Mapping[str, tuple[int, ...] | str] = {}
     notes: tuple[str, ...] = ()
+    usual: Mapping[str, int] = {}
 
 
 class Op(msgspec.Struct):

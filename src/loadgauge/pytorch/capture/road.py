@@ -243,11 +243,6 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     }.get(precision, Regime(2, False, attention))
     if job.weights == "float32" and precision in ("bf16", "fp16") and not tuned.base:
         regime = Regime(4, True, attention)
-    if family.script and regime.weight != 4:
-        raise ConfigError(
-            "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
-            key="precision",
-        )
     if regime.autocast and regime.weight == 4 and (job.zero or 0) >= 2:  # FSDP casts whole parameters
         regime = Regime(2, False, attention, buffer=4)
     if not tuned.whole:
@@ -258,7 +253,13 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
         {} if job.target_len is None else {SECOND: job.target_len}
     )
     sizes = {"b": job.micro_batch or 1, "s": length, SECOND: length, **family.beside}
-    spec = model_of(family, regime, sizes)
+    try:
+        spec = model_of(family, regime, sizes)
+    except ConfigError as error:
+        if not (family.script and job.precision is None and error.key == "precision"):
+            raise
+        regime = Regime(2, False, attention)  # its function gives it 16 bits
+        spec = model_of(family, regime, sizes)
     _check_sizes(job, family)
     if not family.has_length:
         for name, value in (("seq_len", job.seq_len), ("lengths", job.lengths)):

@@ -185,7 +185,7 @@ def command(
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
     found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head, rows)
-    whole = sized(found.names, sizes, defaults)
+    whole = sized(found.names, sizes, found.sizes | defaults if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
     if as_json:

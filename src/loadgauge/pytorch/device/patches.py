@@ -117,20 +117,27 @@ def numbers_as_text() -> Iterator[None]:
 
 @contextlib.contextmanager
 def casting_on(place: str) -> Iterator[None]:
-    """Code that asks whether autocast is on, and names no device, asks of the simulated one, `place`, as it would of CUDA."""
-    asked: Any = torch.is_autocast_enabled
+    """Autocast of CUDA is of the simulated device, `place`, and so are questions about it that name CUDA or no device."""
+    asked, dtype, autocast = torch.is_autocast_enabled, torch.get_autocast_dtype, torch.autocast.__init__
 
-    def casting(device_type: str | None = None) -> bool:
-        return bool(asked(place if device_type is None else device_type))
+    def named(device_type: str | None) -> str:
+        return place if device_type in (None, "cuda") else str(device_type)
 
-    with replaced((torch, "is_autocast_enabled", casting)):
+    def cast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast(self, named(device_type), *args, **kwargs)
+
+    with replaced(
+        (torch, "is_autocast_enabled", lambda device_type=None: asked(named(device_type))),
+        (torch, "get_autocast_dtype", lambda device_type: dtype(named(device_type))),
+        (torch.autocast, "__init__", cast),
+    ):
         yield
 
 
 @contextlib.contextmanager
 def modules_that_move() -> Iterator[None]:
     """`module.to(...)` and similar calls would swap the insides of fake parameters, which PyTorch cannot; here they are
-    replaced, tied ones together."""
+    replaced, tied ones together. A deep copy of a tensor is a clone, where PyTorch would copy the bytes that are not there."""
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     depth = 0
 
@@ -161,5 +168,11 @@ def modules_that_move() -> Iterator[None]:
                 moved.clear()
         return self
 
-    with replaced((nn.Module, "_apply", move)):
+    def copied(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+        result: torch.Tensor = memo[id(self)]
+        return result
+
+    with replaced((nn.Module, "_apply", move), (FakeTensor, "__deepcopy__", copied)):
         yield

@@ -45,7 +45,7 @@ def _answer(call: Call) -> Reply:
         work = getattr(import_module(call.module), call.function)
         return Reply(msgspec.Raw(msgspec.msgpack.encode(work(call.request, **call.arguments))))
     except Error as error:
-        return Reply(error=str(error), kind=type(error).__name__)
+        return Reply(error=str(error), kind=type(error).__name__, key=getattr(error, "key", ""))
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return Reply(error=f"{target} cannot be run: {error.strerror or error}{where}", kind="ConfigError")

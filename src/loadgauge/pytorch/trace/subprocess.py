@@ -53,6 +53,7 @@ class Reply(msgspec.Struct):
     result: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode(None))
     error: str = ""
     kind: str = ""
+    key: str = ""
 
 
 def in_child(
@@ -94,7 +95,10 @@ def named_in_child(work: str, result: type[T], request: Request, shown: TextIO |
         reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
     if reply.kind:
         kinds = {kind.__name__: kind for kind in (ConfigError, LayoutError, NotModelled)}
-        raise kinds.get(reply.kind, Error)(reply.error)
+        error = kinds.get(reply.kind, Error)(reply.error)
+        if isinstance(error, ConfigError):
+            error.key = reply.key  # its text has it already
+        raise error
     return msgspec.msgpack.decode(reply.result, type=result)
 
 

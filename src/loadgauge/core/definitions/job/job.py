@@ -20,7 +20,7 @@ from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.attention_kernels import ATTENTIONS
 from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES, BASE_FORMATS, SAVED_MODULES, Upcast
 from loadgauge.core.definitions.model.tuners import ADAPTERS
-from loadgauge.core.definitions.training.frameworks import ALIASES, FRAMEWORKS, LOW_NAMES
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, LOW_NAMES, OTHER_NAMES
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.definitions.training.precision import PRECISIONS
 
@@ -487,8 +487,8 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
 
         A library's name stands for the framework that trains as it does.
         """
-        if self.framework in ALIASES:
-            msgspec.structs.force_setattr(self, "framework", ALIASES[self.framework])
+        if self.framework in OTHER_NAMES:
+            msgspec.structs.force_setattr(self, "framework", OTHER_NAMES[self.framework])
         for name in WHOLE_RUN:
             if (value := getattr(self, name)) is not None:
                 try:

@@ -399,7 +399,7 @@ the head and adapters.
 LOW_NAMES = tuple(dict.fromkeys((*ALIASES, *(name for recipes in LOW_PRECISIONS.values() for name in recipes))))
 """Names of all recipes of 8 and 4 bits."""
 
-ALIASES = dict.fromkeys(("transformers", "hf", "trl", "accelerate", "peft"), "huggingface") | {
+OTHER_NAMES = dict.fromkeys(("transformers", "hf", "trl", "accelerate", "peft"), "huggingface") | {
     "megatron-lm": "megatron"
 }
 """Other names of frameworks: of the libraries that train in the same way."""

@@ -153,19 +153,30 @@ def _run(regime: Regime) -> TorchRun:
     return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
 
 
+SIZES = frozenset({"b", "s", "t"})
+"""Sizes that an estimate has; others of a function of inputs are at their defaults."""
+
+
 def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime) -> Document:
     check_script(target, inputs)
     make, given = function(target), function(inputs)
-    names = tuple(inspect.signature(given).parameters)
-    unknown = sorted(set(names) - {"b", "s", "t"})
+    taken = inspect.signature(given).parameters
+    names = tuple(name for name, one in taken.items() if name in SIZES or not isinstance(one.default, int))
+    unknown = sorted(set(names) - SIZES)
     if unknown or ONE not in names:
         raise ConfigError(
             f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
             " loadgauge capture has --size",
             key="inputs",
         )
-    job = module_of(make, given, run)
-    if regime.weight == 2:
+    job = msgspec.structs.replace(module_of(make, given, run), names=names)
+    dtype = _dtype_of(job.build("meta"))
+    if (dtype == "float32") != (regime.weight == 4 or regime.buffer > 0):
+        words = "fp32 or bf16-autocast" if dtype == "float32" else "bf16-pure"
+        raise ConfigError(
+            f"a module of one's own has the dtype that its function gives it, {dtype}: {words}", key="precision"
+        )
+    if regime.buffer:
         job = cast_by_fsdp(job)
     job = tuned(job, regime)
     module = job.build("meta")
@@ -185,8 +196,15 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
         listings=listings,
         parameters=sum(one.numel() for one in module.parameters()),
         torch=str(torch.__version__),
+        dtype=dtype,
         splits=splits,
     )
+
+
+def _dtype_of(module: torch.nn.Module) -> str:
+    """The dtype of a module's weights, float32 where they have several."""
+    dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
+    return str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
 
 
 def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int]) -> tuple[Shown, list[Listing]]:
@@ -210,9 +228,11 @@ def _listings(
     first, pairs = _listing(job, target, found, regime, given, around)
     listings = [first]
     if not listings[0].plain:
-        other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1}, around)
-        if not other.plain and [len(one.operations) for one in other.blocks]:
-            listings.append(other)
+        # Code that refuses one sequence, as batch norm does of one row, has one list.
+        with contextlib.suppress(ConfigError):
+            other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1}, around)
+            if not other.plain and [len(one.operations) for one in other.blocks]:
+                listings.append(other)
     return listings, pairs
 
 

@@ -56,7 +56,7 @@ def capture_request(
     gc.freeze()
     gc.enable()
     captures.target = job.model
-    return captures.at(**sized(captures.job.names, given, defaults))
+    return captures.at(**sized(captures.job.names, given, {**captures.job.usual, **defaults}))
 
 
 def _beside(target: Any, named: str, inputs: str) -> Any:

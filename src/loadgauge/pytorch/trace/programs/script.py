@@ -23,7 +23,7 @@ from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.counters import DEVICES, Counters, index_of
 from loadgauge.pytorch.device.kernels.counters import NAME as GPU
 from loadgauge.pytorch.device.kernels.vision_ops import torchvision
-from loadgauge.pytorch.device.patches import replaced
+from loadgauge.pytorch.device.patches import casting_on, replaced
 from loadgauge.pytorch.record.tracker import OWN
 
 if TYPE_CHECKING:
@@ -203,12 +203,7 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
     """A context in which `cuda` means another device, by PyTorch's name; `counters` answer questions about its memory."""
     counters = counters or Counters()
     mode = _Renamed(device, counters.asked)
-    to, to_empty, autocast, default = (
-        nn.Module.to,
-        nn.Module.to_empty,
-        torch.autocast.__init__,
-        torch.set_default_device,
-    )
+    to, to_empty, default = nn.Module.to, nn.Module.to_empty, torch.set_default_device
     real_device: Any = FakeTensor.device
     accelerators: Any = getattr(torch, "accelerator", None)  # from PyTorch 2.6 on, its memory functions from 2.9 on
     real_accelerator: Any = getattr(accelerators, "current_accelerator", None)
@@ -222,17 +217,6 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
     def on_cuda(self: Any, device: Any = None, *_: Any, **__: Any) -> Any:
         return self.to("cuda" if device is None else device)
 
-    def cast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        autocast(self, device if device_type == "cuda" else device_type, *args, **kwargs)
-
-    def casting(device_type: str | None = None) -> bool:
-        asked: bool = asked_autocast(device if device_type in (None, "cuda") else device_type)
-        return asked
-
-    def casting_to(device_type: str) -> torch.dtype:
-        asked: torch.dtype = asked_dtype(device if device_type == "cuda" else device_type)
-        return asked
-
     def device_of(self: FakeTensor) -> torch.device:
         place: torch.device = real_device.fget(self)
         return _CUDA if place.type == device and is_program(sys._getframe(1)) else place
@@ -243,16 +227,11 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
     def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
         return to_empty(self, device=mode.renamed(device), recurse=recurse)
 
-    asked_autocast: Any = torch.is_autocast_enabled
-    asked_dtype: Any = torch.get_autocast_dtype
     changes: list[tuple[Any, str, Any]] = [
-        (torch, "is_autocast_enabled", casting),  # PEFT asks, without naming a device
-        (torch, "get_autocast_dtype", casting_to),
         (nn.Module, "to", moved),
         (nn.Module, "to_empty", emptied),
         (nn.Module, "cuda", on_cuda),
         (torch.Tensor, "cuda", on_cuda),
-        (torch.autocast, "__init__", cast),
         (torch, "set_default_device", lambda place: default(mode.renamed(place))),
         (FakeTensor, "device", property(device_of, real_device.fset)),
         *((torch.cuda, name, value) for name, value in counters.cuda().items()),
@@ -268,7 +247,7 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         changes.append((accelerators, "current_accelerator", accelerator))
         changes += [(accelerators, name, value) for name, value in answers.items()]
         changes += [(memory, name, value) for name, value in answers.items() if hasattr(memory, name)]
-    with replaced(*changes), mode:
+    with replaced(*changes), casting_on(device), mode:
         yield
 
 
