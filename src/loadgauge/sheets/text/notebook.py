@@ -9,7 +9,7 @@ from loadgauge.core.base.units import GIB, count, gib, seconds
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.text.estimate.estimate import text as report_text
 from loadgauge.core.text.estimate.estimate import verdict
-from loadgauge.core.text.estimate.setup import length_words
+from loadgauge.core.text.estimate.setup import batch_words
 from loadgauge.core.text.estimate.step_time import LANES, headline
 
 Row = tuple[str, str, float, str]
@@ -35,11 +35,10 @@ def text(result: Estimate) -> str:
     if result.setup is not None:
         return report_text(result.setup, result)
     memory, time, layout = result.memory, result.time, result.layout
-    sequences = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
     lines = [
         verdict(result),
         f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {result.gpu or 'GPU'};"
-        f" a step of {sequences} of {length_words(result.model, layout.seq_len)}",
+        f" a step of {batch_words(result.model, layout.global_batch, layout.seq_len)}",
         f"Memory of that rank at its peak, {memory.moment}:",
     ]
     lines += [

@@ -10,7 +10,7 @@ from loadgauge.core.base.verdict import Needs
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.estimate.setup import length_words
+from loadgauge.core.text.estimate.setup import batch_words, length_words
 from loadgauge.core.text.table import console, draw_lines, terminal_width
 from loadgauge.core.text.verdict import (
     WORDS,
@@ -74,6 +74,8 @@ def _run(given: Setup, result: Estimate) -> str:
     layout, lora = result.layout, result.training.lora
     how = "" if lora is None else f" {lora.name},"
     where = "" if given.gpu is None else f" {layout.gpus:,} x {given.gpu.id},"
+    if result.model.listed is not None and not result.model.listed.has_length:
+        return f"{result.model.name},{how}{where} {batch_words(result.model, layout.micro_batch, 1)}"
     return f"{result.model.name},{how}{where} {layout.micro_batch} x {length_words(result.model, layout.seq_len)}"
 
 

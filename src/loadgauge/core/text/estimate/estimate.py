@@ -14,7 +14,7 @@ from loadgauge.core.plan.advise.assumptions import assumptions
 from loadgauge.core.resolve.reproduce import show_command
 from loadgauge.core.resolve.setup import Setup, worst_routing
 from loadgauge.core.text.estimate.padding import padding
-from loadgauge.core.text.estimate.setup import layout_words, length_words, print_assumed
+from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed
 from loadgauge.core.text.estimate.step_time import headline, timing
 from loadgauge.core.text.table import Column, bar, console, draw, heading, points
 from loadgauge.core.text.verdict import (
@@ -94,12 +94,11 @@ def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter |
     line.stylize(style, 0, len(word))
     target.print(line, soft_wrap=True)
     card = "GPU" if given.gpu is None else given.gpu.name
-    batch = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
-    length = f"{'up to ' if given.lengths else ''}{length_words(result.model, layout.seq_len)}"
+    batch = batch_words(result.model, layout.global_batch, layout.seq_len, bool(given.lengths))
     lines = [
         *left_out_words(result.model, result.training.precision.weight),
         f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {layout_words(layout)}.",
-        f"A step of {batch} of {length}, micro-batch {layout.micro_batch}. Peak moment: {memory.moment}.",
+        f"A step of {batch}, micro-batch {layout.micro_batch}. Peak moment: {memory.moment}.",
     ]
     if result.time is not None:
         lines.append(headline(result.time))

@@ -41,6 +41,19 @@ def length_words(model: ModelSpec, length: int) -> str:
     return f"{length:,} {model.listed.unit}{f' and {beside}' if beside else ''}"
 
 
+def batch_words(model: ModelSpec, rows: int, length: int, up_to: bool = False) -> str:
+    """Return what a batch has, in words: its sequences and their tokens, or its rows where the model has no sequences.
+
+    >>> from loadgauge import model
+    >>> batch_words(model("gpt2"), 8, 1024), batch_words(model("gpt2"), 1, 1024, up_to=True)
+    ('8 sequences of 1,024 tokens', '1 sequence of up to 1,024 tokens')
+    """
+    several = "s" if rows > 1 else ""
+    if model.listed is not None and not model.listed.has_length:
+        return f"{rows:,} row{several}"
+    return f"{rows:,} sequence{several} of {'up to ' if up_to else ''}{length_words(model, length)}"
+
+
 def print_assumed(target: Console, assumed: Mapping[str, str]) -> None:
     """Print what the user did not give: flags with the values assumed for them."""
     if assumed:
