@@ -239,13 +239,14 @@ def variables_of(text: str | None) -> dict[str, str]:
 
     Raises `ConfigError`.
 
-    >>> variables_of("TP=2,LIST=a,b")["LIST"]
-    'a,b'
+    >>> said = variables_of("TP=2,LIST=a,b,1=llama")
+    >>> said["LIST"], said["1"]
+    ('a,b', 'llama')
     """
     said: dict[str, str] = {}
-    for word in re.split(r",(?=[A-Za-z_]\w*=)", text or ""):
+    for word in re.split(r",(?=(?:[A-Za-z_]\w*|\d{1,2})=)", text or ""):
         name, sign, value = word.partition("=")
-        if text and not (sign and name.isidentifier()):
+        if text and not (sign and (name.isidentifier() or name.isdecimal())):
             raise ConfigError(f"must be NAME=VALUE, got {word!r}", key="set")
         if sign:
             said[name.strip()] = value
