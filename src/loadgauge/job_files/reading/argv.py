@@ -317,7 +317,7 @@ TRAINS = re.compile(
 )
 OTHERWISE = re.compile(
     r"(?:^|/)ray$|(?:^|[/_.-])(?:pip3?|serve|server|api_server|launch_server|convert\w*|preprocess\w*|prepare\w*|merge\w*"
-    r"|download\w*|tokenize\w*|export|rollout|deploy|sample|chat|webchat|webui|eval|evaluate|infer\w*|generate|wandb"
+    r"|download\w*|tokenize\w*|export|rollout|deploy|sample|chat|webchat|webui|eval|evaluate|validate|infer\w*|generate|wandb"
     r"|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
     r"|git|docker|ssh|nvidia-smi|awk|data_preprocess|lm_eval|quantize)(?:$|[/_.-])"
 )

@@ -364,6 +364,8 @@ class Shell(Values):
             self.arguments, self.text = before, text
 
     def _sourced(self, name: str, noted: bool = True) -> None:
+        if noted and (asked := re.search(r"\$\{?([A-Za-z_]\w*|[1-9])\}?", name)) is not None:
+            self.notes.append(f"{name} is not read, whose name follows from {asked[1]}: add --set {asked[1]}=VALUE")
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
             return
         here = Path(self.file).resolve().parent
