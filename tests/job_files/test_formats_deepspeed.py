@@ -104,9 +104,3 @@ def test_a_file_whose_name_is_an_argument_is_asked_for(tmp_path: Path) -> None:
     place = str(tmp_path / "run.sh")
     assert any("add --set 1=VALUE" in remark for remark in read(script, file=place).remarks)
     assert read(script, file=place, variables={"1": "a"}).extra.config is not None
-
-
-def test_experts_of_gpt_neox_are_named_with_their_bytes() -> None:
-    text = "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nmoe_num_experts: 4\npipe_parallel_size: 1\n"
-    item = next(item for item in read(text, file="x.yml").uncounted if item.key == "moe_num_experts")
-    assert item.high == 18 * 3 * 2 * 64 * 256 * 2
