@@ -22,7 +22,9 @@ SQUAD = (
     "deepspeed --num_gpus 8 squad.py --bert_model bert-large-uncased --train_batch_size 12 --max_seq_length 384"
     " --gradient_accumulation_steps 2 --deepspeed --deepspeed_config {} --output_dir out"
 )
-PRETRAIN = "deepspeed --num_gpus 8 train.py --cf sizes.json --max_seq_length 128 --deepspeed --deepspeed_config engine.json\n"
+PRETRAIN = (
+    "deepspeed --num_gpus 8 train.py --cf sizes.json --max_seq_length 128 --deepspeed --deepspeed_config engine.json\n"
+)
 CHOICE = """MODE=$1
 if [ "$MODE" = "a" ]; then
 cat > engine.json <<EOF
@@ -61,7 +63,8 @@ def test_sizes_of_a_model_in_a_file_that_is_named(tmp_path: Path) -> None:
     sizes = {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072}
     (tmp_path / "sizes.json").write_text(json.dumps({"bert_model_config": sizes}))
     config = read(PRETRAIN, file=str(tmp_path / "run.sh")).extra.config
-    assert config is not None and (config["num_hidden_layers"], config["vocab_size"]) == (6, 30528)
+    assert config is not None
+    assert (config["num_hidden_layers"], config["vocab_size"]) == (6, 30528)
 
 
 @pytest.mark.parametrize(("first", "wanted"), [("", (8, 3, "bf16")), ("1=a", (8, 3, "bf16")), ("1=b", (16, 1, "fp16"))])
@@ -100,7 +103,9 @@ def test_what_trains_no_language_model_is_said(script: str, words: str) -> None:
 def test_a_file_whose_name_is_an_argument_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "a.sh").write_text('ARGS="--num-layers 2 --hidden-size 256 --num-attention-heads 4"\n')
-    script = 'source conf/${1}.sh\ntorchrun --nproc_per_node 1 finetune.py $ARGS --micro-batch-size 1 --seq-length 512\n'
+    script = (
+        "source conf/${1}.sh\ntorchrun --nproc_per_node 1 finetune.py $ARGS --micro-batch-size 1 --seq-length 512\n"
+    )
     place = str(tmp_path / "run.sh")
     assert any("add --set 1=VALUE" in remark for remark in read(script, file=place).remarks)
     assert read(script, file=place, variables={"1": "a"}).extra.config is not None

@@ -117,9 +117,7 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
     """
     program = " ".join(getattr(document, "program", ()))
     if (script := DIFFUSION.search(program)) is not None:
-        raise ConfigError(
-            f"trains a diffusion model, which is not modelled; {IN_GENERAL}", key=script[0], file=file
-        )
+        raise ConfigError(f"trains a diffusion model, which is not modelled; {IN_GENERAL}", key=script[0], file=file)
     for name, pattern in STARTED.items():
         if pattern.search(program):
             return dialect(name)
@@ -133,9 +131,7 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
     if best in ("transformers", "trl") and "deepspeed_config" in present:
         best = "deepspeed-chat"  # whose engine has a file of its own, and not transformers' trainer
     if best in (None, "deepspeed-chat") and (word := IMAGES.search(program)) is not None:
-        raise ConfigError(
-            f"trains a model of images, and no language model; {IN_GENERAL}", key=word[0], file=file
-        )
+        raise ConfigError(f"trains a model of images, and no language model; {IN_GENERAL}", key=word[0], file=file)
     if best is None:
         # A file that says little of its own, over one of NeMo-RL's.
         over = document.syntax == "yaml" and re.search(r"\.ya?ml\b", str(document.get("defaults")))

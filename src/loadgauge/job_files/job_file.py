@@ -347,7 +347,8 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
     if not name:
         if file.job.gpus is None:
             raise ConfigError("names neither a model nor the number of GPUs: add --model NAME --gpus N", file=file.file)
-        hint = next((f" ({remark})" for remark in file.remarks if "add --set" in remark), "")
+        lines = (*file.remarks, *(item.note for item in file.uncounted))
+        hint = next((f" ({line})" for line in lines if "add --set" in line or "no recipe that is known" in line), "")
         raise ConfigError(f"names no model that is read: add --model NAME{hint}", file=file.file)
     next_to_it = Path(file.file).parent / name
     if not os.path.exists(name) and next_to_it.exists():

@@ -188,7 +188,9 @@ def _optimizer() -> Idea:
     def read(keys: Keys) -> Facts:
         name = keys.choice(kind, OPTIMIZERS)
         if more := COMPRESSED.get(str(keys.raw(kind)).lower()):
-            keys.note(kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2)
+            keys.note(
+                kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
+            )
         if name == "sgd" and keys.real(momentum):
             name = "sgd-momentum"
         return {"optimizer": name}

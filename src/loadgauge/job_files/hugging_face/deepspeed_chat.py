@@ -26,7 +26,7 @@ OF_PPO = (
 CONFIG, SIZES = "deepspeed_config", ("config_file", "cf")
 """The engine's configuration, and bing_bert's file with the sizes of the model."""
 NAMED = ("model_name_or_path", ACTOR, "model_name", "bert_model")
-BATCHES = ("train_batch_size", "batch_size")
+BATCHES = ("per_device_train_batch_size", "train_batch_size", "batch_size")
 HALF = {"fp16": "fp16", "bf16": "bf16"}
 HEAD = 2
 """Columns of the head of BERT's scripts with `--bert_model`: an answer's two ends, or a sentence's class."""
@@ -45,7 +45,7 @@ def _told(keys: Keys) -> bool:
         return isinstance(name, str)
     asked = [] if {"model"} & keys.given.keys() or keys.has(*NAMED) else ["--model NAME"]
     asked += [] if "zero" in keys.given else ["--zero STAGE"]
-    asked += [] if {"micro_batch", "global_batch"} & keys.given.keys() or _batch_of(keys) else ["--micro-batch N"]
+    asked += [] if {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES) else ["--micro-batch N"]
     asked += [] if "precision" in keys.given or keys.has("dtype", *HALF) else ["--precision NAME"]
     if asked:
         message = f"names {name}, which is not there, and only it says how the engine trains; give {' '.join(asked)}"
@@ -55,20 +55,20 @@ def _told(keys: Keys) -> bool:
 
 def _batch_of(keys: Keys) -> int | None:
     """Return the sequences of a micro-batch; of a step of one GPU, which the scripts themselves divide, its share."""
-    whole = keys.agreed(BATCHES, keys.whole)
+    whole = keys.agreed(BATCHES[1:], keys.whole)
     return whole and max(1, whole // (keys.whole("gradient_accumulation_steps") or 1))
 
 
 def _micro() -> Idea:
-    each, base = "per_device_train_batch_size", row("micro_batch", "per_device_train_batch_size")
+    base = row("micro_batch", BATCHES[0])
 
     def read(keys: Keys) -> Facts:
-        number, told = keys.whole(each), _told(keys)
+        number, told = keys.whole(BATCHES[0]), _told(keys)
         if number is None and not told and _own(keys):
             number = _batch_of(keys)
         return {"micro_batch": 16 if number is None and not _own(keys) and not keys.has(ACTOR, STEP) else number}
 
-    return Idea(keys=(each, *BATCHES), facts=base.facts, read=read, write=base.write)
+    return Idea(keys=BATCHES, facts=base.facts, read=read, write=base.write)
 
 
 def _accumulation() -> Idea:
@@ -226,8 +226,8 @@ DEEPSPEED_CHAT = Dialect(
         _adapters(),
         _precision(),
         row(
-            "recompute", "gradient_checkpointing", "actor_gradient_checkpointing", "activation_checkpointing", words={"true": "full", "false": "none"},
-            default="none", off="none",
+            "recompute", "gradient_checkpointing", "actor_gradient_checkpointing", "activation_checkpointing",
+            words={"true": "full", "false": "none"}, default="none", off="none",
         ),
     ),
 )  # fmt: skip

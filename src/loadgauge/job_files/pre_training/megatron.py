@@ -50,7 +50,9 @@ def started_by_deepspeed() -> Idea:
     """The idea of the number of GPUs as `deepspeed` takes it, of a node and nodes; another launcher's are written."""
 
     def read(keys: Keys) -> Facts:
-        return {"gpus_per_node": keys.whole("num_gpus"), "nodes": keys.whole("num_nodes")} if keys.has("num_gpus") else {}
+        return (
+            {"gpus_per_node": keys.whole("num_gpus"), "nodes": keys.whole("num_nodes")} if keys.has("num_gpus") else {}
+        )
 
     return Idea(
         keys=("num_gpus", "num_nodes"), facts=("gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {}

@@ -339,7 +339,9 @@ def unread_program(line: Argv) -> str:
     program = next((word for word in words if word.endswith(".py")), "")
     if not program:
         return ""
-    return f"starts {program}, none of whose options is known here; give the run as flags (loadgauge estimate MODEL ...)"
+    return (
+        f"starts {program}, none of whose options is known here; give the run as flags (loadgauge estimate MODEL ...)"
+    )
 
 
 def _program(command: list[Word]) -> list[Word]:

@@ -6,8 +6,8 @@ They are in `data/deepspeed_files.toml`.
 from __future__ import annotations
 
 import json
-import tomllib
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
