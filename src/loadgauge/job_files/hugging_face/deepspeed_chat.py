@@ -23,7 +23,7 @@ OF_PPO = (
     *names_in("generation_batches ppo_epochs max_prompt_seq_len max_answer_seq_len offload_reference_model"),
 )  # fmt: skip
 
-CONFIG, SIZES = "deepspeed_config", ("config_file", "cf")
+CONFIG, SIZES = "deepspeed_config", "cf"
 """The engine's configuration, and bing_bert's file with the sizes of the model."""
 NAMED = ("model_name_or_path", ACTOR, "model_name", "bert_model")
 BATCHES = ("per_device_train_batch_size", "train_batch_size", "batch_size")
@@ -34,7 +34,7 @@ HEAD = 2
 
 def _own(keys: Keys) -> bool:
     """Return whether a program of its own is started, which has none of DeepSpeed-Chat's defaults."""
-    return keys.has(CONFIG, *SIZES, *NAMED[2:])
+    return keys.has(CONFIG, SIZES, *NAMED[2:])
 
 
 def _told(keys: Keys) -> bool:
@@ -43,7 +43,7 @@ def _told(keys: Keys) -> bool:
     name = keys.raw(CONFIG)
     if not isinstance(name, str) or beside(name, keys.file, keys.document) is not None:
         return isinstance(name, str)
-    asked = [] if {"model"} & keys.given.keys() or keys.has(*NAMED) else ["--model NAME"]
+    asked = [] if "model" in keys.given or keys.has(*NAMED) else ["--model NAME"]
     asked += [] if "zero" in keys.given else ["--zero STAGE"]
     asked += [] if {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES) else ["--micro-batch N"]
     asked += [] if "precision" in keys.given or keys.has("dtype", *HALF) else ["--precision NAME"]
@@ -73,7 +73,10 @@ def _micro() -> Idea:
 
 def _accumulation() -> Idea:
     base = row("accumulation", "gradient_accumulation_steps", default=1)
-    read = lambda keys: {} if _told(keys) else base.read(keys)  # noqa: E731
+
+    def read(keys: Keys) -> Facts:
+        return {} if _told(keys) else base.read(keys)
+
     return Idea(keys=base.keys, facts=base.facts, read=read, write=base.write)
 
 
@@ -81,8 +84,8 @@ def _precision() -> Idea:
     base = row("precision", "dtype", words=HALF, default=lambda keys: None if _own(keys) else "fp16")
 
     def read(keys: Keys) -> Facts:
-        said = [word for word in HALF if keys.flag(word)]
-        return {"precision": said[0]} if said and not keys.has("dtype") and not _told(keys) else base.read(keys)
+        half = [word for word in HALF if keys.flag(word)]
+        return {"precision": half[0]} if half and not keys.has("dtype") and not _told(keys) else base.read(keys)
 
     return Idea(keys=(*base.keys, *HALF), facts=base.facts, read=read, write=base.write)
 
@@ -143,7 +146,7 @@ def _model() -> Idea:
         return bert | ({"model": keys.word(key)} if keys.has(*NAMED) else _sizes(keys))
 
     return Idea(
-        keys=(*NAMED, *SIZES),
+        keys=(*NAMED, SIZES),
         facts=("model", "config", "head"),
         read=read,
         write=lambda facts, keys: {NAMED[0]: facts.get("model")},
@@ -152,15 +155,14 @@ def _model() -> Idea:
 
 def _sizes(keys: Keys) -> Facts:
     """The model of bing_bert's file, whose vocabulary its tokenizer has, in whole eights (`turing/models.py`)."""
-    key = next((key for key in SIZES if keys.has(key)), SIZES[0])
-    text = beside(name, keys.file, keys.document) if isinstance(name := keys.raw(key), str) else None
+    text = beside(name, keys.file, keys.document) if isinstance(name := keys.raw(SIZES), str) else None
     try:
         config = json.loads(text or "{}").get("bert_model_config")
     except (ValueError, AttributeError):
         config = None
     if not isinstance(config, dict):
         return {}
-    keys.note(key, "logits are made of masked tokens alone", effect="saves", parts="loss transient")
+    keys.note(SIZES, "logits are made of masked tokens alone", effect="saves", parts="loss transient")
     return {"config": {"model_type": "bert", "tie_word_embeddings": True, **config, "vocab_size": 30528}}
 
 
