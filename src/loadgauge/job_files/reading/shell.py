@@ -261,8 +261,8 @@ class Shell(Values):
             for token in rest[1:]:
                 # Outside quotes a line's end is a blank like any other.
                 bare = self.text.text[token.start : token.start + 1] not in "\"'"
-                inner = self._expanded(self.text, token.start, token.end)
-                pieces += [piece._replace(text=piece.text.replace("\n", " ")) if bare else piece for piece in inner]
+                read = self._expanded(self.text, token.start, token.end)
+                pieces += [piece._replace(text=piece.text.replace("\n", " ")) if bare else piece for piece in read]
                 pieces.append(Piece(" ", -1, -1))
             self._script(Text(pieces))
             return None
