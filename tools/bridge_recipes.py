@@ -26,6 +26,7 @@ KEPT = {
     "model.freeze_language_model": "frozen",
 }  # fmt: skip
 """Keys that are kept, and their names in the table."""
+TOKENIZER = "tokenizer.tokenizer_model"
 
 
 class Functions(dict[str, ast.FunctionDef]):
@@ -185,8 +186,10 @@ def main(checkout: str, commit: str, date: str) -> str:
             continue
         state, stem = functions.read(name), re.split(r"_(?:pretrain|sft|peft|finetune)_", name)[0]
         if not state.get("model.hf_model_id"):  # a provider by its sizes: the model of the recipe that fine-tunes it
-            others = (functions.read(other) for other in sorted(functions.recipes) if other.startswith(f"{stem}_sft_"))
-            state["model.hf_model_id"] = next((of for other in others if (of := other.get("model.hf_model_id"))), None)
+            others = [functions.read(other) for other in sorted(functions.recipes) if other.startswith(f"{stem}_sft_")]
+            # Where none names it, whose tokenizer it has.
+            ids = (of.get(key) for key in ("model.hf_model_id", TOKENIZER) for of in (state, *others))
+            state["model.hf_model_id"] = next(filter(None, ids), None)
         if not state["model.hf_model_id"]:
             continue
         if state.get("peft.dim") and not isinstance(state["peft.dim"], int):

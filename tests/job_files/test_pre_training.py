@@ -67,9 +67,10 @@ def test_gpt_neox_halves_a_gated_layer() -> None:
     assert (config["model_type"], config["intermediate_size"]) == ("llama", 11_008)
 
 
-def test_gpt_neox_with_experts_is_another_model() -> None:
-    with pytest.raises(ConfigError, match="moe_num_experts: 8 trains another model"):
-        read(NEOX.replace('"pos_emb"', '"moe_num_experts": 8, "pos_emb"'), file="a.yml")
+def test_gpt_neox_with_experts_names_their_bytes() -> None:
+    text = "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nmoe_num_experts: 4\npipe_parallel_size: 1\n"
+    item = next(item for item in read(text, file="x.yml").uncounted if item.key == "moe_num_experts")
+    assert item.high == 18 * 3 * 2 * 64 * 256 * 2
 
 
 def test_nanotron() -> None:

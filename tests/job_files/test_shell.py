@@ -53,6 +53,8 @@ SCRIPTS = {
     "function of another script": 'eval "launch() { run --a \\$1; }"\nlaunch 3',
     "exec": "exec 2>/dev/null\nrun after",
     "eval": 'CMD="run --a \'x y\'"\nCMD="$CMD --b 2"\neval $CMD',
+    "eval of lines": 'CMD="run --a 1\n  --b 2\n"\neval $CMD',
+    "range": "for i in {2..2}; do run $i; done",
     "substitution": 'A="$(echo "a  b" | tr "a" "a")"\nD="$(cd "/tmp" && pwd)"\nrun "$D" `dirname /x/y`',
     "quotes": "run 'a $B' \"c \\\"d\\\"\" e\\ f --j='{\"k\": 1}'",
     "loop": 'for x in 1; do run $x; done\nwhile [ $# -gt 0 ]; do shift; done\nuntil true; do run never; done',

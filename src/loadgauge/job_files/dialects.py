@@ -61,6 +61,7 @@ ALIASES = {
 MARK = 10
 STARTED = {
     "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
+    "litgpt": re.compile(r"(?:^|\s)litgpt [a-z]|\blitgpt/\w+/\w+\.py\b"),
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
     "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
@@ -101,9 +102,12 @@ def dialect(name: str) -> Dialect:
 
 
 DIFFUSION = re.compile(
-    r"\btrain_(?:dreambooth|text_to_image|controlnet|custom_diffusion|unconditional|instruct_pix2pix|lcm|t2i_adapter)\w*\.py\b"
+    r"\btrain_(?:dreambooth|text_to_image|controlnet|custom_diffusion|unconditional|instruct_pix2pix|lcm|t2i_adapter|sd)\w*\.py\b"
 )
-"""diffusers' scripts."""
+"""diffusers' scripts, and those that are named as they are."""
+IMAGES = re.compile(r"\S*(?:imagenet|cifar|mnist|resnet)\S*|\bgan_\w+\.py\b")
+"""Words of a command that trains on images alone."""
+IN_GENERAL = "`loadgauge capture FILE.py:function` works out the training of any module from its own code"
 
 
 def recognise(document: Document, file: str = "") -> Dialect | None:
@@ -113,12 +117,7 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
     """
     program = " ".join(getattr(document, "program", ()))
     if (script := DIFFUSION.search(program)) is not None:
-        raise ConfigError(
-            "trains a diffusion model, which is not modelled; `loadgauge capture FILE.py:function` works out the training of any"
-            " module from its own code",
-            key=script[0],
-            file=file,
-        )
+        raise ConfigError(f"trains a diffusion model, which is not modelled; {IN_GENERAL}", key=script[0], file=file)
     for name, pattern in STARTED.items():
         if pattern.search(program):
             return dialect(name)
@@ -129,6 +128,10 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
             also = marks[BUILT_ON[name]][1] if name in BUILT_ON else frozenset()
             scores[name] = MARK * len(present & (own | also)) + len(present & dialect(name).known)
     best = max(scores, key=lambda name: scores[name], default=None)
+    if best in ("transformers", "trl") and "deepspeed_config" in present:
+        best = "deepspeed-chat"  # whose engine has a file of its own, and not transformers' trainer
+    if best in (None, "deepspeed-chat") and (word := IMAGES.search(program)) is not None:
+        raise ConfigError(f"trains a model of images, and no language model; {IN_GENERAL}", key=word[0], file=file)
     if best is None:
         # A file that says little of its own, over one of NeMo-RL's.
         over = document.syntax == "yaml" and re.search(r"\.ya?ml\b", str(document.get("defaults")))

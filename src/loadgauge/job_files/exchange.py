@@ -21,9 +21,9 @@ from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.dialects import recognise
 from loadgauge.job_files.ideas.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over
-from loadgauge.job_files.reading.argv import Argv
+from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.configured import configured
-from loadgauge.job_files.reading.known_files import KnownFile, known_file
+from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
 from loadgauge.job_files.reading.renamed import Renamed
 
@@ -36,7 +36,7 @@ SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
 SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
-BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
+BESIDE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
 """Keys that name a DeepSpeed configuration in a file of its own."""
 LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
@@ -261,7 +261,9 @@ def read(
         )  # fmt: skip
         return _launched(other, Keys(Argv(text, outside=variables, file=file), file), facts_given(given or {}), beside)
     if chosen is None:
-        raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
+        started = unread_program(Argv(text, outside=variables, file=file)) if syntax == "argv" else ""
+        why = started or "has no keys of a job file that is known"
+        raise ConfigError(why if started.startswith("is no") else f"{why}; say whose it is with --from", file=file)
     read_as = document(text, syntax, chosen, file, variables)
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
@@ -413,6 +415,13 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
         outside = key == LAUNCHED_WITH and "$" in str(name)
         if not isinstance(name, str) or not (outside or name.endswith(endings)):
             continue
+        name = HERE.sub("", name)
+        written: dict[str, str] = getattr(getattr(keys.document, "shell", None), "documents", {})
+        if name in written:
+            own = dialect_of(dialect)
+            inner = Keys(document(written[name], SYNTAXES[Path(name).suffix], own, name), name, own.auto)
+            files.append(_read_alone(own, inner, known))
+            continue
         places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
         position = next((position for position in places if position.is_file()), None)
         if Path(name).name in {Path(path).name for path in beside}:
@@ -431,8 +440,8 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
                 file=file,
             )
         chosen = dialect_of(dialect)
-        written = SYNTAXES[position.suffix.lower()]
-        other = Keys(document(load(position), written, chosen, str(position)), str(position), chosen.auto)
+        syntax = SYNTAXES[position.suffix.lower()]
+        other = Keys(document(load(position), syntax, chosen, str(position)), str(position), chosen.auto)
         files.append(_read_alone(chosen, other, known))
         if dialect == "accelerate":
             files += _read_named(other, str(position), known, beside)

@@ -239,13 +239,14 @@ def variables_of(text: str | None) -> dict[str, str]:
 
     Raises `ConfigError`.
 
-    >>> variables_of("TP=2,LIST=a,b")["LIST"]
-    'a,b'
+    >>> said = variables_of("TP=2,LIST=a,b,1=llama")
+    >>> said["LIST"], said["1"]
+    ('a,b', 'llama')
     """
     said: dict[str, str] = {}
-    for word in re.split(r",(?=[A-Za-z_]\w*=)", text or ""):
+    for word in re.split(r",(?=(?:[A-Za-z_]\w*|\d{1,2})=)", text or ""):
         name, sign, value = word.partition("=")
-        if text and not (sign and name.isidentifier()):
+        if text and not (sign and (name.isidentifier() or name.isdecimal())):
             raise ConfigError(f"must be NAME=VALUE, got {word!r}", key="set")
         if sign:
             said[name.strip()] = value
@@ -346,7 +347,9 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
     if not name:
         if file.job.gpus is None:
             raise ConfigError("names neither a model nor the number of GPUs: add --model NAME --gpus N", file=file.file)
-        raise ConfigError("names no model that is read: add --model NAME", file=file.file)
+        lines = (*file.remarks, *(item.note for item in file.uncounted))
+        hint = next((f" ({line})" for line in lines if "add --set" in line or "no recipe that is known" in line), "")
+        raise ConfigError(f"names no model that is read: add --model NAME{hint}", file=file.file)
     next_to_it = Path(file.file).parent / name
     if not os.path.exists(name) and next_to_it.exists():
         name = str(next_to_it)

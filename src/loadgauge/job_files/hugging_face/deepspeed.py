@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
 from loadgauge.job_files.ideas.evaluation import saving
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys
@@ -11,8 +12,10 @@ from loadgauge.job_files.ideas.words import CPU, NOWHERE
 
 OPTIMIZERS = {
     "AdamW": "adamw", "Adam": "adamw", "CPUAdam": "adamw", "Lion": "lion", "Muon": "muon", "Adafactor": "adafactor",
-    "SGD": "sgd", "fusedadam": "adamw",
+    "SGD": "sgd", "fusedadam": "adamw", "Lamb": "adamw", "OneBitAdam": "adamw", "OneBitLamb": "adamw", "ZeroOneAdam": "adamw",
 }  # fmt: skip
+COMPRESSED = {"onebitadam": 1, "onebitlamb": 2, "zerooneadam": 2}
+"""Tensors of 4 bytes that one-bit optimizers keep for a parameter beside Adam's, up to release 0.17."""
 GATHERS = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 """Switches by which a checkpoint holds whole weights, now and before 0.6."""
 OVERLAPS = {True: "cp,dp,pp,prefetch", False: "cp,pp,prefetch"}
@@ -74,8 +77,12 @@ def zero(prefix: str = "") -> Idea:
             return {"zero": number, "offload": "all", **beside(keys)}
         if moved and not number:
             raise keys.wrong(state, "goes with stages 1 to 3")
-        if moved and keys.real(share) not in (None, 1.0):
-            raise keys.wrong(share, f"a part ({keys.real(share)}) is not read; 1 is")
+        part = keys.real(share)
+        if moved and part is not None and part != 1:
+            if not 0 <= part < 1:
+                raise keys.wrong(share, f"must be from 0 to 1, got {part:g}")
+            note = f"{keys.document.shown(share)} = {part:g}: of the other parameters states stay on the GPU"
+            keys.add(Uncounted(note, keys.document.shown(share), parameter=12 * (1 - part)))
         return {"zero": number or 0, "offload": "optimizer" if moved else "none", **(beside(keys) if moved else {})}
 
     def beside(keys: Keys) -> Facts:
@@ -180,6 +187,10 @@ def _optimizer() -> Idea:
 
     def read(keys: Keys) -> Facts:
         name = keys.choice(kind, OPTIMIZERS)
+        if more := COMPRESSED.get(str(keys.raw(kind)).lower()):
+            keys.note(
+                kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
+            )
         if name == "sgd" and keys.real(momentum):
             name = "sgd-momentum"
         return {"optimizer": name}

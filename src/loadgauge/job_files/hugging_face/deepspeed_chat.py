@@ -1,13 +1,18 @@
-"""DeepSpeed-Chat's three steps: supervised fine-tuning, a reward model or DPO, and PPO. Command lines of `deepspeed main.py`."""
+"""DeepSpeed-Chat's three steps: supervised fine-tuning, a reward model or DPO, and PPO. Command lines of `deepspeed main.py`.
+
+Other programs that take `--deepspeed_config`, as DeepSpeed's own examples do, are read too: the engine's configuration decides.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from loadgauge.job_files.hugging_face.huggingface import BATCH, processes
+from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.pre_training.megatron import launched
+from loadgauge.job_files.reading.known_files import beside
 
 ACTOR, CRITIC = "actor_model_name_or_path", "critic_model_name_or_path"
 EACH, STEP = "per_device_generation_batch_size", "per_device_training_batch_size"
@@ -17,6 +22,72 @@ OF_PPO = (
     CRITIC, EACH, STEP,
     *names_in("generation_batches ppo_epochs max_prompt_seq_len max_answer_seq_len offload_reference_model"),
 )  # fmt: skip
+
+CONFIG, SIZES = "deepspeed_config", "cf"
+"""The engine's configuration, and bing_bert's file with the sizes of the model."""
+NAMED = ("model_name_or_path", ACTOR, "model_name", "bert_model")
+BATCHES = ("per_device_train_batch_size", "train_batch_size", "batch_size")
+HALF = {"fp16": "fp16", "bf16": "bf16"}
+HEAD = 2
+"""Columns of the head of BERT's scripts with `--bert_model`: an answer's two ends, or a sentence's class."""
+
+
+def _own(keys: Keys) -> bool:
+    """Return whether a program of its own is started, which has none of DeepSpeed-Chat's defaults."""
+    return keys.has(CONFIG, SIZES, *NAMED[2:])
+
+
+def _told(keys: Keys) -> bool:
+    """Return whether the engine's configuration is there to be read. Raises `ConfigError`, with all flags that say what only it
+    does, where it is named, is not there, and neither they nor other keys say it."""
+    name = keys.raw(CONFIG)
+    if not isinstance(name, str) or beside(name, keys.file, keys.document) is not None:
+        return isinstance(name, str)
+    asked = [] if "model" in keys.given or keys.has(*NAMED) else ["--model NAME"]
+    asked += [] if "zero" in keys.given else ["--zero STAGE"]
+    asked += [] if {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES) else ["--micro-batch N"]
+    asked += [] if "precision" in keys.given or keys.has("dtype", *HALF) else ["--precision NAME"]
+    if asked:
+        message = f"names {name}, which is not there, and only it says how the engine trains; give {' '.join(asked)}"
+        raise keys.wrong(CONFIG, message)
+    return False
+
+
+def _batch_of(keys: Keys) -> int | None:
+    """Return the sequences of a micro-batch; of a step of one GPU, which the scripts themselves divide, its share."""
+    whole = keys.agreed(BATCHES[1:], keys.whole)
+    return whole and max(1, whole // (keys.whole("gradient_accumulation_steps") or 1))
+
+
+def _micro() -> Idea:
+    base = row("micro_batch", BATCHES[0])
+
+    def read(keys: Keys) -> Facts:
+        number, told = keys.whole(BATCHES[0]), _told(keys)
+        if number is None and not told and _own(keys):
+            number = _batch_of(keys)
+        return {"micro_batch": 16 if number is None and not _own(keys) and not keys.has(ACTOR, STEP) else number}
+
+    return Idea(keys=BATCHES, facts=base.facts, read=read, write=base.write)
+
+
+def _accumulation() -> Idea:
+    base = row("accumulation", "gradient_accumulation_steps", default=1)
+
+    def read(keys: Keys) -> Facts:
+        return {} if _told(keys) else base.read(keys)
+
+    return Idea(keys=base.keys, facts=base.facts, read=read, write=base.write)
+
+
+def _precision() -> Idea:
+    base = row("precision", "dtype", words=HALF, default=lambda keys: None if _own(keys) else "fp16")
+
+    def read(keys: Keys) -> Facts:
+        half = [word for word in HALF if keys.flag(word)]
+        return {"precision": half[0]} if half and not keys.has("dtype") and not _told(keys) else base.read(keys)
+
+    return Idea(keys=(*base.keys, *HALF), facts=base.facts, read=read, write=base.write)
 
 
 def _task() -> Idea:
@@ -65,22 +136,42 @@ def _scorers(keys: Keys) -> Facts:
 
 def _model() -> Idea:
     """The model that is trained. Raises `ConfigError` where a script leaves it to a variable without a value."""
-    names = ("model_name_or_path", ACTOR)
 
     def read(keys: Keys) -> Facts:
-        key = next((key for key in names if keys.has(key)), names[0])
+        key = next((key for key in NAMED if keys.has(key)), NAMED[0])
         value = keys.raw(key)
         if value is True:
             raise Unknown("is empty", key=keys.document.shown(key), file=keys.file)
-        return {"model": keys.word(key)}
+        bert = {"head": HEAD} if keys.has("bert_model") else {}
+        return bert | ({"model": keys.word(key)} if keys.has(*NAMED) else _sizes(keys))
 
-    return Idea(keys=names, facts=("model",), read=read, write=lambda facts, keys: {names[0]: facts.get("model")})
+    return Idea(
+        keys=(*NAMED, SIZES),
+        facts=("model", "config", "head"),
+        read=read,
+        write=lambda facts, keys: {NAMED[0]: facts.get("model")},
+    )
+
+
+def _sizes(keys: Keys) -> Facts:
+    """The model of bing_bert's file, whose vocabulary its tokenizer has, in whole eights (`turing/models.py`)."""
+    text = beside(name, keys.file, keys.document) if isinstance(name := keys.raw(SIZES), str) else None
+    try:
+        config = json.loads(text or "{}").get("bert_model_config")
+    except (ValueError, AttributeError):
+        config = None
+    if not isinstance(config, dict):
+        return {}
+    keys.note(SIZES, "logits are made of masked tokens alone", effect="saves", parts="loss transient")
+    return {"config": {"model_type": "bert", "tie_word_embeddings": True, **config, "vocab_size": 30528}}
 
 
 def _engine() -> Idea:
     """ZeRO's stage; `--offload` moves the optimizer, and in stage 3 the weights too (`get_train_ds_config`)."""
 
     def read(keys: Keys) -> Facts:
+        if _own(keys) and not keys.has(*STAGES):
+            return {}
         stage = next((number for key in STAGES if (number := keys.whole(key, minimum=0)) is not None), 0)
         moved = keys.flag("offload") and stage > 0
         return {"zero": stage, "offload": ("all" if stage == 3 else "optimizer") if moved else "none"}
@@ -125,16 +216,20 @@ DEEPSPEED_CHAT = Dialect(
         launched(),
         processes(),
         _model(),
-        row("seq_len", "max_seq_len", default=lambda keys: None if keys.has(ACTOR) else 512, add=False),
-        row("micro_batch", "per_device_train_batch_size", default=lambda keys: None if keys.has(ACTOR, STEP) else 16),
-        BATCH[1],
+        row(
+            "seq_len", "max_seq_len", "max_seq_length", "max_length", "seq_length", "block_size",
+            default=lambda keys: None if keys.has(ACTOR) or _own(keys) else 512, add=False,
+        ),
+        attention(),
+        _micro(),
+        _accumulation(),
         _task(),
         _engine(),
         _adapters(),
-        row("precision", "dtype", words={"fp16": "fp16", "bf16": "bf16"}, default="fp16"),
+        _precision(),
         row(
-            "recompute", "gradient_checkpointing", "actor_gradient_checkpointing", words={"true": "full", "false": "none"},
-            default="none", off="none",
+            "recompute", "gradient_checkpointing", "actor_gradient_checkpointing", "activation_checkpointing",
+            words={"true": "full", "false": "none"}, default="none", off="none",
         ),
     ),
 )  # fmt: skip

@@ -225,7 +225,9 @@ def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: 
         whole, left = divmod(gpus, ranks_of_replica(job))
         given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *SPLITS) if name in facts]
         if left or whole == 0:
-            raise ConfigError(f"{_joined(given)}: {gpus} GPUs cannot be split over {ranks_of_replica(job)}", file=file)
+            raise ConfigError(
+                f"{_joined(given)}: {gpus} GPUs cannot be split over {ranks_of_replica(job)}; give --gpus", file=file
+            )
         if ranks is not None and ranks != whole:
             given += [fact for fact in (dp, replicas, shards) if fact is not None]
             raise ConfigError(f"{_joined(given)}: {ranks_of_replica(job)} x {ranks} GPUs are not {gpus}", file=file)

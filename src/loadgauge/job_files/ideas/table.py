@@ -465,6 +465,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             if match is not None:
                 whole = f"{what}, which is not modelled" if what else "is no training job"
                 errors.append(ConfigError(whole, key=match[0].strip(), file=keys.file))
+        if not errors and (idle := getattr(keys.document, "idle", "")):
+            errors.append(ConfigError("is no training job", key=idle, file=keys.file))
         if errors:
             return errors
         for key in self._rest(keys.document):

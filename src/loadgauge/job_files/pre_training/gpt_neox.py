@@ -75,6 +75,29 @@ def _read(keys: Keys) -> Facts:
     return {"config": config | beside | {"model_type": "gpt_neox"}}
 
 
+EXPERTS, EVERY, TOP = "moe_num_experts", "moe_expert_interval", "moe_top_k"
+
+
+def _experts() -> Idea:
+    """The idea of experts, each a block's whole MLP: the others than the first are named with their bytes, and not counted."""
+
+    def read(keys: Keys) -> Facts:
+        count = keys.whole(EXPERTS) or 1
+        config = _read(keys).get("config") if count > 1 else None
+        if config is None:
+            return {}
+        hidden, layers = keys.whole("hidden_size") or 0, keys.whole("num_layers") or 0
+        wide = config.get("intermediate_size") or config["n_inner"]
+        matrices = 3 if (keys.word("activation") or "gelu").lower() in GATED else 2
+        more = (count - 1) * matrices * hidden * wide * (layers // (keys.whole(EVERY, minimum=1) or 1))
+        note = f"{EXPERTS} = {count}: {more / 1e6:.0f} M parameters of the other experts are not counted"
+        parts, tokens = ("activations", "transient"), float(keys.whole(TOP) or 1)
+        keys.add(Uncounted(note, EXPERTS, high=18.0 * more, effect="costs", parts=parts, share=tokens))
+        return {}
+
+    return Idea(keys=(EXPERTS, EVERY, TOP), facts=(), read=read, write=lambda facts, keys: {})
+
+
 def _layout() -> Idea:
     stages, ranks, shared = "pipe_parallel_size", "model_parallel_size", "sequence_parallel"
 
@@ -151,5 +174,6 @@ GPT_NEOX = Dialect(
         _attention(),
         row("seq_len", "seq_length"),
         Idea(keys=SIZES, facts=("config",), read=_read, write=lambda facts, keys: {}),
+        _experts(),
     ),
 )  # fmt: skip

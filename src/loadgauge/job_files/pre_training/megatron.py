@@ -46,6 +46,19 @@ def launched(per_node: str = "nproc_per_node", nodes: str = "nnodes", *, argv: b
     return Idea(keys=(per_node, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
 
 
+def started_by_deepspeed() -> Idea:
+    """The idea of the number of GPUs as `deepspeed` takes it, of a node and nodes; another launcher's are written."""
+
+    def read(keys: Keys) -> Facts:
+        return (
+            {"gpus_per_node": keys.whole("num_gpus"), "nodes": keys.whole("num_nodes")} if keys.has("num_gpus") else {}
+        )
+
+    return Idea(
+        keys=("num_gpus", "num_nodes"), facts=("gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {}
+    )
+
+
 def scheduled(keys: Keys) -> Facts:
     """The GPUs that a script asks Slurm for, by its `#SBATCH` lines."""
     variables: dict[str, str] = getattr(keys.document, "variables", {})
@@ -546,6 +559,7 @@ MEGATRON = Dialect(
     blank={"argv": "torchrun --nproc-per-node 1 --nnodes 1 pretrain_gpt.py\n", "yaml": "language_model:\nmodel_parallel:\n"},
     ideas=(
         launched(),
+        started_by_deepspeed(),
         *LAYOUT,
         zero(),
         recompute(switch="recompute_activations"),

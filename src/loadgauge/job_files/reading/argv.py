@@ -44,7 +44,7 @@ class Argv:
         `hydra` (verl: a.b=True), in which new options are written
     objects: options whose value is a JSON object
     outside: variables that are set where it is started; file: the script, beside which others are read
-    skipped: what was taken for something that is not known, in words
+    skipped: what was taken for something that is not known, in words; idle: the program, where none of the commands trains
 
     >>> script = "torchrun --nproc-per-node 8 pretrain_gpt.py \\\\\\n  --bf16 \\\\\\n  --micro-batch-size 1  # small\\n"
     >>> document = Argv(script)
@@ -73,6 +73,7 @@ class Argv:
         self._parse()
 
     def _parse(self) -> None:
+        self.idle = ""
         self.shell = Shell(self.source, self.outside, self.file)
         self.variables = self.shell.variables
         self.words = self._chosen()
@@ -100,6 +101,10 @@ class Argv:
                 return lines or held
         if not commands:
             return [word for command in self.shell.commands for word in command]
+        if best < 1:
+            names = [word.text for word in commands[0] if not word.text.startswith("-")]
+            script = next((name for name in names if name.endswith(".py")), names[0] if names else "")
+            self.idle = "" if BUILDS.search(script) else script
         others = sum(rank == best for rank in ranks) - 1
         if others > 0 and best > 0:
             self.shell.notes.append(
@@ -312,14 +317,31 @@ TRAINS = re.compile(
 )
 OTHERWISE = re.compile(
     r"(?:^|/)ray$|(?:^|[/_.-])(?:pip3?|serve|server|api_server|launch_server|convert\w*|preprocess\w*|prepare\w*|merge\w*"
-    r"|download\w*|tokenize\w*|export|rollout|deploy|sample|chat|webchat|webui|eval|evaluate|infer\w*|generate|wandb"
+    r"|download\w*|tokenize\w*|export|rollout|deploy|sample|chat|webchat|webui|eval|evaluate|validate|infer\w*|generate|wandb"
     r"|huggingface-cli|hf|ckpt\w*|checkpoint_\w*|mkdir|curl|wget|apt"
     r"|git|docker|ssh|nvidia-smi|awk|data_preprocess|lm_eval|quantize)(?:$|[/_.-])"
 )
 """Programs that do something else than train."""
 
 
+BUILDS = re.compile(r"train|tune|sft|dpo|grpo|ppo|distill")
 LAUNCHES = re.compile(r"torchrun|accelerate|deepspeed|torch\.distributed")
+
+
+def unread_program(line: Argv) -> str:
+    """Return what is wrong with a script none of whose options is known, by what it starts; empty where it starts nothing."""
+    if line.idle:
+        return f"is no training job: it starts {line.idle}"
+    words = [word.text for command in line.shell.commands for word in command[:20]]
+    script = next((word for word in words if word.endswith((".sh", ".bash"))), "")
+    if script and not line.options:
+        return f"starts {script}, which is not there, and says no size of a run itself; give that script"
+    program = next((word for word in words if word.endswith(".py")), "")
+    if not program:
+        return ""
+    return (
+        f"starts {program}, none of whose options is known here; give the run as flags (loadgauge estimate MODEL ...)"
+    )
 
 
 def _program(command: list[Word]) -> list[Word]:

@@ -6,12 +6,15 @@ They are in `data/deepspeed_files.toml`.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from loadgauge.core.base.files import read_text
 from loadgauge.core.base.package_data import read_data
 
 # All of them leave these to the trainer.
@@ -19,6 +22,22 @@ _AUTO: dict[str, Any] = {
     **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
     "gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"},
 }  # fmt: skip
+LARGEST = 1_000_000
+HERE = re.compile(r"^(?:\$\(pwd\)|`pwd`|\$\{?PWD\}?)/")
+
+
+def beside(name: str, file: str, document: object) -> str | None:
+    """The text of a file that a job file names: one that its script writes, else one beside it; None where it is not there."""
+    written: dict[str, str] = getattr(getattr(document, "shell", None), "documents", {})
+    if name in written:
+        return written[name]
+    plain = HERE.sub("", name)
+    places = [Path(file).parent / plain, Path(plain)] if file else [Path(plain)]
+    position = next((position for position in places if position.is_file()), None)
+    if position is not None:
+        return read_text(position, LARGEST)
+    told = known_file(name)
+    return None if told is None else told.content
 
 
 class KnownFile(msgspec.Struct, frozen=True):

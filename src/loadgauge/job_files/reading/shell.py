@@ -146,9 +146,17 @@ class Shell(Values):
             if success is not False:
                 self._listing(body)
                 return
-        if rest and len(rest) < len(branches) and branches[-1][0] is None:  # none but those that give up
+        # None but those that give up, or all that ask for an argument that is not there.
+        asked = len(branches) > 1 and branches[-1][0] is not None and self._asks(branches[0][0])
+        if rest and (asked or (len(rest) < len(branches) and branches[-1][0] is None)):
             self._chose(rest[0][0])
             self._listing(rest[0][1])
+
+    def _asks(self, test: Listing | None) -> bool:
+        """Return whether a test compares one of the script's arguments, which is not known, to a word."""
+        tokens_of = [token for _, node in test or () if node[0] == "cmd" for token in node[1]]
+        values = [self._joined(token) for token in tokens_of if "$" in token.text]
+        return any(re.fullmatch(r"\$\{?[1-9]\}?", value) for value in values)
 
     def _chose(self, test: Listing | None) -> None:
         words = " ".join(token.text for _, node in test or () if node[0] == "cmd" for token in node[1])
@@ -189,7 +197,7 @@ class Shell(Values):
             if match is not None:
                 self._set(match[1], plain(match[2]))
         else:
-            words = [Text(field) for token in head[2:] for field in self._fields(token)]
+            words = [word for token in head[2:] for field in self._fields(token) for word in _listed(Text(field))]
             if len(words) > 1:
                 self.notes.append(
                     f"{head[0].text} goes through {len(words)} values; the first, {words[0].text[:60]}, is read"
@@ -249,8 +257,14 @@ class Shell(Values):
         if name.startswith("(("):
             return None
         if name == "eval":
-            pieces = [[*self._expanded(self.text, token.start, token.end), Piece(" ", -1, -1)] for token in rest[1:]]
-            self._script(Text(piece for part in pieces for piece in part))
+            pieces: list[Piece] = []
+            for token in rest[1:]:
+                # Outside quotes a line's end is a blank like any other.
+                bare = self.text.text[token.start : token.start + 1] not in "\"'"
+                read = self._expanded(self.text, token.start, token.end)
+                pieces += [piece._replace(text=piece.text.replace("\n", " ")) if bare else piece for piece in read]
+                pieces.append(Piece(" ", -1, -1))
+            self._script(Text(pieces))
             return None
         words = [word for token in rest for word in self._words(token)]
         self._documents(words, redirects)
@@ -350,6 +364,8 @@ class Shell(Values):
             self.arguments, self.text = before, text
 
     def _sourced(self, name: str, noted: bool = True) -> None:
+        if noted and (asked := re.search(r"\$\{?([A-Za-z_]\w*|[1-9])\}?", name)) is not None:
+            self.notes.append(f"{name} is not read, whose name follows from {asked[1]}: add --set {asked[1]}=VALUE")
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
             return
         here = Path(self.file).resolve().parent
@@ -469,6 +485,16 @@ class Shell(Values):
             return None
         finally:
             self.said, self.directory, self.text = before
+
+
+def _listed(word: Text) -> list[Text]:
+    """The first and the last word that a range in braces stands for; any other word alone.
+
+    >>> [text.text for text in _listed(plain("{2..5}"))]
+    ['2', '5']
+    """
+    match = re.fullmatch(r"\{(\w+)\.\.(\w+)(?:\.\.\d+)?\}", word.text)
+    return [word] if match is None else [plain(match[1]), plain(match[2])]
 
 
 SCHEDULED = (

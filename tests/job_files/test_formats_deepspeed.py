@@ -1,0 +1,111 @@
+"""Programs that take DeepSpeed's own configuration, as its examples do, and scripts that train something else or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.job_files.exchange import read
+from loadgauge.job_files.job_file import variables_of
+
+ENGINE = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "fp16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+    "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4}},
+}
+SQUAD = (
+    "deepspeed --num_gpus 8 squad.py --bert_model bert-large-uncased --train_batch_size 12 --max_seq_length 384"
+    " --gradient_accumulation_steps 2 --deepspeed --deepspeed_config {} --output_dir out"
+)
+PRETRAIN = (
+    "deepspeed --num_gpus 8 train.py --cf sizes.json --max_seq_length 128 --deepspeed --deepspeed_config engine.json\n"
+)
+CHOICE = """MODE=$1
+if [ "$MODE" = "a" ]; then
+cat > engine.json <<EOF
+{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}
+EOF
+elif [ "$MODE" = "b" ]; then
+cat > engine.json <<EOF
+{"train_batch_size": 16, "fp16": {"enabled": true}, "zero_optimization": {"stage": 1}}
+EOF
+fi
+CMD="deepspeed --num_gpus=8 tune.py --deepspeed_config=engine.json
+    --model_name gpt2 --batch_size 4 --max_length 512"
+eval $CMD
+"""
+
+
+def test_the_configuration_of_the_engine_decides(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text(json.dumps(ENGINE))
+    file = read(SQUAD.format("engine.json"), file=str(tmp_path / "run.sh"))
+    job = file.job
+    assert (job.model, job.gpus, job.zero, job.precision) == ("bert-large-uncased", 8, 2, "fp16")
+    assert (job.micro_batch, job.global_batch, job.seq_len, file.extra.head) == (4, 64, 384, 2)
+    assert "optimizer.type" in [item.key for item in file.uncounted]
+
+
+def test_without_it_the_program_says_the_batch_and_flags_the_rest(tmp_path: Path) -> None:
+    place = str(tmp_path / "run.sh")
+    with pytest.raises(ConfigError, match="give --zero STAGE --precision NAME"):
+        read(SQUAD.format("engine.json"), file=place)
+    job = read(SQUAD.format("engine.json --fp16"), file=place, given={"zero": 1}).job
+    assert (job.micro_batch, job.precision, job.zero) == (6, "fp16", 1)
+
+
+def test_sizes_of_a_model_in_a_file_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text(json.dumps(ENGINE))
+    sizes = {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072}
+    (tmp_path / "sizes.json").write_text(json.dumps({"bert_model_config": sizes}))
+    config = read(PRETRAIN, file=str(tmp_path / "run.sh")).extra.config
+    assert config is not None
+    assert (config["num_hidden_layers"], config["vocab_size"]) == (6, 30528)
+
+
+@pytest.mark.parametrize(("first", "wanted"), [("", (8, 3, "bf16")), ("1=a", (8, 3, "bf16")), ("1=b", (16, 1, "fp16"))])
+def test_a_configuration_that_the_script_writes_and_an_argument_chooses(
+    tmp_path: Path, first: str, wanted: tuple[int, int, str]
+) -> None:
+    job = read(CHOICE, file=str(tmp_path / "run.sh"), variables=variables_of(first)).job
+    assert (job.global_batch, job.zero, job.precision) == wanted
+
+
+def test_part_of_the_optimizer_that_stays_on_the_gpu_is_named() -> None:
+    moved = {"device": "cpu", "ratio": 0.75, "super_offload": True}
+    text = json.dumps(ENGINE | {"zero_optimization": {"stage": 3, "offload_optimizer": moved}, "optimizer": {}})
+    kept = {item.key: item for item in read(text).uncounted}
+    assert kept["zero_optimization.offload_optimizer.ratio"].parameter == 3
+    assert kept["zero_optimization.offload_optimizer.super_offload"].effect == "costs"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("deepspeed main.py -a resnet50 --deepspeed_config x.json", "no language model"),
+        ("deepspeed cifar10_deepspeed.py --deepspeed_config x.json", "no language model"),
+        ("accelerate launch train_sd_lora.py --train_batch_size 1 --output_dir x", "diffusion"),
+        ("python chat.py --model_path x", "no training job: it starts chat.py"),
+        ("bash sweep/run_one.sh 2", "starts sweep/run_one.sh, which is not there"),
+        ("python train_x.py --checkpoint_dir ./x", "starts train_x.py, none of whose options"),
+        ("torchrun validate.py --tensor-model-parallel-size 2 --num-layers 2", "is no training job"),
+    ],
+)
+def test_what_trains_no_language_model_is_said(script: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read(script + "\n", file="run.sh")
+
+
+def test_a_file_whose_name_is_an_argument_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "a.sh").write_text('ARGS="--num-layers 2 --hidden-size 256 --num-attention-heads 4"\n')
+    script = (
+        "source conf/${1}.sh\ntorchrun --nproc_per_node 1 finetune.py $ARGS --micro-batch-size 1 --seq-length 512\n"
+    )
+    place = str(tmp_path / "run.sh")
+    assert any("add --set 1=VALUE" in remark for remark in read(script, file=place).remarks)
+    assert read(script, file=place, variables={"1": "a"}).extra.config is not None
