@@ -20,6 +20,7 @@ FIRST = {"model": "model_name", "peft": "model"}
 """What the first argument without a name is."""
 ONCE = frozenset({"model", "args", "trainer"})
 """Sections of which the first call counts: a model that is loaded again at the end is the one that was trained."""
+ANSWERS = "args.max_completion_length"
 WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TELLS = ("is_bfloat16_supported", "is_bf16_supported")
@@ -230,14 +231,28 @@ def _batch(keys: Keys) -> tuple[int, int]:
     return (micro if stated or micro * count * ranks % group == 0 else group), count
 
 
+ROWS = ("args.per_device_train_batch_size", "args.gradient_accumulation_steps")
+
+
+def _batches() -> Idea:
+    facts = ("micro_batch", "accumulation")
+
+    def write(values: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: values.get(fact) or 1 for key, fact in zip(ROWS, facts, strict=True)}
+
+    return Idea(keys=ROWS, facts=facts, read=lambda keys: dict(zip(facts, _batch(keys), strict=True)), write=write)
+
+
 def _task() -> Idea:
     """TRL's other trainers; vLLM, where the model is loaded with it, has the model's weights too."""
     inner = trl_tasks.task()
-    rows = ("args.per_device_train_batch_size", "args.gradient_accumulation_steps")
 
     def read(keys: Keys) -> Facts:
-        micro, count = _batch(keys)
-        over: dict[str, Any] = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": count}
+        over: dict[str, Any] = {}
+        longest = None
+        if Section(keys, "args.", over).program != ("trl sft",):
+            over = {key.removeprefix("args."): value for key, value in zip(ROWS, _batch(keys), strict=True)}
+            longest = keys.whole("model.max_seq_length")
         over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
         if keys.flag("model.fast_inference"):
             share = keys.real("model.gpu_memory_utilization")
@@ -246,21 +261,18 @@ def _task() -> Idea:
                 "vllm_mode": "colocate",
                 "vllm_gpu_memory_utilization": 0.5 if share is None else share,
             }
-        facts = inner.read(Section(keys, "args.", over)) | {"micro_batch": micro, "accumulation": count}
-        longest = keys.whole("model.max_seq_length")
+        if longest is not None and str(keys.plain(ANSWERS)).startswith("$"):
+            over |= {"max_completion_length": longest - 1, "max_prompt_length": 1}
+            why = "is what prompts leave of max_seq_length, and is counted as all of it"
+            keys.note(ANSWERS, why, "saves", "loss transient")
+        facts = inner.read(Section(keys, "args.", over))
         if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
             facts["prompt_len"] = max(1, longest - int(facts["answers"]))
         return facts
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {rows[0]: facts.get("micro_batch") or 1, rows[1]: facts.get("accumulation") or 1}
-
     names = tuple(f"args.{key}" for key in inner.keys)
     return Idea(
-        keys=(*rows, *names, "model.gpu_memory_utilization"),
-        facts=("micro_batch", "accumulation", *inner.facts),
-        read=read,
-        write=write,
+        keys=(*names, "model.gpu_memory_utilization"), facts=inner.facts, read=read, write=lambda facts, keys: {}
     )
 
 
@@ -307,6 +319,7 @@ UNSLOTH = Dialect(
         _adapter(),
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),
         _length(),
+        _batches(),
         _task(),
         optimizer("args.optim", TORCH_OPTIMIZERS, default=lambda keys: "adamw-8bit" if _own(keys) else "adamw"),
         _checkpointing(),
