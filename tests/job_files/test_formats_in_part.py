@@ -200,3 +200,46 @@ def test_openrlhf_counts_models_on_gpus_of_their_own_on_the_actors() -> None:
     assert (file.job.placement, named(file)["--train.colocate_all"]) == ("split:4+4", "saves")
     with pytest.raises(ConfigError, match="serves a reward model"):
         read("python -m openrlhf.cli.serve_rm --reward.model_name_or_path x --ds.param_dtype bf16\n", file="a.sh")
+
+
+UNSLOTH = """from unsloth import FastLanguageModel
+from trl import GRPOConfig, GRPOTrainer
+longest = 1024
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Qwen3-4B", max_seq_length=longest, load_in_4bit=False)
+model = FastLanguageModel.get_peft_model(model, r=16)
+of_prompts = len(tokenizer("x")) + 1
+trainer = GRPOTrainer(model=model, args=GRPOConfig(
+    max_prompt_length=of_prompts, max_completion_length=longest - of_prompts, num_generations=4,
+    per_device_train_batch_size=4,
+))
+"""
+
+
+def test_unsloths_answers_are_what_prompts_leave_of_the_whole() -> None:
+    found = read(UNSLOTH, file="a.py", given={"gpus": 1})
+    assert (found.job.task, found.job.samples, found.job.micro_batch) == ("grpo", 4, 4)
+    assert (found.job.answers, found.job.prompt_len) == ("1023", 1)
+    assert [(one.key, one.effect, one.parts) for one in found.uncounted] == [
+        ("max_completion_length", "saves", ("loss", "transient"))
+    ]
+
+
+def test_a_batch_that_is_not_known_does_not_take_the_task_away() -> None:
+    text = UNSLOTH.replace("per_device_train_batch_size=4", "per_device_train_batch_size=asked()")
+    with pytest.raises(ConfigError, match="micro-batch"):
+        read(text, file="a.py", given={"gpus": 1})
+
+
+@pytest.mark.parametrize("folder", ["qwen", "./qwen", "qwen/"])
+def test_a_folder_that_a_program_downloads_to_is_the_repository(folder: str) -> None:
+    start = 'from huggingface_hub import snapshot_download\nsnapshot_download("Qwen/Qwen3-0.6B", local_dir="qwen")\n'
+    own = f'{start}FastModel.from_pretrained("{folder}", max_seq_length=512)\nFastModel.get_peft_model(m, r=8)\n'
+    trl = f'{start}SFTTrainer("{folder}", args=SFTConfig(max_length=512))\n'
+    for text in (own + "SFTTrainer(args=SFTConfig())\n", trl):
+        assert read(text, file="a.py").job.model == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize("name", ["transformer.blocks.[0-7].", "transformer.h.[0-7]."])
+def test_layers_of_older_classes_are_layers(name: str) -> None:
+    text = f"base_model: LnL-AI/dbrx-base-converted-v2\nsequence_len: 512\nmicro_batch_size: 1\nunfrozen_parameters: ['{name}']\n"
+    assert read(text, file="a.yaml", given={"gpus": 8}, name="axolotl").job.train == "model.layers.[0-7]."
