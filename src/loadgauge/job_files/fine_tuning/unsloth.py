@@ -20,7 +20,7 @@ FIRST = {"model": "model_name", "peft": "model"}
 """What the first argument without a name is."""
 ONCE = frozenset({"model", "args", "trainer"})
 """Sections of which the first call counts: a model that is loaded again at the end is the one that was trained."""
-ANSWERS = "args.max_completion_length"
+ANSWERS, LOSS = "args.max_completion_length", "args.loss_type"
 WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TELLS = ("is_bfloat16_supported", "is_bf16_supported")
@@ -154,7 +154,7 @@ def _precision() -> Idea:
 
 
 def _length() -> Idea:
-    names = ("model.max_seq_length", "args.max_length", "args.max_seq_length", "trainer.max_seq_length")
+    names = ("model.max_seq_length", "args.max_length", "args.max_seq_length", "trainer.max_seq_length", "trainer.max_length")
 
     def read(keys: Keys) -> Facts:
         lengths = [length for name in names if (length := keys.whole(name)) is not None]
@@ -250,7 +250,11 @@ def _task() -> Idea:
     def read(keys: Keys) -> Facts:
         over: dict[str, Any] = {}
         longest = None
-        if Section(keys, "args.", over).program != ("trl sft",):
+        if Section(keys, "args.", over).program == ("trl sft",):
+            if keys.raw(LOSS) not in (None, "nll"):
+                keys.note(LOSS, "is another loss", "either", "loss")
+                over["loss_type"] = None
+        else:
             over = {key.removeprefix("args."): value for key, value in zip(ROWS, _batch(keys), strict=True)}
             longest = keys.whole("model.max_seq_length")
         over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
@@ -272,7 +276,7 @@ def _task() -> Idea:
 
     names = tuple(f"args.{key}" for key in inner.keys)
     return Idea(
-        keys=(*names, "model.gpu_memory_utilization"), facts=inner.facts, read=read, write=lambda facts, keys: {}
+        keys=(*names, LOSS, "model.gpu_memory_utilization"), facts=inner.facts, read=read, write=lambda facts, keys: {}
     )
 
 
