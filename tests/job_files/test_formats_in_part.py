@@ -243,3 +243,28 @@ def test_a_folder_that_a_program_downloads_to_is_the_repository(folder: str) -> 
 def test_layers_of_older_classes_are_layers(name: str) -> None:
     text = f"base_model: LnL-AI/dbrx-base-converted-v2\nsequence_len: 512\nmicro_batch_size: 1\nunfrozen_parameters: ['{name}']\n"
     assert read(text, file="a.yaml", given={"gpus": 8}, name="axolotl").job.train == "model.layers.[0-7]."
+
+
+TRL = "model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 2048\nper_device_train_batch_size: 1\noutput_dir: out\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "effect", "parts"),
+    [
+        ("auto_find_batch_size: true", "saves", "activations loss transient"),
+        ("label_smoothing_factor: 0.1", "costs", "loss"),
+        ("torch_compile_mode: max-autotune", "either", "activations transient"),
+        ("use_cache: true", "costs", "activations"),
+        ("ddp_backend: gloo", "costs", ""),
+        ("fsdp: full_shard\nfsdp_config: {forward_prefetch: true}", "costs", "gathered"),
+    ],
+)
+def test_arguments_with_a_bound_are_named_with_it(line: str, effect: str, parts: str) -> None:
+    last = read(TRL + line, file="a.yaml", given={"gpus": 8}).uncounted[-1]
+    assert last.key.rpartition(".")[2] == line.split("{")[-1].partition(":")[0]
+    assert (last.effect, last.parts) == (effect, tuple(parts.split()))
+
+
+def test_scores_of_answers_without_an_end_change_nothing() -> None:
+    text = 'from trl import NashMDConfig, NashMDTrainer\nNashMDTrainer("gpt2", args=NashMDConfig(missing_eos_penalty=1.0))\n'
+    assert [one.key for one in read(text, file="a.py", given={"gpus": 1}).uncounted] == ["trainer.nash_md"]
