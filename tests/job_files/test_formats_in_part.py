@@ -268,3 +268,19 @@ def test_arguments_with_a_bound_are_named_with_it(line: str, effect: str, parts:
 def test_scores_of_answers_without_an_end_change_nothing() -> None:
     text = 'from trl import NashMDConfig, NashMDTrainer\nNashMDTrainer("gpt2", args=NashMDConfig(missing_eos_penalty=1.0))\n'
     assert [one.key for one in read(text, file="a.py", given={"gpus": 1}).uncounted] == ["trainer.nash_md"]
+
+
+def test_bits_that_are_not_known_leave_the_adapters_rank() -> None:
+    text = UNSLOTH.replace("load_in_4bit=False", "load_in_4bit=asked()")
+    with pytest.raises(ConfigError, match=r"add --qlora$"):
+        read(text, file="a.py", given={"gpus": 1})
+    assert read(text, file="a.py", given={"gpus": 1, "qlora": True}).job.lora_rank == 16
+
+
+@pytest.mark.parametrize(
+    ("member", "optimizer"),
+    [("ADAMW_TORCH_FUSED", "adamw-fused"), ("ADAMW_BNB", "adamw-8bit"), ("PAGED_ADAMW", "paged-adamw-32bit")],
+)
+def test_members_of_transformers_enumerations(member: str, optimizer: str) -> None:
+    text = f'SFTTrainer("gpt2", args=SFTConfig(optim=training_args.OptimizerNames.{member}))\n'
+    assert read(text, file="a.py").job.optimizer == optimizer

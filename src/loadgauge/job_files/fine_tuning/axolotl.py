@@ -497,7 +497,10 @@ def _partly() -> Idea:
             return {}
         facts = inner.read(keys)
         # Older classes have their layers at other names, such as DBRX's and GPT-2's.
-        return {name: value and re.sub(r"transformer\.(blocks|h)\.", "model.layers.", value) for name, value in facts.items()}
+        return {
+            name: value and re.sub(r"transformer\.(blocks|h)\.", "model.layers.", value)
+            for name, value in facts.items()
+        }
 
     return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
 
