@@ -284,3 +284,11 @@ def test_bits_that_are_not_known_leave_the_adapters_rank() -> None:
 def test_members_of_transformers_enumerations(member: str, optimizer: str) -> None:
     text = f'SFTTrainer("gpt2", args=SFTConfig(optim=training_args.OptimizerNames.{member}))\n'
     assert read(text, file="a.py").job.optimizer == optimizer
+
+
+def test_the_trainers_own_length_counts_where_it_is_shorter() -> None:
+    text = (
+        UNSLOTH[: UNSLOTH.index("of_prompts")] + "DPOTrainer(max_length=512, max_prompt_length=256, args=DPOConfig())\n"
+    )
+    found = read(text, file="a.py", given={"gpus": 1})
+    assert (found.job.task, found.job.seq_len, found.uncounted) == ("dpo", 512, ())
