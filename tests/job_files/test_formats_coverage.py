@@ -157,7 +157,6 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.yaml", TRL + "beta: 0.1\n", "beta: is an argument of another trainer"),
         ("a.yaml", TRL + "num_generations: 8\n", "num_generations"),
         ("a.yaml", TRL + "optim: galore_adamw\noptim_target_modules: [attn]\n", "optim_target_modules"),
-        ("a.yaml", TRL + "torch_compile_mode: max-autotune\n", "torch_compile_mode"),
         ("a.yaml", TRL + "torch_dtype: float16\n", "torch_dtype"),
         ("a.sh", "trl online_dpo --model_name_or_path x --output_dir out --max_length 512", "online_dpo: starts a trainer"),
         ("a.sh", "accelerate launch run_nash_md.py --output_dir out --max_length 512", "nash_md.py: starts a trainer"),

@@ -200,3 +200,95 @@ def test_openrlhf_counts_models_on_gpus_of_their_own_on_the_actors() -> None:
     assert (file.job.placement, named(file)["--train.colocate_all"]) == ("split:4+4", "saves")
     with pytest.raises(ConfigError, match="serves a reward model"):
         read("python -m openrlhf.cli.serve_rm --reward.model_name_or_path x --ds.param_dtype bf16\n", file="a.sh")
+
+
+UNSLOTH = """from unsloth import FastLanguageModel
+from trl import GRPOConfig, GRPOTrainer
+longest = 1024
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Qwen3-4B", max_seq_length=longest, load_in_4bit=False)
+model = FastLanguageModel.get_peft_model(model, r=16)
+of_prompts = len(tokenizer("x")) + 1
+trainer = GRPOTrainer(model=model, args=GRPOConfig(
+    max_prompt_length=of_prompts, max_completion_length=longest - of_prompts, num_generations=4,
+    per_device_train_batch_size=4,
+))
+"""
+
+
+def test_unsloths_answers_are_what_prompts_leave_of_the_whole() -> None:
+    found = read(UNSLOTH, file="a.py", given={"gpus": 1})
+    assert (found.job.task, found.job.samples, found.job.micro_batch) == ("grpo", 4, 4)
+    assert (found.job.answers, found.job.prompt_len) == ("1023", 1)
+    assert [(one.key, one.effect, one.parts) for one in found.uncounted] == [
+        ("max_completion_length", "saves", ("loss", "transient"))
+    ]
+
+
+def test_a_batch_that_is_not_known_does_not_take_the_task_away() -> None:
+    text = UNSLOTH.replace("per_device_train_batch_size=4", "per_device_train_batch_size=asked()")
+    with pytest.raises(ConfigError, match="micro-batch"):
+        read(text, file="a.py", given={"gpus": 1})
+
+
+@pytest.mark.parametrize("folder", ["qwen", "./qwen", "qwen/"])
+def test_a_folder_that_a_program_downloads_to_is_the_repository(folder: str) -> None:
+    start = 'from huggingface_hub import snapshot_download\nsnapshot_download("Qwen/Qwen3-0.6B", local_dir="qwen")\n'
+    own = f'{start}FastModel.from_pretrained("{folder}", max_seq_length=512)\nFastModel.get_peft_model(m, r=8)\n'
+    trl = f'{start}SFTTrainer("{folder}", args=SFTConfig(max_length=512))\n'
+    for text in (own + "SFTTrainer(args=SFTConfig())\n", trl):
+        assert read(text, file="a.py").job.model == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize("name", ["transformer.blocks.[0-7].", "transformer.h.[0-7]."])
+def test_layers_of_older_classes_are_layers(name: str) -> None:
+    text = f"base_model: LnL-AI/dbrx-base-converted-v2\nsequence_len: 512\nmicro_batch_size: 1\nunfrozen_parameters: ['{name}']\n"
+    assert read(text, file="a.yaml", given={"gpus": 8}, name="axolotl").job.train == "model.layers.[0-7]."
+
+
+TRL = "model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 2048\nper_device_train_batch_size: 1\noutput_dir: out\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "effect", "parts"),
+    [
+        ("auto_find_batch_size: true", "saves", "activations loss transient"),
+        ("label_smoothing_factor: 0.1", "costs", "loss"),
+        ("torch_compile_mode: max-autotune", "either", "activations transient"),
+        ("use_cache: true", "costs", "activations"),
+        ("ddp_backend: gloo", "costs", ""),
+        ("fsdp: full_shard\nfsdp_config: {forward_prefetch: true}", "costs", "gathered"),
+    ],
+)
+def test_arguments_with_a_bound_are_named_with_it(line: str, effect: str, parts: str) -> None:
+    last = read(TRL + line, file="a.yaml", given={"gpus": 8}).uncounted[-1]
+    assert last.key.rpartition(".")[2] == line.split("{")[-1].partition(":")[0]
+    assert (last.effect, last.parts) == (effect, tuple(parts.split()))
+
+
+def test_scores_of_answers_without_an_end_change_nothing() -> None:
+    text = 'from trl import NashMDConfig, NashMDTrainer\nNashMDTrainer("gpt2", args=NashMDConfig(missing_eos_penalty=1.0))\n'
+    assert [one.key for one in read(text, file="a.py", given={"gpus": 1}).uncounted] == ["trainer.nash_md"]
+
+
+def test_bits_that_are_not_known_leave_the_adapters_rank() -> None:
+    text = UNSLOTH.replace("load_in_4bit=False", "load_in_4bit=asked()")
+    with pytest.raises(ConfigError, match=r"add --qlora$"):
+        read(text, file="a.py", given={"gpus": 1})
+    assert read(text, file="a.py", given={"gpus": 1, "qlora": True}).job.lora_rank == 16
+
+
+@pytest.mark.parametrize(
+    ("member", "optimizer"),
+    [("ADAMW_TORCH_FUSED", "adamw-fused"), ("ADAMW_BNB", "adamw-8bit"), ("PAGED_ADAMW", "paged-adamw-32bit")],
+)
+def test_members_of_transformers_enumerations(member: str, optimizer: str) -> None:
+    text = f'SFTTrainer("gpt2", args=SFTConfig(optim=training_args.OptimizerNames.{member}))\n'
+    assert read(text, file="a.py").job.optimizer == optimizer
+
+
+def test_the_trainers_own_length_counts_where_it_is_shorter() -> None:
+    text = (
+        UNSLOTH[: UNSLOTH.index("of_prompts")] + "DPOTrainer(max_length=512, max_prompt_length=256, args=DPOConfig())\n"
+    )
+    found = read(text, file="a.py", given={"gpus": 1})
+    assert (found.job.task, found.job.seq_len, found.uncounted) == ("dpo", 512, ())

@@ -65,16 +65,32 @@ def test_what_pefts_classes_save(kind: str, values: dict[str, Any], facts: dict[
         ("Lora", {"target_modules": r".*\.q_proj"}, "is a pattern"),
         ("Lora", {"target_modules": ["model.layers.3.self_attn.q_proj"]}, "is one layer's"),
         ("Lora", {"target_modules": FEW, "rank_pattern": {"q_proj": 4}}, "gives layers other adapters"),
-        ("Lora", {"target_modules": FEW, "bias": "all"}, "trains biases"),
-        ("Lora", {"target_modules": FEW, "trainable_token_indices": [1, 2]}, "rows of the embedding"),
         ("LoKr", {"target_modules": FEW, "decompose_factor": 8}, "in another way"),
-        ("LoHa", {"target_modules": FEW, "rank_dropout": 0.1}, "at random"),
         ("PromptEncoder", {"num_virtual_tokens": 8, "encoder_reparameterization_type": "LSTM"}, "where it is MLP"),
     ],
 )
 def test_what_is_not_modelled_is_said(kind: str, values: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words.replace("'", "[\"']")):
         read(file_of(kind, tmp_path, **values), file="adapter_config.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "effect", "part"),
+    [
+        ("Lora", "bias", "all", "costs", "optimizer"),
+        ("Lora", "trainable_token_indices", [1, 2], "costs", "weights"),
+        ("Lora", "exclude_modules", ["lm_head"], "saves", "gradients"),
+        ("LoHa", "rank_dropout", 0.1, "either", "activations"),
+    ],
+)
+def test_what_has_a_bound_is_named_with_it(
+    kind: str, key: str, value: Any, effect: str, part: str, tmp_path: Path
+) -> None:
+    text = file_of(kind, tmp_path, target_modules=FEW, **{key: value})
+    found = read(text, file="adapter_config.json").uncounted
+    assert [(each.key.partition(".")[0], each.effect, part in each.parts) for each in found] == [(key, effect, True)]
+    with pytest.raises(ConfigError, match=key):
+        read(text, file="adapter_config.json", strict=True)
 
 
 def test_a_key_that_is_not_known_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from loadgauge.job_files.fine_tuning.axolotl_rl import LOGPROBS, completions, length, preference
@@ -494,7 +495,12 @@ def _partly() -> Idea:
                 "gradients optimizer",
             )
             return {}
-        return inner.read(keys)
+        facts = inner.read(keys)
+        # Older classes have their layers at other names, such as DBRX's and GPT-2's.
+        return {
+            name: value and re.sub(r"transformer\.(blocks|h)\.", "model.layers.", value)
+            for name, value in facts.items()
+        }
 
     return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
 

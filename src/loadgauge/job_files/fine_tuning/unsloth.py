@@ -20,6 +20,7 @@ FIRST = {"model": "model_name", "peft": "model"}
 """What the first argument without a name is."""
 ONCE = frozenset({"model", "args", "trainer"})
 """Sections of which the first call counts: a model that is loaded again at the end is the one that was trained."""
+ANSWERS, LOSS = "args.max_completion_length", "args.loss_type"
 WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TELLS = ("is_bfloat16_supported", "is_bf16_supported")
@@ -39,17 +40,36 @@ def _asks(keys: Keys, key: str) -> bool | None:
     return keys.flag(key)
 
 
+FOUR, EIGHT, HALF, FULL = (
+    f"model.{name}" for name in ("load_in_4bit", "load_in_8bit", "load_in_16bit", "full_finetuning")
+)
+
+
+def _quantised() -> Idea:
+    def read(keys: Keys) -> Facts:
+        if keys.flag(FULL):
+            return {"qlora": False}
+        bits = "int8" if keys.flag(EIGHT) else "nf4" if keys.flag(FOUR) is not False and not keys.flag(HALF) else None
+        # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
+        return {"qlora": bits is not None, "base": bits, "kbit_upcast": "none" if bits else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        quantised, base = bool(facts.get("qlora")), facts.get("base") or "nf4"
+        if not facts.get("lora_rank") or (quantised and base not in ("nf4", "int8")):
+            return {}
+        return {FOUR: quantised and base == "nf4", EIGHT: True if quantised and base == "int8" else None}
+
+    return Idea(keys=(FOUR, EIGHT, HALF), facts=names_in("qlora base kbit_upcast"), read=read, write=write)
+
+
 def _adapter() -> Idea:
     rank, modules, dropped, save = "peft.r", "peft.target_modules", "peft.lora_dropout", "peft.modules_to_save"
     dora = "peft.use_dora"
-    four, eight, half, whole = (
-        f"model.{name}" for name in ("load_in_4bit", "load_in_8bit", "load_in_16bit", "full_finetuning")
-    )
 
     def read(keys: Keys) -> Facts:
         adapters = any(name.startswith("peft.") for name in keys.document.names())
-        if keys.flag(whole):  # and get_peft_model does nothing
-            return {"lora_rank": 0, "qlora": False}
+        if keys.flag(FULL):  # and get_peft_model does nothing
+            return {"lora_rank": 0}
         if not adapters:
             raise keys.wrong(
                 rank, "get_peft_model is not called, nor is full_finetuning=True given; nothing would be trained"
@@ -63,44 +83,33 @@ def _adapter() -> Idea:
             raise keys.wrong(save, f"{other[0]!r} is not read; {' and '.join(WHOLE)} are")
         chosen = None if chosen is None else [name for name in chosen if name not in WHOLE]
         everything = not chosen or chosen == ["all-linear"]
-        bits = "int8" if keys.flag(eight) else "nf4" if keys.flag(four) is not False and not keys.flag(half) else None
         return {
             "lora_rank": keys.whole(rank) or 16,
             "lora_targets": "all" if everything else ",".join(chosen or ()),
             "lora_dropout": keys.real(dropped) or 0.0,
-            "qlora": bits is not None,
-            "base": bits,
             "modules_to_save": ",".join(saved) or None,
             "use_dora": keys.flag(dora) or None,
-            # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
-            "kbit_upcast": "none" if bits else None,
             "lora_dtype": "float32",
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
             return {}
-        quantised = bool(facts.get("qlora"))
-        base, whole_ones = facts.get("base") or "nf4", facts.get("modules_to_save")
-        if quantised and base not in ("nf4", "int8"):
+        if facts.get("qlora") and (facts.get("base") or "nf4") not in ("nf4", "int8"):
             return {}
-        words_of = facts.get("lora_targets") or "all"
+        words_of, whole_ones = facts.get("lora_targets") or "all", facts.get("modules_to_save")
         listed = {"all": "all-linear", "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
         return {
             rank: facts["lora_rank"],
             modules: listed,
             dropped: facts.get("lora_dropout") or 0,
-            four: quantised and base == "nf4",
-            eight: True if quantised and base == "int8" else None,
             save: whole_ones.split(",") if whole_ones else None,
             dora: True if facts.get("use_dora") else None,
         }
 
     return Idea(
-        keys=(rank, modules, dropped, save, dora, four, eight, half, whole),
-        facts=names_in(
-            "lora_rank lora_targets qlora base lora_dropout modules_to_save use_dora kbit_upcast lora_dtype"
-        ),
+        keys=(rank, modules, dropped, save, dora, FULL),
+        facts=names_in("lora_rank lora_targets lora_dropout modules_to_save use_dora lora_dtype"),
         read=read,
         write=write,
     )
@@ -153,7 +162,13 @@ def _precision() -> Idea:
 
 
 def _length() -> Idea:
-    names = ("model.max_seq_length", "args.max_length", "args.max_seq_length", "trainer.max_seq_length")
+    names = (
+        "model.max_seq_length",
+        "args.max_length",
+        "args.max_seq_length",
+        "trainer.max_seq_length",
+        "trainer.max_length",
+    )
 
     def read(keys: Keys) -> Facts:
         lengths = [length for name in names if (length := keys.whole(name)) is not None]
@@ -230,14 +245,32 @@ def _batch(keys: Keys) -> tuple[int, int]:
     return (micro if stated or micro * count * ranks % group == 0 else group), count
 
 
+ROWS = ("args.per_device_train_batch_size", "args.gradient_accumulation_steps")
+
+
+def _batches() -> Idea:
+    facts = ("micro_batch", "accumulation")
+
+    def write(values: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: values.get(fact) or 1 for key, fact in zip(ROWS, facts, strict=True)}
+
+    return Idea(keys=ROWS, facts=facts, read=lambda keys: dict(zip(facts, _batch(keys), strict=True)), write=write)
+
+
 def _task() -> Idea:
     """TRL's other trainers; vLLM, where the model is loaded with it, has the model's weights too."""
     inner = trl_tasks.task()
-    rows = ("args.per_device_train_batch_size", "args.gradient_accumulation_steps")
 
     def read(keys: Keys) -> Facts:
-        micro, count = _batch(keys)
-        over: dict[str, Any] = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": count}
+        over: dict[str, Any] = {}
+        longest = None
+        if Section(keys, "args.", over).program == ("trl sft",):
+            if keys.raw(LOSS) not in (None, "nll"):
+                keys.note(LOSS, "is another loss", "either", "loss")
+                over["loss_type"] = None
+        else:
+            over = {key.removeprefix("args."): value for key, value in zip(ROWS, _batch(keys), strict=True)}
+            longest = keys.whole("model.max_seq_length")
         over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
         if keys.flag("model.fast_inference"):
             share = keys.real("model.gpu_memory_utilization")
@@ -246,21 +279,18 @@ def _task() -> Idea:
                 "vllm_mode": "colocate",
                 "vllm_gpu_memory_utilization": 0.5 if share is None else share,
             }
-        facts = inner.read(Section(keys, "args.", over)) | {"micro_batch": micro, "accumulation": count}
-        longest = keys.whole("model.max_seq_length")
+        if longest is not None and str(keys.plain(ANSWERS)).startswith("$"):
+            over |= {"max_completion_length": longest - 1, "max_prompt_length": 1}
+            why = "is what prompts leave of max_seq_length, and is counted as all of it"
+            keys.note(ANSWERS, why, "saves", "loss transient")
+        facts = inner.read(Section(keys, "args.", over))
         if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
             facts["prompt_len"] = max(1, longest - int(facts["answers"]))
         return facts
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {rows[0]: facts.get("micro_batch") or 1, rows[1]: facts.get("accumulation") or 1}
-
     names = tuple(f"args.{key}" for key in inner.keys)
     return Idea(
-        keys=(*rows, *names, "model.gpu_memory_utilization"),
-        facts=("micro_batch", "accumulation", *inner.facts),
-        read=read,
-        write=write,
+        keys=(*names, LOSS, "model.gpu_memory_utilization"), facts=inner.facts, read=read, write=lambda facts, keys: {}
     )
 
 
@@ -304,9 +334,11 @@ UNSLOTH = Dialect(
     blank={"python": SCRIPT},
     ideas=(
         row("model", "model.model_name", kind="word"),
+        _quantised(),
         _adapter(),
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),
         _length(),
+        _batches(),
         _task(),
         optimizer("args.optim", TORCH_OPTIMIZERS, default=lambda keys: "adamw-8bit" if _own(keys) else "adamw"),
         _checkpointing(),

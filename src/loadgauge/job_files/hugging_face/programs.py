@@ -203,7 +203,7 @@ class Program:
         return section in self.calls.calls
 
     def _take(self, name: str, node: ast.expr) -> None:
-        value = worked_out(node, self.calls.constants, self.options)
+        value = self.calls.downloaded(worked_out(node, self.calls.constants, self.options))
         if isinstance(value, dict) and name == "model_init_kwargs":
             for key, inner in value.items():
                 self.values.setdefault(

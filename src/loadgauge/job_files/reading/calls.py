@@ -64,26 +64,34 @@ class Calls:
         self.tree = tree = _Taken(Names(tree), self.options).visit(tree)
         self.constants = Names(tree)
         self.values: dict[str, ast.expr] = {}
+        self.folders: dict[str, str] = {}
+        """Repositories by the folders that the program downloads them to."""
         self.calls: dict[str, ast.Call] = {}
         self.programs: list[str] = []
         doubtful: set[str] = set()
         for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
             name = _called(call.func)
             self.programs.append(name)
+            if name.endswith("snapshot_download"):
+                words = dict(self._arguments("", call, {"": "repo_id"}))
+                repository, folder = (
+                    self._value(words[word]) if word in words else "" for word in ("repo_id", "local_dir")
+                )
+                self.folders[str(folder).removeprefix("./").rstrip("/")] = str(repository)
             section = self.section(name)
             if section is None or (section in self.once and section in self.calls):
                 continue
             self.calls.setdefault(section, call)
-            for keyword, value in self._arguments(section, call):
+            for keyword, value in self._arguments(section, call, self.first):
                 key = f"{section}.{keyword}"
                 if key in self.values and ast.dump(self.values[key]) != ast.dump(value):
                     doubtful.add(key)
                 self.values.setdefault(key, value)
         self.doubtful = doubtful
 
-    def _arguments(self, section: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-        if call.args and section in self.first:
-            yield self.first[section], call.args[0]
+    def _arguments(self, section: str, call: ast.Call, first: Mapping[str, str]) -> Iterator[tuple[str, ast.expr]]:
+        if call.args and section in first:
+            yield first[section], call.args[0]
         for keyword in call.keywords:
             if keyword.arg is None:
                 yield from self._spread(keyword.value)
@@ -125,7 +133,11 @@ class Calls:
 
     def _value(self, node: ast.expr) -> Any:
         value = worked_out(node, self.constants, self.options)
-        return f"${ast.unparse(node)[:200]}" if value is UNKNOWN else value
+        return f"${ast.unparse(node)[:200]}" if value is UNKNOWN else self.downloaded(value)
+
+    def downloaded(self, value: Any) -> Any:
+        """The repository that the program downloads to a folder, for the folder; any other value as it is."""
+        return self.folders.get(value.removeprefix("./").rstrip("/"), value) if isinstance(value, str) else value
 
     def put(self, key: str, value: Any) -> None:
         """Sets the value of a keyword in place, or adds it to its call. Raises `ConfigError` for a notebook, or without a call."""
@@ -202,6 +214,13 @@ UNKNOWN = object()
 ARGUMENTS = re.compile(r"(?:^|_)(?:args?|arguments|config|cfg|opts?|options)$")
 """Names of what a program's arguments are parsed into."""
 TORCH = re.compile(r"torch\.(bfloat16|float16|float32|half)")
+MEMBER = re.compile(r"(?:.*\.)?(?:OptimizerNames|IntervalStrategy|SaveStrategy|SchedulerType)\.([A-Z0-9_]+)")
+"""Members of transformers' enumerations, whose values are their names in small letters, but for these."""
+MEMBERS = {
+    "adamw_bnb": "adamw_bnb_8bit", "lion": "lion_32bit", "paged_adamw": "paged_adamw_32bit",
+    "paged_lion": "paged_lion_32bit", "paged_ademamix": "paged_ademamix_32bit",
+    "rmsprop_32bit": "rmsprop_bnb_32bit", "rmsprop_8bit": "rmsprop_bnb_8bit",
+}  # fmt: skip
 LARGEST = 10**12
 
 
@@ -224,6 +243,8 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
     if isinstance(node, ast.Attribute):
         if (match := TORCH.fullmatch(ast.unparse(node)[:40])) is not None:
             return match[1]
+        if (match := MEMBER.fullmatch(ast.unparse(node)[:80])) is not None:
+            return MEMBERS.get(match[1].lower(), match[1].lower())
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
         return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) else UNKNOWN
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:

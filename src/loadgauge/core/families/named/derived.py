@@ -17,7 +17,7 @@ from loadgauge.core.base.package_data import read_data
 
 # How a copy is stored, by the end of its name; the words are those of `quantization_config.quant_method` and of file formats.
 _STORED = {
-    "nf4": r"(unsloth-)?bnb-4bit|(bnb-)?nf4(-bf16)?|qlora-4bit|4bit-bnb",
+    "nf4": r"(unsloth-)?(dynamic-)?bnb-4bit|(bnb-)?nf4(-bf16)?|qlora-4bit|4bit-bnb",
     "gptq": r"gptq(-\w?int[2348])?|gptq-?\d?bit|int4-gptq|w4a16|int4",
     "int8": r"bnb-8bit|8bit|int8|w8a8|w8a16",
     "awq": r"awq(-int4)?|awq-?\d?bit|int4-awq",
