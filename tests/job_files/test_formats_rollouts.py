@@ -106,6 +106,12 @@ def test_both_spellings_of_openrlhf_are_one_job() -> None:
     assert run_of("flat") == run
 
 
+def test_machines_of_a_ray_cluster_are_not_the_trainer_s() -> None:
+    """`#SBATCH` lines start Ray; how many GPUs a model has is said to the trainer."""
+    script = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=1\n" + OPENRLHF
+    assert run_of("openrlhf", script) == run_of("openrlhf")
+
+
 def test_engines_on_gpus_of_their_own() -> None:
     text = OPENRLHF.replace(
         "--train.colocate_all", "--train.colocate_actor_ref --train.async_enable --train.async_queue_size 2"

@@ -145,7 +145,13 @@ def _precision() -> Idea:
     return Idea(keys=("dtype", "weight_dtype"), facts=("precision",), read=read, write=lambda facts, keys: {})
 
 
-ATTENTION = {"autoselected": "flash", "flash": "flash", "cudnn_flash_te": "cudnn", "cudnn_flash_jax": "cudnn", "dot_product": "eager"}
+ATTENTION = {
+    "autoselected": "flash",
+    "flash": "flash",
+    "cudnn_flash_te": "cudnn",
+    "cudnn_flash_jax": "cudnn",
+    "dot_product": "eager",
+}
 """Kernels of a GPU: `autoselected` is Pallas' own flash attention."""
 OPTIMIZERS = {"adamw": "adamw", "adam_pax": "adamw", "sgd": "sgd", "muon": "muon"}
 MAXTEXT = Dialect(
