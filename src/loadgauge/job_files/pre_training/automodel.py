@@ -110,7 +110,7 @@ def _model_type(target: str) -> str:
 
 
 LEFT = "layers of experts stay gathered after the backward of every micro-batch but the last, counted as gathered throughout"
-"""What the switch of `components/moe/fsdp_mixin.py` does."""
+"""Effect of the switch of `components/moe/fsdp_mixin.py`."""
 
 
 def _degrees() -> Idea:
