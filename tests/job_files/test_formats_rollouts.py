@@ -127,6 +127,16 @@ def test_engines_on_gpus_of_their_own() -> None:
     assert (prime.gpus, prime.placement, prime.staleness) == (8, "split:2+6", 2)
 
 
+def test_kernels_of_attention_that_nemo_rl_gives_megatron() -> None:
+    """`attention_backend` of nemo_rl/models/megatron/setup.py; it says nothing of a trainer of another engine."""
+    section = "  megatron_cfg: {enabled: %s, attention_backend: unfused}\n  dtensor_cfg:\n    enabled: %s\n"
+    found = [
+        run_of("nemo-rl", NEMO.replace("  dtensor_cfg:\n", section % switches)).attention
+        for switches in (("true", "false"), ("false", "true"))
+    ]
+    assert found == ["eager", None]
+
+
 def test_a_recipe_over_nemo_rl_s_own(tmp_path: Path) -> None:
     """What the file does not say is of grpo_math_1B.yaml: 512 sequences an update, FSDP2, packed, KL against a reference."""
     run = run_of("nemo-rl")
