@@ -144,7 +144,7 @@ def _gpus() -> Idea:
 
 
 def _launched() -> Idea:
-    """The launcher of a trainer; of one on Ray the models' own GPUs are said, and the machines are those of the whole Ray cluster."""
+    """The launcher of a trainer; of one on Ray the models' own GPUs are said, and machines are those of the whole Ray cluster."""
     own = launched()
     return msgspec.structs.replace(
         own, read=lambda keys: {} if _generates(keys) else own.read(keys), write=lambda facts, keys: {}
