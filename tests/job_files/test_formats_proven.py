@@ -267,6 +267,20 @@ def test_automodel_reduces_gradients_with_the_last_micro_batch(tmp_path: Path) -
     assert totals["last"] - totals["each"] == pytest.approx(2 * 8.03e9 * 7 / 8, rel=0.02)
 
 
+def test_experts_that_automodel_leaves_gathered() -> None:
+    """`enable_fsdp_optimizations` of components/moe/fsdp_mixin.py, where layers are let go after the forward."""
+    text = NEMO.replace("8B}", "8B, backend: {enable_fsdp_optimizations: %s}}") % (
+        "true",
+        ", ep_size: 8, moe: {reshard_after_forward: true}",
+    )
+    found = read(text, file="a.yaml", given={"gpus": 8})
+    assert (found.job.zero, [item.effect for item in found.uncounted]) == (2, ["saves"])
+    assert (
+        read(text.replace("optimizations: true", "optimizations: false"), file="a.yaml", given={"gpus": 8}).job.zero
+        == 3
+    )
+
+
 def test_automodels_packs_of_vision_recipes_are_the_length() -> None:
     text = NEMO.replace("dataset:", "packed_sequence: {pack_size: 8192, max_length: 8192}\ndataset:") % ""
     assert read(text, file="a.yaml", given={"gpus": 8}).job.seq_len == 8192

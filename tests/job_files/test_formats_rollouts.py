@@ -106,6 +106,12 @@ def test_both_spellings_of_openrlhf_are_one_job() -> None:
     assert run_of("flat") == run
 
 
+def test_machines_of_a_ray_cluster_are_not_the_trainer_s() -> None:
+    """`#SBATCH` lines start Ray; how many GPUs a model has is said to the trainer."""
+    script = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=1\n" + OPENRLHF
+    assert run_of("openrlhf", script) == run_of("openrlhf")
+
+
 def test_engines_on_gpus_of_their_own() -> None:
     text = OPENRLHF.replace(
         "--train.colocate_all", "--train.colocate_actor_ref --train.async_enable --train.async_queue_size 2"
@@ -119,6 +125,16 @@ def test_engines_on_gpus_of_their_own() -> None:
     assert (run_of("nemo-rl", fleet).gpus, run_of("nemo-rl", fleet).placement) == (16, "split:8+8")
     prime = run_of("prime-rl")
     assert (prime.gpus, prime.placement, prime.staleness) == (8, "split:2+6", 2)
+
+
+def test_kernels_of_attention_that_nemo_rl_gives_megatron() -> None:
+    """`attention_backend` of nemo_rl/models/megatron/setup.py; it says nothing of a trainer of another engine."""
+    section = "  megatron_cfg: {enabled: %s, attention_backend: unfused}\n  dtensor_cfg:\n    enabled: %s\n"
+    found = [
+        run_of("nemo-rl", NEMO.replace("  dtensor_cfg:\n", section % switches)).attention
+        for switches in (("true", "false"), ("false", "true"))
+    ]
+    assert found == ["eager", None]
 
 
 def test_a_recipe_over_nemo_rl_s_own(tmp_path: Path) -> None:

@@ -270,6 +270,48 @@ def test_each_engine_has_a_section_of_its_own(engine: str) -> None:
     assert run.framework == ("megatron" if engine == "megatron" else "torchtitan")
 
 
+T = f"+{A}megatron.override_transformer_config."
+LITE = f"actor@actor_rollout_ref.actor=mlite_actor {A}engine.tp=2 +{A}engine.impl_cfg."
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "effect"),
+    [
+        (f"{LITE}optimizer=fsdp2", "engine.impl_cfg.optimizer", "either"),
+        (f"{LITE}offload=[moe]", "engine.impl_cfg.offload", "saves"),
+        (f"model_engine=megatron {T}use_ascend_gdn=True", "use_ascend_gdn", "either"),
+        (f"model_engine=megatron {T}swiglu=False", "swiglu", "either"),
+        (f"model_engine=veomni {A}veomni.moe_implementation=eager", "moe_implementation", "either"),
+        (f"model_engine=automodel {A}automodel.moe_config.lm_head_precision=float32", "lm_head_precision", "costs"),
+    ],
+)
+def test_keys_of_other_engines_that_change_the_answer_are_named(more: str, key: str, effect: str) -> None:
+    found = read(f"{VERL} {more}", file="grpo.sh").uncounted
+    assert [item.effect for item in found if item.key.endswith(key)] == [effect]
+
+
+def test_megatron_lite_shards_weights_by_fsdp2_where_it_says_so() -> None:
+    """`impl_cfg.optimizer` of megatron/lite/model/qwen3_moe/lite/protocol.py, whose default is the distributed optimizer."""
+    assert [run_of(f"{VERL} {LITE}optimizer={word}").zero for word in ("fsdp2", "dist_opt")] == [3, 1]
+
+
+def test_what_is_said_a_second_time_of_megatron_is_the_same() -> None:
+    """Overrides reach the model after its own section (`provider_overrides` of workers/engine/megatron)."""
+    run = f"{VERL} model_engine=megatron {A}megatron.tensor_model_parallel_size=2 {T}"
+    assert run_of(f"{run}tensor_model_parallel_size=2").sequence_parallel is True
+    assert run_of(f"{run}sequence_parallel=False").sequence_parallel is False
+    with pytest.raises(ConfigError, match="contradicts"):
+        run_of(f"{run}tensor_model_parallel_size=4")
+
+
+def test_experts_of_automodel_stay_gathered_unless_it_says_otherwise() -> None:
+    """`MoEParallelizerConfig.reshard_after_forward`; `enable_fsdp_optimizations` leaves them so after the backward too."""
+    section = f"{VERL} model_engine=automodel {A}automodel.ep_size=4"
+    again = f"{section} {A}automodel.moe_config.reshard_after_forward=True"
+    assert [run_of(text).zero for text in (section, again)] == [2, 3]
+    assert run_of(f"{again} {A}automodel.backend_config.enable_fsdp_optimizations=True").zero == 2
+
+
 def test_ulysses_ranks_by_either_name() -> None:
     """`FSDPActorConfig`: the older one where it is more than 1."""
     older, newer = f"{A}ulysses_sequence_parallel_size", f"{A}fsdp_config.ulysses_sequence_parallel_size"

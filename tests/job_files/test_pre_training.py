@@ -228,6 +228,38 @@ def test_maxtext() -> None:
     assert read(f"python3 -m maxtext.train base.yml {words}", file="a.sh").job == found.job
 
 
+@pytest.mark.parametrize(
+    ("line", "key", "effect"),
+    [
+        ("activations_in_float32: true", "activations_in_float32", "either"),
+        ("sparse_matmul: false", "sparse_matmul", "either"),
+        ("num_moe_token_chunks: 4", "num_moe_token_chunks", "either"),
+        ("wi_tile_fwd_mlp_dim: 2048", "wi_tile_fwd_mlp_dim", "either"),
+        ("dropout_rate: 0.1", "dropout_rate", "costs"),
+        ("remat_policy: custom", "remat_policy", "either"),
+        ("sparse_matmul: true\nnum_moe_token_chunks: 1\nactivations_in_float32: false", "", ""),
+    ],
+)
+def test_what_maxtext_does_another_way_than_usual_is_named(line: str, key: str, effect: str) -> None:
+    """Each key is off at its own default alone."""
+    found = read(f"model_name: llama3.1-8b\nper_device_batch_size: 2\n{line}\n", "maxtext", file="a.yml")
+    assert [(item.key, item.effect) for item in found.uncounted] == [(key, effect)] * bool(key)
+
+
+def test_kernels_of_attention_that_keep_the_scores() -> None:
+    text = "model_name: llama3.1-8b\nper_device_batch_size: 2\nattention: dot_product\n"
+    assert read(text, "maxtext", file="a.yml").job.attention == "eager"
+    kept = FOUNDRY.replace("attn_config: {", "attn_config: {attn_impl: torch, ")
+    assert kept != FOUNDRY
+    assert read(kept, file="a.yaml", given={"gpus": 8}).job.attention == "eager"
+
+
+def test_mixtures_and_sizes_of_llm_foundry_that_are_not_read_are_refused() -> None:
+    for line in ("ffn_config: {ffn_type: mb_dmoe}", "ffn_config: {ffn_hidden_size: 4096}"):
+        with pytest.raises(ConfigError, match="ffn_config"):
+            read(FOUNDRY.replace("no_bias: true,", f"no_bias: true, {line},"), file="a.yaml", given={"gpus": 8})
+
+
 def test_a_command_that_only_names_a_job_file(tmp_path: Path) -> None:
     (tmp_path / "model.yaml").write_text(NANOTRON)
     script = tmp_path / "run.sh"

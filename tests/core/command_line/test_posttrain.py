@@ -85,6 +85,15 @@ def document_of(line: str) -> dict[str, Any]:
     return found
 
 
+def test_an_engine_whose_share_holds_no_sequence_does_not_fit() -> None:
+    """The verdict says so whatever the rest of the card has free, and there is no time; a share that holds one is a remedy."""
+    found = document_of(f"{GRPO} --rollout vllm:utilization=0.2,sleep=1")
+    assert (found["verdict"], found["worst"], found["time"]) == ("does not fit", "generate", None)
+    assert "it does not start" in found["untimed"]
+    assert found["memory"]["parts"]["engine beside its share"] > 0
+    assert "utilization=0.3" in " ".join(remedy["flags"] for remedy in found["remedies"])
+
+
 @pytest.mark.parametrize("part", ["kv", "logprobs", "sync"])
 def test_explanations(part: str) -> None:
     found = typed(f"{GRPO} --explain {part}")
@@ -101,7 +110,6 @@ def test_explanations(part: str) -> None:
         ("--rollout vllm:utilization=1.5", "at most 1"),
         ("--rollout vllm:tp=3", "not whole replicas of 3"),
         ("--rollout vllm:dp=3", "dp=3"),
-        ("--rollout vllm:utilization=0.2", "for the cache"),
         ("--placement split:4+3", "not the 8 of --gpus"),
         ("--placement both", "colocated or like split"),
         ("--answers exp:2000", "exp:2000,8192"),

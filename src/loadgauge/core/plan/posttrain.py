@@ -199,7 +199,8 @@ class _Search:
         key = (one.placement, one.rollout)
         if key not in self.pools:
             try:
-                self.pools[key] = engine_of(run).pool
+                card = engine_of(run)
+                self.pools[key] = card.unstarted or card.pool
             except Error as error:
                 self.pools[key] = str(error)
         pool = self.pools[key]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.core.base.algebra import Size, maximum
-from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.units import MIB
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
@@ -45,6 +44,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     pool: of the cache; demand: of the cache that all sequences need at their mean context when they run at once
     running: sequences that run at once; outside: context and libraries; graphs: captured
     asleep: what stays on the card when it sleeps; copy: what its sleep moves to host memory
+    unstarted: why it does not start, where its share leaves too little for the cache of one sequence, which the pool then is;
+        needed: of a card whose share would
     """
 
     weights: float
@@ -60,6 +61,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     asked: int
     asleep: Assumed
     copy: float
+    unstarted: str = ""
+    needed: float = 0.0
 
     @property
     def total(self) -> float:
@@ -88,7 +91,7 @@ def on_card(
 
     sequences: of one replica in a step, unique: prompts among them; prompt, longest: tokens of a prompt and of the longest
         sequence; mean: of a sequence
-    adapters: bytes of adapters that it serves. Raises `ConfigError` where nothing is left for the cache of one sequence.
+    adapters: bytes of adapters that it serves
     """
     # All of a batch's prompts come at once; the profile's step is of as many tokens as one step may have.
     most = engine.max_batched_tokens or sequences * prompt
@@ -114,12 +117,15 @@ def on_card(
     pool, demand = _pool(engine, gpu, weights, profile, outside.value + groups), running * (token * longest + fixed)
     if pool is None:
         pool = demand
-    if gpu is not None and pool < token * longest + fixed:
-        raise ConfigError(
-            f"{engine.text()} leaves {max(pool, 0) / 2**30:.1f} GiB for the cache, and one sequence of {longest:,} tokens needs"
-            f" {(token * longest + fixed) / 2**30:.1f} GiB",
-            key="rollout",
+    unstarted, needed, least = "", 0.0, token * longest + fixed
+    if gpu is not None and pool < least:
+        unstarted = (
+            f"{engine.text()} leaves {max(pool, 0) / 2**30:.1f} GiB of {gpu.name} for the cache, and one sequence of"
+            f" {longest:,} tokens needs {least / 2**30:.1f} GiB: it does not start"
         )
+        # With a larger card its share grows, and the cache is what its share grows by.
+        needed = gpu.capacity + (least - pool) / (engine.utilization or engine.static_fraction or 1.0)
+        pool = least
     fitting = int(pool // each) if each else running
     if engine.kind == "vllm" and fitting < running:
         # What was dropped is read again from its start, together, as far as the cache holds it.
@@ -139,6 +145,8 @@ def on_card(
         asked=running,
         asleep=Assumed(*(one + groups + workspace for one in msgspec.structs.astuple(PROCESS))),
         copy=weights if engine.sleep == 1 else 0.0,
+        unstarted=unstarted,
+        needed=needed,
     )
 
 

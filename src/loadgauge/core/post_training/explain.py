@@ -114,7 +114,7 @@ def _kv(run: Run, memory: PostMemory) -> Explained:
             f"in {engine.kv}",
             f"{card.token:,.0f} B",
         ),
-        Line("the cache", formula, pool, gib(card.pool, 2)),
+        Line("the cache", formula, pool, gib(card.pool, 2) if not card.unstarted else "less than a sequence needs"),
         Line(
             "what all sequences need",
             "sequences x tokens of the longest",

@@ -184,7 +184,7 @@ class _Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory(run: Run) -> PostMemory:
-    """Return the memory of a run by phase. Raises `ConfigError` where the engine is left no cache, and as `estimate`.
+    """Return the memory of a run by phase. Raises as `estimate` does.
 
     >>> from loadgauge.core.resolve.posttrain import resolve_posttrain
     >>> from loadgauge.core.definitions.job.job import Job
@@ -462,7 +462,7 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
     """Generation: the engine awake, and on the same cards what the trainer has not moved away.
 
     A model that generates in its trainer is whole on each card meanwhile: gathered where it is sharded (source: trl 1.16,
-    `models/utils.py`, `unwrap_model_for_generation`).
+    `models/utils.py`, `unwrap_model_for_generation`). An engine that does not start needs a card whose share holds its cache.
     """
     assert run.engine is not None
     if run.engine.inside:
@@ -486,6 +486,8 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
     ]
     if run.placement.colocated:
         found += [one for one in _resting(trained, frozen, "", run.rollout_offload) if one.nbytes]
+    if (outside := card.needed - sum(one.nbytes for one in found)) > 0:
+        found.append(Resident("engine", "beside its share", outside))
     total = sum(one.nbytes for one in found)
     spread = card.outside.high - card.outside.value, card.outside.value - card.outside.low
     low, high = total - spread[1] - card.graphs / 2, total + spread[0] + card.graphs

@@ -174,6 +174,8 @@ def step_time(
 
 def timed(run: Run, memory: PostMemory) -> tuple[StepTime | None, str]:
     """Return the time of a step with the cache that memory leaves, or why there is none."""
+    if memory.engine is not None and memory.engine.unstarted:
+        return None, memory.engine.unstarted
     try:
         return step_time(run, None if memory.engine is None or run.gpu is None else memory.engine.pool), ""
     except NotStated as error:

@@ -436,7 +436,7 @@ def remedies(job: Job, before: PostMemory, most: int = 3, model: ModelSpec | Non
     model: that of the job, where it was read before
     """
     found: list[Tried] = []
-    moves: Moves = _moves(job)
+    moves: Moves = _moves(job, before.engine is not None and bool(before.engine.unstarted))
     adapters: Moves = [("lora_rank", (16,))]
     for more, every in ((moves, moves), (adapters, moves + adapters))[: 1 if job.adapts else 2]:
         found += _alone(job, before, more, model)
@@ -518,8 +518,8 @@ def _heights(held: PostMemory) -> list[float]:
     return sorted((phase.high for phase in held.phases), reverse=True)
 
 
-def _moves(job: Job) -> Moves:
-    """Settings that may make a phase smaller, the mildest first."""
+def _moves(job: Job, starved: bool = False) -> Moves:
+    """Settings that may make a phase smaller, the mildest first. starved: the engine's share is too small for it"""
     task = TASKS[job.task or ""]
     engine = Engine.parse(job.rollout or "vllm")
     known, share = ENGINES[engine.kind], getattr(engine, ENGINES[engine.kind].share or "utilization") or 0.0
@@ -537,7 +537,11 @@ def _moves(job: Job) -> Moves:
         ("rollout.tp", tuple(tp for tp in (2, 4, 8) if tp > engine.tp and not (job.gpus or 1) % tp), colocated),
         (
             f"rollout.{known.share}",
-            tuple(round(share - less, 2) for less in (0.1, 0.2, 0.3, 0.4) if share - less > 0.1),
+            tuple(
+                round(other, 2)
+                for step in (0.1, 0.2, 0.3, 0.4)
+                if 0.1 < (other := share + step if starved else share - step) < 0.96
+            ),
             colocated,
         ),
         (

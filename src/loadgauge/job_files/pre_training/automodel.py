@@ -109,6 +109,10 @@ def _model_type(target: str) -> str:
     return alike.get(name.lower(), name.lower())
 
 
+LEFT = "layers of experts stay gathered after the backward of every micro-batch but the last, counted as gathered throughout"
+"""Effect of the switch of `components/moe/fsdp_mixin.py`."""
+
+
 def _degrees() -> Idea:
     tp, cp = f"{D}tp_size", f"{D}cp_size"
     pp, ep = f"{D}pp_size", f"{D}ep_size"
@@ -116,7 +120,8 @@ def _degrees() -> Idea:
     shared, strategy, offload = f"{D}sequence_parallel", f"{D}strategy", f"{D}offload_policy"
     reshard, later, experts = f"{D}reshard_after_forward", f"{D}defer_fsdp_grad_sync", f"{D}moe.reshard_after_forward"
     policy, stage = f"{offload}._target_", f"{D}zero_dp_strategy"
-    owned = (tp, cp, pp, ep, whole, copies, shared, strategy, reshard, later, experts, policy, stage)
+    kept = "model.backend.enable_fsdp_optimizations"
+    owned = (tp, cp, pp, ep, whole, copies, shared, strategy, reshard, later, experts, policy, stage, kept)
 
     def usual(keys: Keys) -> int:
         """The ZeRO stage where nothing says whether layers stay gathered: with expert or pipeline parallelism they do
@@ -132,6 +137,9 @@ def _degrees() -> Idea:
             kind = 3 if number is None else number
         elif kind is None or kind == 3:
             kind = usual(keys) if keys.flag(reshard) is None else 3 if keys.flag(reshard) else 2
+            if kind == 3 and keys.flag(kept):
+                kind = 2
+                keys.note(kept, LEFT, "saves", "gathered")
         ranks = _size(keys, tp) or 1
         facts: Facts = {
             "offload": "all" if "CPUOffloadPolicy" in (keys.word(policy) or "") else "none",

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.ideas import words
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, row
 
 REFERENCE = re.compile(r"\$\{((?:variables\.)?\w+)\}")
@@ -18,6 +19,15 @@ MODEL = (
     "model.pretrained_model_name_or_path", "model.no_bias", "model.tie_word_embeddings", "model.attn_config.rope",
     "model.ffn_config.ffn_type", "model.norm_type", "model.learned_pos_emb",
 )  # fmt: skip
+FEED_FORWARD = {"mptmlp": "plain", "te_ln_mlp": "plain", "mptglu": "gated"}
+"""MegaBlocks' mixtures of experts are not read."""
+ATTENTION = (
+    "model.attn_config.attn_impl",
+    "model.attn_impl",
+    "model.attn_implementation",
+    "model.use_flash_attention_2",
+)
+KERNELS = {"flash": "flash", "triton": "flash", "torch": "eager", **words.ATTENTION}
 PEFT = ("model.peft_config.r", "model.peft_config.peft_type", "model.peft_config.target_modules")
 
 
@@ -46,7 +56,7 @@ def _read(keys: Keys) -> Facts:
     ratio = keys.real(MODEL[4]) or 4.0
     length, vocabulary = number(keys, MODEL[6]) or number(keys, "max_seq_len") or 2048, number(keys, MODEL[5]) or 50_368
     tied = keys.flag("model.tie_word_embeddings") is not False
-    gated = keys.word("model.ffn_config.ffn_type") == "mptglu"
+    gated = keys.choice("model.ffn_config.ffn_type", FEED_FORWARD) == "gated"
     config: dict[str, Any] = {
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": groups,
         "intermediate_size": int(ratio * hidden), "vocab_size": vocabulary, "max_position_embeddings": length,
@@ -119,9 +129,20 @@ def _precision() -> Idea:
 
 def _lora() -> Idea:
     def read(keys: Keys) -> Facts:
+        keys.choice(PEFT[1], {"lora": "lora"})
         return {"lora_rank": keys.whole(PEFT[0]) or 0, "lora_targets": ",".join(keys.words(PEFT[2]) or []) or None}
 
     return Idea(keys=PEFT, facts=("lora_rank", "lora_targets"), read=read, write=lambda facts, keys: {})
+
+
+def _attention() -> Idea:
+    def read(keys: Keys) -> Facts:
+        if keys.flag(ATTENTION[3]):
+            return {"attention": "flash"}
+        chosen = next((key for key in ATTENTION[:3] if keys.has(key)), None)
+        return {} if chosen is None else {"attention": keys.choice(chosen, KERNELS)}
+
+    return Idea(keys=ATTENTION, facts=("attention",), read=read, write=lambda facts, keys: {})
 
 
 LLM_FOUNDRY = Dialect(
@@ -142,6 +163,7 @@ LLM_FOUNDRY = Dialect(
         _precision(),
         row("optimizer", "optimizer.name", words=OPTIMIZERS, default="adamw"),
         _lora(),
+        _attention(),
         Idea(keys=MODEL, facts=("model", "config"), read=_read, write=lambda facts, keys: {}),
     ),
 )

@@ -29,6 +29,8 @@ SIZES = {
     "global_parameter_scale": 1,
 }  # fmt: skip
 """The sizes of `decoder_block: llama2` in `base.yml`."""
+INNER = "base_moe_mlp_dim"
+"""The width within an expert, where it is more than -1."""
 BLOCKS = ("llama2", "default", "mistral", "mixtral")
 AXES = {
     "data": "", "fsdp": "zero", "fsdp_transpose": "zero", "tensor": "tp", "tensor_transpose": "tp", "sequence": "cp",
@@ -44,6 +46,7 @@ def _read(keys: Keys) -> Facts:
         return {"model": NAMES.get(name, name)}
     if (keys.word("decoder_block") or "llama2") not in BLOCKS:
         return {}
+    inner = keys.whole(INNER, -1) or -1
     size = {key: keys.whole(key) or usual for key, usual in SIZES.items()}
     scale = size["global_parameter_scale"]
     doubled = int(math.log2(scale))  # pyconfig: heads, width and layers grow with the powers of two
@@ -63,6 +66,7 @@ def _read(keys: Keys) -> Facts:
     }
     if size["num_experts"] > 1:
         config |= {"num_local_experts": size["num_experts"], "num_experts_per_tok": size["num_experts_per_tok"]}
+        config |= {"intermediate_size": inner} if inner > 0 else {}
     return {"config": config}
 
 
@@ -94,8 +98,8 @@ def _remat() -> Idea:
         policy = keys.word(key) or "full"
         if policy in ("full", "none"):
             return {"recompute": policy}
-        note = f"{key} = {policy[:40]}: keeps some of what is counted as kept"
-        keys.add(Uncounted(note, key, effect="saves", parts=("activations",)))
+        note = f"{key} = {policy[:40]}: keeps some of what is counted as kept, and makes the rest again or moves it to the host"
+        keys.add(Uncounted(note, key, effect="either", parts=("activations",)))
         return {"recompute": "none"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -141,6 +145,14 @@ def _precision() -> Idea:
     return Idea(keys=("dtype", "weight_dtype"), facts=("precision",), read=read, write=lambda facts, keys: {})
 
 
+ATTENTION = {
+    "autoselected": "flash",
+    "flash": "flash",
+    "cudnn_flash_te": "cudnn",
+    "cudnn_flash_jax": "cudnn",
+    "dot_product": "eager",
+}
+"""Kernels of a GPU: `autoselected` is Pallas' own flash attention."""
 OPTIMIZERS = {"adamw": "adamw", "adam_pax": "adamw", "sgd": "sgd", "muon": "muon"}
 MAXTEXT = Dialect(
     name="maxtext",
@@ -156,9 +168,10 @@ MAXTEXT = Dialect(
         row("seq_len", "max_target_length", default=2048),
         _remat(),
         _precision(),
+        row("attention", "attention", words=ATTENTION),
         row("optimizer", "opt_type", words=OPTIMIZERS, default="adamw"),
         Idea(
-            keys=("model_name", "decoder_block", *SIZES, "logits_via_embedding"),
+            keys=("model_name", "decoder_block", INNER, *SIZES, "logits_via_embedding"),
             facts=("model", "config"),
             read=_read,
             write=lambda facts, keys: {},

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import machines
 from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     SIZES,
@@ -510,6 +513,17 @@ def _loss() -> Idea:
     return Idea(keys=(fused, chunk), facts=("loss",), read=read, write=write)
 
 
+def _attention() -> Idea:
+    """Megatron's kernel of attention."""
+    key = f"{M}attention_backend"
+    inner = row("attention", key, words=TRANSFORMER_ENGINE, add=False)
+    return msgspec.structs.replace(
+        inner,
+        read=lambda keys: inner.read(keys) if megatron_trains(keys) else {},
+        write=lambda facts, keys: inner.write(facts, keys) if keys.has(key) else {},
+    )
+
+
 NEMO_RL = Dialect(
     name="nemo-rl",
     title="NeMo-RL",
@@ -533,5 +547,6 @@ NEMO_RL = Dialect(
         _adapter(),
         _optimizer(),
         _loss(),
+        _attention(),
     ),
 )  # fmt: skip

@@ -143,6 +143,14 @@ def _gpus() -> Idea:
     return Idea(keys=owned, facts=names_in("gpus gpus_per_node nodes placement staleness"), read=read, write=write)
 
 
+def _launched() -> Idea:
+    """The launcher of a trainer; of one on Ray the models' own GPUs are said, and machines are those of the whole Ray cluster."""
+    own = launched()
+    return msgspec.structs.replace(
+        own, read=lambda keys: {} if _generates(keys) else own.read(keys), write=lambda facts, keys: {}
+    )
+
+
 def _said(role: str) -> str:
     return {"ref": "reference", "reward": "reward model"}.get(role, role)
 
@@ -568,7 +576,7 @@ OPENRLHF = Dialect(
         **{task: _begin("python3 -m openrlhf.cli.train_ppo_ray") for task in ("ppo", "grpo", "rloo", "dapo", "gspo")},
     },
     ideas=(
-        msgspec.structs.replace(launched(), write=lambda facts, keys: {}),
+        _launched(),
         processes(),
         _one("model", "model", "word"),
         _gpus(),

@@ -14,6 +14,7 @@ from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES, TRANSFORMER_ENGINE
+from loadgauge.job_files.pre_training.automodel import LEFT
 from loadgauge.job_files.pre_training.bridge import TARGETS
 from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute
 from loadgauge.job_files.rollouts import verl_step
@@ -100,14 +101,16 @@ def _layout() -> Idea:
     sizes = {axis: f"{M}{name}" for axis, name in SIZES.items() if axis != "etp"}
     etp, sp, distributed = f"{M}{SIZES['etp']}", f"{M}sequence_parallel", f"{M}use_distributed_optimizer"
     shards, how = f"{M}use_megatron_fsdp", f"{M}override_ddp_config.data_parallel_sharding_strategy"
+    lite, again = f"{M}impl_cfg.optimizer", {axis: f"{T}{name}" for axis, name in SIZES.items() if axis != "vpp"}
     older, newer = f"{A}ulysses_sequence_parallel_size", f"{F}ulysses_sequence_parallel_size"
     ring, shared = f"{F}context_parallel_size", f"{F}sequence_parallel"
     group, reshard = f"{F}fsdp_size", f"{F}reshard_after_forward"
     copies, parts = f"{F}data_parallel_replicate_size", f"{F}data_parallel_shard_size"
     policy, strategy, kind = f"{F}offload_policy", f"{A}strategy", f"{F}distributed_strategy"
     once = f"{F}use_no_sync_for_gradient_accumulation"
-    megatron = (*sizes.values(), etp, sp, distributed, shards, how)
-    dense = (*DENSE.values(), ring, shared, copies, parts, kind)
+    experts, kept = f"{F}moe_config.reshard_after_forward", f"{F}backend_config.enable_fsdp_optimizations"
+    megatron = (*sizes.values(), etp, sp, distributed, shards, how, lite, *again.values(), f"{T}sequence_parallel")
+    dense = (*DENSE.values(), ring, shared, copies, parts, kind, experts, kept)
     chosen = (strategy, "model_engine", "config_name", "actor@actor_rollout_ref.actor", f"{F}strategy")
 
     def of_megatron(keys: Keys) -> Facts:
@@ -117,10 +120,18 @@ def _layout() -> Idea:
         if keys.flag(shards):
             stated = keys.choice(how, STRATEGIES)
             zero = 3 if stated is None else stated
+        if keys.word(lite) == "fsdp2":
+            keys.note(lite, "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP", "either",
+                      "weights gradients optimizer gathered", 0.5)  # fmt: skip
+            zero = 3
+        facts["etp"] = keys.whole(etp) or (facts["tp"] if facts["ep"] > 1 else 1)
+        for axis, key in again.items():  # what is overridden goes to the model after its own section
+            if keys.has(key) and (keys.whole(key) or 1) != facts[axis]:
+                raise keys.wrong(key, f"contradicts {sizes.get(axis, etp)} = {facts[axis]}")
+        overridden = keys.flag(f"{T}sequence_parallel")
         return facts | {
             "framework": "megatron",
-            "sequence_parallel": keys.flag(sp) is not False and facts["tp"] > 1,
-            "etp": keys.whole(etp) or (facts["tp"] if facts["ep"] > 1 else 1),
+            "sequence_parallel": (keys.flag(sp) if overridden is None else overridden) is not False and facts["tp"] > 1,
             "vpp": facts["vpp"] if stages else 1,
             "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
             "zero": zero,
@@ -130,14 +141,21 @@ def _layout() -> Idea:
         engine = engine_of(keys)
         if engine == "megatron":
             return of_megatron(keys)
+        if keys.word(strategy) == "fsdp_turbo":
+            raise keys.wrong(strategy, "lays out the model by turbo_config, which is not read; fsdp2 is")
         own = engine in ("torchtitan", "automodel")
         ranks = keys.whole(ring) or 1 if own else ulysses(keys)
         # Its configuration has gradients reduced with every micro-batch; before 0.9 there is nothing to choose.
         # param_offload and optimizer_offload move only between the updates; this is FSDP2's own offload.
         stage = 2 if str(keys.raw(reshard)).lower() in ("false", "never") else 3
+        facts: Facts = {axis: keys.whole(key) or 1 for axis, key in DENSE.items()}
+        if engine == "automodel" and facts["ep"] > 1 and not keys.flag(experts):
+            stage = 2
+        if engine == "automodel" and stage == 3 and keys.flag(kept):
+            stage = 2
+            keys.note(kept, LEFT, "saves", "gathered")
         if own and keys.word(kind) == "ddp":
             stage = 0
-        facts: Facts = {axis: keys.whole(key) or 1 for axis, key in DENSE.items()}
         facts |= {
             "framework": "torchtitan" if own or facts["ep"] > 1 else "huggingface",
             "cp": ranks,

@@ -92,6 +92,8 @@ def _lines(run: Run, memory: PostMemory) -> list[str]:
         f"A step: {sequences.prompts:,} prompts x {sequences.samples} answers, {sequences.prompt:,} + {sequences.answers.mean:,.0f}"
         f" tokens in the mean, {sequences.longest:,} at most; {run.engine.text()}, {run.replicas} replicas, {where}."
     )
+    if engine.unstarted:
+        return lines  # why is where the time would be
     waits = f"; {engine.asked - engine.running:,} wait or are preempted" if engine.preempts else ""
     lines.append(
         f"Cache: {gib(engine.pool, 1)}, {engine.running:,} of {engine.asked:,} sequences of a replica run at once{waits}."
