@@ -55,7 +55,7 @@ def _told(keys: Keys) -> bool:
 
 def _batch_of(keys: Keys) -> int | None:
     """Return the sequences of a micro-batch; of a step of one GPU, which the scripts themselves divide, its share."""
-    whole = keys.agreed(BATCHES[1:], keys.whole)
+    whole: int | None = keys.agreed(BATCHES[1:], keys.whole)
     return whole and max(1, whole // (keys.whole("gradient_accumulation_steps") or 1))
 
 
