@@ -75,7 +75,9 @@ CONSTRAINTS: dict[str, tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = 
     "a mixer over tp": (
         with_mixer(ShortConvolution()), {}, {"tp": 2}, "tp = 2: ShortConvolution over tp is not modelled",
     ),
-    "a mixer over cp": (MAMBA, {"seq_len": 8}, {"cp": 2}, "cp = 2: Mamba2 over cp is not modelled"),
+    "a mixer over cp": (
+        with_mixer(ShortConvolution()), {}, {"cp": 2}, "cp = 2: ShortConvolution over cp is not modelled",
+    ),
     "key-value heads": (DENSE, {"tp": 2}, {"tp": 4}, "num_key_value_heads and tp must divide one another: 6 and 4"),
     "MLP": (DENSE, {"tp": 2}, {"tp": 3}, "intermediate_size over tp: 1024 over 3 leaves 1"),
     "no experts": (DENSE, {"dp": 2, "global_batch": 2}, {"ep": 2}, "ep = 2, etp = 1: the model has no experts"),

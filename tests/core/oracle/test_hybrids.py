@@ -277,12 +277,39 @@ def test_mixers_without_heads_are_not_sharded(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3-next", "lfm2", "minimax", "jamba"])
-def test_context_parallelism_and_autocast_are_refused(name: str) -> None:
+def test_context_parallelism_without_heads_and_autocast_are_refused(name: str) -> None:
     model_type, keys = CASES[name]
     spec = from_dict({"model_type": model_type, **keys})
     block = next(block for block in spec.blocks if not isinstance(block.attention, Attention))
-    with pytest.raises(NotModelled, match="context parallelism"):
-        block_layer(block, spec.hidden_size, View.of(64, 1, cp=2))
+    if name not in ("mamba2", "qwen3-next"):
+        with pytest.raises(NotModelled, match="context parallelism"):
+            block_layer(block, spec.hidden_size, View.of(64, 1, cp=2))
     how = Kernels(recurrence="reference", dtypes=Dtypes(residual=4))
     with pytest.raises(NotModelled, match=r"autocast|loop"):
         block_layer(block, spec.hidden_size, View.of(64, 1, kernels=how))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3-next"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_share_a_sequence_exchange_tokens_for_heads(name: str, ranks: int) -> None:
+    """A rank keeps and computes its share, and sends and gets what the projection made and the rule gives, both ways."""
+    model_type, keys = CASES[name]
+    spec = from_dict({"model_type": model_type, **keys})
+    block = next(block for block in spec.blocks if not isinstance(block.attention, Attention))
+    whole = block_layer(block, spec.hidden_size, View.of(1024, 1))
+    share = block_layer(block, spec.hidden_size, View.of(1024 // ranks, 1, cp=ranks))
+    assert share.saved() * ranks == pytest.approx(whole.saved(), rel=0.01)
+    assert share.forward_flops * ranks == pytest.approx(whole.forward_flops, rel=1e-3)
+    sent = [one for operation in share.operations for one in operation.forward_comm if one.axis == "cp"]
+    assert [one.kind for one in sent] == ["all_to_all"] * 2
+    mixer = block.attention
+    if isinstance(mixer, GatedDeltaNet):
+        values = mixer.linear_num_value_heads * mixer.linear_value_head_dim
+        both = 2 * mixer.linear_num_key_heads * mixer.linear_key_head_dim + 2 * (values + mixer.linear_num_value_heads)
+        widths = [both, values]
+    else:
+        values = mixer.num_heads * mixer.head_dim
+        widths = [2 * values + 2 * mixer.n_groups * mixer.state_size + mixer.num_heads, values]
+    assert [one.nbytes for one in sent] == [2 * 1024 // ranks * width for width in widths]
+    back = [one.nbytes for operation in share.operations for one in operation.backward_comm if one.axis == "cp"]
+    assert sorted(back) == sorted(one.nbytes for one in sent)

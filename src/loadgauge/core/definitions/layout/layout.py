@@ -410,7 +410,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
                 kind = type(mixer).__name__
                 if layout.tp > 1 and not _sharded(mixer):
                     yield f"tp = {layout.tp}: {kind} over tp is not modelled"
-                if layout.cp > 1:
+                if layout.cp > 1 and not _sharded(mixer):
                     yield f"cp = {layout.cp}: {kind} over cp is not modelled"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads

@@ -10,25 +10,37 @@ activation keeps them all, since it reads a view.
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, minimum
+from loadgauge.core.base.algebra import Size, minimum, several
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.model.model import ShortConvolution
 from loadgauge.core.layers.operations.builder import Builder
-from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.rank_view import View
 
 
 def whole_mixer(build: Builder, kind: str, file: str, *, heads: bool) -> None:
-    """Refuses what the layers of a linear mixer do not model: context parallelism, and tp without `heads`."""
+    """Refuses what the layers of a linear mixer do not model: tensor and context parallelism without `heads`."""
     view = build.view
     reasons = {
-        "context parallelism": not isinstance(view.cp, int) or view.cp != 1,
+        "context parallelism": not heads and (not isinstance(view.cp, int) or view.cp != 1),
         "tensor parallelism": not heads and (not isinstance(view.tp, int) or view.tp != 1),
         "reference code under autocast": build.autocast and build.kernels.recurrence == "reference",
     }
     for reason, applies in reasons.items():
         if applies:
             raise NotModelled(f"{reason} on a {kind} mixer is not modelled")
+
+
+def heads_for_tokens(build: Builder, width: Size) -> tuple[tuple[Collective, ...], Size]:
+    """Return the exchange by which each cp rank gets all tokens of some heads, or gives them back, and what arrives meanwhile.
+
+    width: numbers of a token that travel (source: megatron-core 0.16, `ssm/mamba_context_parallel.py`, `gated_delta_net.py`)
+    """
+    view = build.view
+    if isinstance(view.cp, int) and view.cp == 1:
+        return (), 0
+    nbytes = build.dtypes.activation * view.tokens * width
+    return (Collective("all_to_all", "cp", nbytes, view.cp),), several(view.cp) * nbytes
 
 
 def chunk_pairs(view: View, chunk: Size) -> Size:

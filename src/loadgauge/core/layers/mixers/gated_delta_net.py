@@ -12,15 +12,16 @@ fused, an assumption read off the sources of causal-conv1d and flash-linear-atte
 normed queries and keys (of the key heads), values, rates, decays, and the inverted system, l wide; states are made
 again. Megatron's layer repeats queries and keys to all value heads first, which is not modelled.
 reference: what autograd keeps of transformers' PyTorch code (5.23) in 16 bits.
-tests/core/oracle/test_hybrids.py counts both. Tensor parallelism shards both kinds of heads, as Megatron does.
+tests/core/oracle/test_hybrids.py counts both. Tensor parallelism shards both kinds of heads, as
+Megatron does; cp ranks exchange tokens for heads.
 """
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, ceil_div, minimum, shard, spread
+from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, shard, spread
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.model.model import GatedDeltaNet
-from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, whole_mixer
+from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, heads_for_tokens, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
 
@@ -35,6 +36,8 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
     key_heads = shard(spec.linear_num_key_heads, view.tp, "linear_num_key_heads")
     keys, values = key_heads * spec.linear_key_head_dim, heads * spec.linear_value_head_dim
     source, kept, reduced, workspace = build.enter("delta.gather", x, hidden_size)
+    there, arriving = heads_for_tokens(build, 2 * keys + 2 * values + 2 * heads)
+    back, returning = heads_for_tokens(build, values)
 
     def project(name: str, width: Size, first: bool = False) -> Tensor:
         return build.linear(
@@ -45,8 +48,9 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
             width,
             kept_input=kept,
             shards=view.tp,
-            backward_comm=reduced if first else (),
-            workspace=workspace,
+            forward_comm=there if first else (),
+            backward_comm=(*there, *reduced) if first else (),
+            workspace=maximum(workspace, arriving) if first else workspace,
         )
 
     if spec.separate_projections:
@@ -87,9 +91,9 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
         hidden_size,
         shards=view.tp,
         output=build.hidden("delta.output", hidden_size),
-        forward_comm=forward,
-        backward_comm=backward,
-        workspace=workspace,
+        forward_comm=(*back, *forward),
+        backward_comm=(*back, *backward),
+        workspace=maximum(workspace, returning),
     )
 
 

@@ -12,10 +12,10 @@ inverted system, l wide. transformers' own PyTorch code keeps more, and is not m
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, minimum, shard, spread
+from loadgauge.core.base.algebra import Size, maximum, minimum, shard, spread
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.model.model import KimiDelta
-from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, whole_mixer
+from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, heads_for_tokens, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
 
@@ -31,6 +31,8 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
     heads = shard(spec.linear_num_heads, view.tp, "linear_num_heads")
     inner = heads * width
     source, kept, reduced, workspace = build.enter("kda.gather", x, hidden_size)
+    there, arriving = heads_for_tokens(build, 5 * inner + heads)
+    back, returning = heads_for_tokens(build, inner)
 
     def project(name: str, size: Size, first: bool = False) -> Tensor:
         return build.linear(
@@ -41,8 +43,9 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
             size,
             kept_input=kept,
             shards=view.tp,
-            backward_comm=reduced if first else (),
-            workspace=workspace,
+            forward_comm=there if first else (),
+            backward_comm=(*there, *reduced) if first else (),
+            workspace=maximum(workspace, arriving) if first else workspace,
         )
 
     def gate(name: str) -> Tensor:
@@ -90,9 +93,9 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
         hidden_size,
         shards=view.tp,
         output=build.hidden("kda.output", hidden_size),
-        forward_comm=forward,
-        backward_comm=backward,
-        workspace=workspace,
+        forward_comm=(*back, *forward),
+        backward_comm=(*back, *backward),
+        workspace=maximum(workspace, returning),
     )
 
 

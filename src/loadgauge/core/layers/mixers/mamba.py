@@ -13,7 +13,7 @@ scan's output, the norm's statistics; convolution, scores and states are made ag
 product's input.
 reference: what autograd keeps of transformers' PyTorch code (5.23), tensor by tensor.
 tests/core/oracle/test_hybrids.py counts both.
-Tensor parallelism shards heads and groups, as Megatron's MambaMixer does.
+Tensor parallelism shards heads and groups, as Megatron's MambaMixer does; cp ranks exchange tokens for heads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, shard, spread
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.model.model import Mamba2
-from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, whole_mixer
+from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, heads_for_tokens, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
 
@@ -36,6 +36,8 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
     groups = shard(spec.n_groups, view.tp, "n_groups of Mamba-2")
     inner, channels = heads * spec.head_dim, heads * spec.head_dim + 2 * groups * spec.state_size
     source, kept, reduced, workspace = build.enter("mamba.gather", x, hidden_size)
+    there, arriving = heads_for_tokens(build, inner + channels + heads)
+    back, returning = heads_for_tokens(build, inner)
     projected = build.linear(
         "mamba.input",
         source,
@@ -45,8 +47,9 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
         bias=spec.use_bias,
         kept_input=kept,
         shards=view.tp,
-        backward_comm=reduced,
-        workspace=workspace,
+        forward_comm=there,
+        backward_comm=(*there, *reduced),
+        workspace=maximum(workspace, arriving),
     )
     reference = build.kernels.recurrence == "reference"
     if reference:
@@ -67,9 +70,9 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
         bias_shards=1,
         output=build.hidden("mamba.output", hidden_size),
         kept_input=mixed if build.kernels.joint_output and not reference else None,
-        forward_comm=forward,
-        backward_comm=backward,
-        workspace=workspace,
+        forward_comm=(*back, *forward),
+        backward_comm=(*back, *backward),
+        workspace=maximum(workspace, returning),
     )
 
 
