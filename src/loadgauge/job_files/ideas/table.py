@@ -412,8 +412,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                     if wanted:
                         unknown.append((error, wanted[0]))
                     else:
-                        said = f"{error.key}: {str(error).rpartition(': ')[2]}"
-                        keys.add(Uncounted(said, str(error.key), effect="either"))
+                        note = f"{error.key}: {str(error).rpartition(': ')[2]}"
+                        keys.add(Uncounted(note, str(error.key), effect="either"))
                 continue
             present = [key for key in idea.keys if keys.has(key)]
             there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]

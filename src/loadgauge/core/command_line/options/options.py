@@ -64,9 +64,9 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
             "callback": lambda ctx, param, texts: ",".join(texts) if texts else None,
         }
         return click.option(flag, *more, name, metavar=field.metavar, help=field.help, **joined)
-    said: dict[str, Any] = {"multiple": True, "callback": _one_card} if name == "gpu" else {}
+    repeated: dict[str, Any] = {"multiple": True, "callback": _one_card} if name == "gpu" else {}
     return click.option(
-        flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed, **said
+        flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed, **repeated
     )
 
 
