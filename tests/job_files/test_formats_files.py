@@ -422,6 +422,17 @@ def test_a_job_without_a_model_says_so(tmp_path: Path) -> None:
     assert (told.code, told.out.split()[0]) == (0, "FITS")
 
 
+def test_a_model_in_a_folder_of_another_machine_is_asked_for(tmp_path: Path) -> None:
+    place = tmp_path / "train.yaml"
+    place.write_text("base_model: /nowhere/model\nmicro_batch_size: 1\nsequence_len: 512\n")
+    found = typed(f"estimate {place} --gpu h100")
+    assert (found.code, found.err) == (
+        2,
+        f"loadgauge: {place}: its model /nowhere/model is a folder that is not here: add --model NAME\n",
+    )
+    assert typed(f"estimate {place} --gpu h100 --model llama-3.2-1b --brief").code == 0
+
+
 def test_a_job_file_is_a_model(tmp_path: Path) -> None:
     place = tmp_path / "job.yaml"
     place.write_text(AXOLOTL)

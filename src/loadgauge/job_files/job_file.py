@@ -356,7 +356,9 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
     try:
         found = found_model(file.job.replace(model=name, hub=False))
     except ConfigError as error:
-        raise ConfigError(str(error), file=file.file) from None
+        missing = str(error).endswith("no such file")
+        text = f"its model {name} is a folder that is not here: add --model NAME" if missing else str(error)
+        raise ConfigError(text, file=file.file) from None
     if found.spec.listed is not None:
         return found.spec, f"; {found.spec.name} is {found.how}"
     return found.spec, f"; its model {name} is taken for {found.spec.name}" if found.how else ""
