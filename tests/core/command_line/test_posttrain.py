@@ -92,6 +92,11 @@ def test_an_engine_whose_share_holds_no_sequence_does_not_fit() -> None:
     assert "it does not start" in found["untimed"]
     assert found["memory"]["parts"]["engine beside its share"] > 0
     assert "utilization=0.3" in " ".join(remedy["flags"] for remedy in found["remedies"])
+    # On a card with what it needs it starts, and on one with a little less it does not.
+    for share, starts in ((0.998, False), (1.002, True)):
+        memory = f"--memory {share * found['memory']['total'] / 2**30:.4f}GiB"
+        there = document_of(f"{GRPO} --rollout vllm:utilization=0.2,sleep=1 {memory}")
+        assert (there["time"] is not None) is starts
 
 
 @pytest.mark.parametrize("part", ["kv", "logprobs", "sync"])
