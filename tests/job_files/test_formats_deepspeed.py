@@ -109,3 +109,13 @@ def test_a_file_whose_name_is_an_argument_is_asked_for(tmp_path: Path) -> None:
     place = str(tmp_path / "run.sh")
     assert any("add --set 1=VALUE" in remark for remark in read(script, file=place).remarks)
     assert read(script, file=place, variables={"1": "a"}).extra.config is not None
+
+
+def test_files_of_the_disk_are_not_read_for_a_text_alone(tmp_path: Path) -> None:
+    """As the page reads what is dropped on it: a name in a script opens nothing."""
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text('{"bert_model_config": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}}')
+    text = f"deepspeed train.py --deepspeed --deepspeed_config none.json --cf {sizes} --max_seq_length 128\n"
+    given = {"gpus": 1, "zero": 1, "micro_batch": 1, "precision": "fp16"}
+    assert read(text, file="run.sh", given=given).extra.config is not None
+    assert read(text, file="run.sh", given=given, alone=True).extra.config is None

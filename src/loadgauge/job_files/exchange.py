@@ -234,7 +234,7 @@ def read(
     given: facts known from elsewhere, as flags name them, which go before the file's
     version: of the tool, or releases of libraries as `--version` takes them, of which the tool's counts; None: the newest
         whose defaults are known
-    alone: a DeepSpeed configuration that it names is not looked for on the disk
+    alone: files that it names are not looked for on the disk
     beside: paths of files that are read as well; where there are any, a configuration that is named is one of them or is
         looked for
     strict: what is not counted is an error, whatever is known of its effect
@@ -254,7 +254,12 @@ def read(
             " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
             file=file,
         )
-    if chosen is None and syntax == "argv" and (position := _started_with(text, file, variables)) is not None:
+    if (
+        chosen is None
+        and syntax == "argv"
+        and not alone
+        and (position := _started_with(text, file, variables)) is not None
+    ):
         other = read(
             load(position), name, file=str(position), given=given, version=version, alone=alone, keeping=keeping, beside=beside,
             strict=strict, ignore=ignore,
@@ -270,6 +275,7 @@ def read(
     release = _version(version, chosen)
     whole = Without(read_as, ignore)
     keys = Keys(whole if whole.dropped else whole.whole, file, chosen.auto, release, given)
+    keys.alone = alone
     older = chosen.last(keys) if release is None else None
     if older is not None:
         release, key = older

@@ -41,9 +41,9 @@ def _told(keys: Keys) -> bool:
     """Return whether the engine's configuration is there to be read. Raises `ConfigError`, with all flags that say what only it
     does, where it is named, is not there, and neither they nor other keys say it."""
     name = keys.raw(CONFIG)
-    if not isinstance(name, str) or beside(name, keys.file, keys.document) is not None:
+    if not isinstance(name, str) or keys.alone or beside(name, keys) is not None:
         return isinstance(name, str)
-    asked = [] if "model" in keys.given or keys.has(*NAMED) else ["--model NAME"]
+    asked = [] if "model" in keys.given or keys.has(*NAMED) or _sizes(keys) else ["--model NAME"]
     asked += [] if "zero" in keys.given else ["--zero STAGE"]
     asked += [] if {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES) else ["--micro-batch N"]
     asked += [] if "precision" in keys.given or keys.has("dtype", *HALF) else ["--precision NAME"]
@@ -155,7 +155,7 @@ def _model() -> Idea:
 
 def _sizes(keys: Keys) -> Facts:
     """The model of bing_bert's file, whose vocabulary its tokenizer has, in whole eights (`turing/models.py`)."""
-    text = beside(name, keys.file, keys.document) if isinstance(name := keys.raw(SIZES), str) else None
+    text = beside(name, keys) if isinstance(name := keys.raw(SIZES), str) else None
     try:
         config = json.loads(text or "{}").get("bert_model_config")
     except (ValueError, AttributeError):

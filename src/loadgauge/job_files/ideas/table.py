@@ -95,6 +95,8 @@ class Keys:
         self.document, self.file, self.auto, self.version = document, file, auto, version
         self.given: Mapping[str, Any] = given or {}
         """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
+        self.alone = False
+        """Says whether files that the document names are not looked for on the disk."""
         self.left: list[str] = []
         """Keys left to another file."""
         self.noted: dict[str, Uncounted] = {}

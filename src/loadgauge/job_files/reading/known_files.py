@@ -10,12 +10,15 @@ import re
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.core.base.files import read_text
 from loadgauge.core.base.package_data import read_data
+
+if TYPE_CHECKING:
+    from loadgauge.job_files.ideas.table import Keys
 
 # All of them leave these to the trainer.
 _AUTO: dict[str, Any] = {
@@ -26,15 +29,16 @@ LARGEST = 1_000_000
 HERE = re.compile(r"^(?:\$\(pwd\)|`pwd`|\$\{?PWD\}?)/")
 
 
-def beside(name: str, file: str, document: object) -> str | None:
+def beside(name: str, keys: Keys) -> str | None:
     """The text of a file that a job file names: one that its script writes, else one beside it; None where it is not there."""
-    written: dict[str, str] = getattr(getattr(document, "shell", None), "documents", {})
+    file = keys.file
+    written: dict[str, str] = getattr(getattr(keys.document, "shell", None), "documents", {})
     if name in written:
         return written[name]
     plain = HERE.sub("", name)
     places = [Path(file).parent / plain, Path(plain)] if file else [Path(plain)]
     position = next((position for position in places if position.is_file()), None)
-    if position is not None:
+    if position is not None and not keys.alone:
         return read_text(position, LARGEST)
     told = known_file(name)
     return None if told is None else told.content
