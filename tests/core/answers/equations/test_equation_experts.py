@@ -231,6 +231,8 @@ def test_bytes_sent_around_a_ring() -> None:
     turn = (c - 1) * 2 * T / c
     assert same(equation("wire", "llama", cp="c", attention="flash"), 3 * turn * 2 * k * d)
     assert same(equation("wire", "mla", cp="c", attention="flash"), 3 * turn * a * (n + r + v))
+    for layer, exchange in (("llama", "ring"), ("mamba2-2.7b", "all-to-all"), ("nemotron-h-8b", "ring, recurrences")):
+        assert exchange in typed(f"equation wire --layer {layer} --cp --attention flash").out.replace("\n", " ")
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -441,7 +443,7 @@ def test_every_layer_has_every_quantity(quantity: str, layer: str) -> None:
         ("activation --layer moe", "did you mean activations?"),
         ("params --layer mixtral-8x7b --ep 3", "8 over 3 leaves 2"),
         ("params --layer gpt2 --tp 5", "12 over 5 leaves 2"),
-        ("activations --layer mamba2-2.7b --cp", "not modelled"),
+        ("activations --layer minimax-text-01 --cp", "not modelled"),
     ],
 )
 def test_what_does_not_apply_is_refused_in_one_line(line: str, word: str) -> None:

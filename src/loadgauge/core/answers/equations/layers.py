@@ -11,7 +11,7 @@ import msgspec
 
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import ConfigError, closest
-from loadgauge.core.definitions.model.model import Block, Mlp, ModelSpec, Moe
+from loadgauge.core.definitions.model.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe
 from loadgauge.core.estimate.symbols import Symbolic, letter, symbolic_block, symbolic_ends
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.families.reference import deepseek_block, gpt_model, llama_block, llama_model, mixtral_block
@@ -43,6 +43,14 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     def has_experts(self) -> bool:
         """Return whether any of its layers has experts."""
         return any(isinstance(block.mlp, Moe) for block in self.model.blocks)
+
+    @property
+    def exchanged_over_cp(self) -> str:
+        """Return how context-parallel ranks exchange, by the mixers of its layers."""
+        mixers = [block.attention for block in self.model.blocks if block.attention is not None]
+        attends = {isinstance(mixer, Attention | LatentAttention) for mixer in mixers}
+        ways = {True: "keys and values go around a ring", False: "recurrences exchange tokens for heads (all-to-all)"}
+        return ", ".join(ways[attention] for attention in sorted(attends, reverse=True))
 
 
 def subject(layer: str, tp: int = 1) -> Subject:

@@ -40,7 +40,7 @@ def validity(choice: Choice) -> tuple[str, ...]:
         notes.append("sequence parallelism: the ranks share the tokens of norms and dropouts too")
     notes += [f"{axis} = {count}" for axis, count in choice.ranks.items() if isinstance(count, int)]
     if "cp" in choice.ranks:
-        notes.append("context parallelism: the ranks share the tokens, keys and values go around a ring")
+        notes.append(f"context parallelism: the ranks share the tokens, {choice.of.exchanged_over_cp}")
     return tuple(notes)
 
 
