@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from loadgauge.core.definitions.model.kernels import Dtypes, Kernels
-from loadgauge.core.families.reference import gpt_block, llama_block
+from loadgauge.core.definitions.training.training import training
+from loadgauge.core.estimate.memory.recompute import applied
+from loadgauge.core.families.reference import gpt_block, llama_block, llama_model
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.attention.attention import CORE
 from loadgauge.core.layers.embedding_head import mask_bytes
 from loadgauge.core.layers.operations.operations import Layer, Recompute
+from loadgauge.core.resolve.recompute_words import recompute_policy
 from torch_kept import kept_by, native_dropout
 from torch_models import block_kept, build
 from torch_plain import Core, eager_core, flash_core, gpt, llama
@@ -80,3 +90,38 @@ def test_whole_blocks(name: str, attention: str, dtype: torch.dtype) -> None:
     mask = mask_bytes(spec, built.view(s, b)) if name == "gpt2" else 0
     assert mask == (b * s * s * dtype.itemsize if (name, attention) == ("gpt2", "eager") else 0)
     assert block_kept(built, 1, s, b) == kept[0].nbytes + mask == s * b * 64 * dtype.itemsize + mask
+
+
+@pytest.mark.parametrize("k", [8, 2])
+def test_selective_of_torchtitan(k: int) -> None:
+    """PyTorch's selective checkpoint with torchtitan's rule (attention and every second product are kept), against the
+    operations that `--framework torchtitan --recompute selective` runs again."""
+    s, b, h, dtype = 24, 2, 64, torch.bfloat16
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    products: list[object] = []
+
+    def rule(
+        context: SelectiveCheckpointContext, function: object, *args: object, **options: object
+    ) -> CheckpointPolicy:
+        if function is torch.ops.aten.mm.default and not context.is_recompute:
+            products.append(function)
+        saves = function is attention or (function is torch.ops.aten.mm.default and len(products) % 2)
+        return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+    run, own = llama(h, 8, k, 16, 176, dtype, flash_core)
+    caching, _ = contexts = create_selective_checkpoint_contexts(rule)
+    x = torch.randn(b, s, h, dtype=dtype, requires_grad=True)
+    result = checkpoint(run, x, use_reentrant=False, context_fn=lambda: contexts)
+    kept = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()}
+    for leaf in tree_leaves(caching.storage):
+        tensor = getattr(leaf, "val", leaf)
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    assert len(products) == 7
+    assert result.requires_grad
+    assert own
+    model = msgspec.structs.replace(llama_model(1, h, 8, 32), blocks=(llama_block(h, 8, k, 16, 176),))
+    layer = listed_llama(s, b, h, k, dtype, "flash")
+    policy = recompute_policy("selective", model, training("torchtitan"))
+    assert str(policy) == "per-op"
+    assert sum(kept.values()) == layer.saved(applied(policy, layer))

@@ -140,3 +140,21 @@ def test_a_budget_of_memory_keeps_that_share_of_a_layer():
         assert parts[share] <= share + 0.02
         assert result.flops.hardware >= whole.flops.hardware + (share < 0.5)
     assert parts[0.25] < parts[0.5] < parts[0.75]
+
+
+@pytest.mark.parametrize(
+    ("framework", "attention", "remark"),
+    [
+        ("torchtitan", "flash", "per-op (torchtitan's selective"),
+        ("megatron", "flash", "it saves nothing"),
+        ("huggingface", "eager", "huggingface itself has none and full"),
+        ("megatron", "eager", ""),
+    ],
+)
+def test_a_word_of_recomputation_means_what_it_means_there(framework: str, attention: str, remark: str) -> None:
+    job = Job(model="llama-3.1-8b", gpu="h100", gpus=8, framework=framework, attention=attention)
+    setup = resolve_job(job.replace(recompute="selective"))
+    assert remark in setup.assumed.get("--recompute", "")
+    assert bool(remark) == ("--recompute" in setup.assumed)
+    saved = resolve_job(job).estimate().memory.total - setup.estimate().memory.total
+    assert (saved > 2**28) == ("nothing" not in remark)

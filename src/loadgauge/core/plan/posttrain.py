@@ -18,12 +18,12 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
 from loadgauge.core.post_training.memory import PostMemory, engine_of, memory
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import Known, StepTime, step_time, timed
 from loadgauge.core.resolve.posttrain import resolve_posttrain
+from loadgauge.core.resolve.recompute_words import recompute_policy
 from loadgauge.core.resolve.resolve import named_card
 
 NODE = 8
@@ -183,13 +183,12 @@ class _Search:
         if batch % (one.micro_batch * ranks):
             self._refused(f"global_batch: {batch} sequences are no multiple of dp x micro-batch")
             return None
-        policy = RecomputePolicy.parse(one.recompute or "none")
-        members = {
-            name: msgspec.structs.replace(
-                member, layout=msgspec.structs.replace(member.layout, micro_batch=one.micro_batch, recompute=policy)
-            )
-            for name, member in base.members.items()
-        }
+        word = one.recompute or "none"
+        members = {}
+        for name, member in base.members.items():
+            policy = recompute_policy(word, member.model, member.training)
+            layout = msgspec.structs.replace(member.layout, micro_batch=one.micro_batch, recompute=policy)
+            members[name] = msgspec.structs.replace(member, layout=layout)
         return msgspec.structs.replace(
             base, members=members, logprob_rows=(one.logprob_batch or one.micro_batch) * base.task.rows
         )

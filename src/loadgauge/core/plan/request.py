@@ -18,7 +18,6 @@ from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.layout.axes import AXES, MODEL_PARALLEL
-from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import default_framework
 from loadgauge.core.estimate.result import Estimate
@@ -271,7 +270,7 @@ def read_values(name: str, given: Any) -> tuple[Any, ...]:
 
     def read(value: Any) -> Any:
         if name == "recompute":
-            return value if isinstance(value, RecomputePolicy) else RecomputePolicy.parse(str(value).strip())
+            return str(value).strip()
         return _read(name, field, value.strip() if isinstance(value, str) else value)
 
     return tuple(dict.fromkeys(map(read, given)))

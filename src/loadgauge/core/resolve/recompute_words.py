@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
+
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.layers import View, block_layer
@@ -67,6 +70,35 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     return word
 
 
+def recompute_policy(word: str, model: ModelSpec, training: Training) -> RecomputePolicy:
+    """Return the policy that a word of `--recompute` means in a framework.
+
+    >>> from loadgauge.core.families.reference import llama_model
+    >>> from loadgauge.core.definitions.training.training import training
+    >>> str(recompute_policy("selective", llama_model(2, 64, 4, 100), training("torchtitan")))
+    'per-op'
+    """
+    own = training.framework.selective if word == "selective" else word
+    operations = resolve_recompute(own, model, training)
+    policy = RecomputePolicy.parse(operations)
+    return policy if operations == own else msgspec.structs.replace(policy, word=own)
+
+
+def taken_for(word: str, training: Training) -> str:
+    """Return a remark on a word of `--recompute` that means something of the framework's own, or saves nothing in it; else ""."""
+    framework = training.framework
+    if word != "selective":
+        return ""
+    if framework.selective != word:
+        return (
+            f"{framework.selective} ({framework.name}'s selective: attention and every second matrix product are kept)"
+        )
+    saves = "" if training.kernels.attention == "eager" else "; it saves nothing, as flash attention keeps no scores"
+    if not framework.recomputes_parts:
+        return f"selective (Megatron's, attention alone{saves}; {framework.name} itself has none and full)"
+    return f"selective (attention alone{saves}; full or names of operations do)" if saves else ""
+
+
 def _remat(policy: str, model: ModelSpec, training: Training) -> str:
     custom, equals, kept = policy.partition("=")
     if custom == "custom" and equals:
@@ -89,6 +121,7 @@ def spell_recompute(policy: str, model: ModelSpec, training: Training) -> str:
     the model; any other policy stays as it is."""
     if policy.partition(":")[0] in ("none", "selective", "full"):
         return policy
+    policy = resolve_recompute(policy, model, training)
     wanted = {name.strip() for name in policy.split(",")}
     if wanted == _per_op(model, training):
         return "per-op"

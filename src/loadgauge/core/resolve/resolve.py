@@ -26,7 +26,6 @@ from loadgauge.core.definitions.layout.layout import (
     FULL_PIPE,
     Filled,
     Layout,
-    RecomputePolicy,
 )
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -45,7 +44,7 @@ from loadgauge.core.resolve.large_runs import (
     with_alternatives,
 )
 from loadgauge.core.resolve.model import found_model
-from loadgauge.core.resolve.recompute_words import resolve_recompute
+from loadgauge.core.resolve.recompute_words import recompute_policy, taken_for
 from loadgauge.core.resolve.rescale import is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.unsaid import (
@@ -177,7 +176,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         dp=dp,
         zero=zero,
         sequence_parallel=sequence_parallel(job, chosen, degrees["tp"], fill),
-        recompute=RecomputePolicy.parse(resolve_recompute(fill("recompute", *_recompute(job, file)), chosen, kind)),
+        recompute=recompute_policy(fill("recompute", *_recompute(job, file)), chosen, kind),
         micro_batch=micro_batch,
         global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
         seq_len=_seq_len(job, chosen, lengths, fill),
@@ -190,6 +189,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         **_ragged(job, lengths, micro_batch, kind, assumed),
     )
     _runs(kind, layout)
+    if remark := taken_for(job.recompute or "", kind):
+        assumed["--recompute"] = remark
     if card is not None and job.overlap is None and not kind.overlap.dp and layout.zero < 3 and layout.zero_ranks > 1:
         why = f"{kind.framework.name}'s: with dp, gradients hide"
         assumed["--overlap"] = f"{kind.overlap.text()} ({why})"

@@ -35,6 +35,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: `none`, `selective` (the core of attention), `full` (whole layers), or `ops` (the operations named)
     every: only every n-th layer; layers: only the first n of each stage (None: all); group: layers between checkpoints
+    word: what says these operations in short, such as `per-op` or `memory_budget=0.5`
     """
 
     mode: Literal["none", "selective", "full", "ops"] = "none"
@@ -42,6 +43,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
     every: int = 1
     layers: int | None = None
     group: int = 1
+    word: str = ""
 
     @classmethod
     def parse(cls, text: str) -> RecomputePolicy:
@@ -76,7 +78,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         if self.mode == "ops":
-            return ",".join(sorted(self.ops))
+            return self.word or ",".join(sorted(self.ops))
         options = [f"every={self.every}"] if self.every > 1 else []
         options += [f"layers={self.layers}"] if self.layers is not None else []
         options += [f"group={self.group}"] if self.group > 1 else []

@@ -92,6 +92,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     zero_stages, schedules: those it runs
     only_own_schedules: whether its pipeline is its own, so that no schedule can be added to it
     recomputes_parts: whether parts of a layer can be recomputed, or only whole layers
+    selective: its own meaning of `--recompute selective`; Megatron's is the core of attention (korthikanti2022)
     """
 
     name: str
@@ -138,6 +139,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     schedules: tuple[Schedule, ...] = SCHEDULES
     only_own_schedules: bool = False
     recomputes_parts: bool = True
+    selective: str = "selective"
     source: str
 
     def flash_on(self, card: Gpu | None, stack: Releases = NEWEST_STACK) -> str:
@@ -231,6 +233,7 @@ FRAMEWORKS: dict[str, Framework] = {
             host=FSDP_HOST, expandable=True,  # run_train.sh
             # FSDP2 shards everything, or nothing (DDP).
             zero_stages=(0, 3), schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
+            selective="per-op",  # distributed/activation_checkpoint.py, `_apply_op_sac`
             source="pytorch",
         ),
         Framework(

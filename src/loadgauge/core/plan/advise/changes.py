@@ -177,7 +177,7 @@ def _of_layout(run: Run) -> Iterator[Change]:
         yield Change(Kind.ATTENTION, {"attention": "flash"}, "never keeps the scores")
         if layout.recompute.mode == "none":
             yield Change(Kind.RECOMPUTE_MORE, {"recompute": "selective"}, "attention runs again in backward")
-    if layout.recompute.mode in ("none", "selective"):
+    if layout.recompute.mode != "full":
         yield Change(Kind.RECOMPUTE_MORE, {"recompute": "full"}, "layers run again in backward")
     if layout.tp > 1 and not layout.sequence_parallel:
         yield Change(Kind.SEQUENCE_PARALLEL, {"sequence_parallel": True}, "shares norms and dropouts too")

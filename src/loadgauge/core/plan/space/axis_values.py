@@ -9,13 +9,14 @@ import msgspec
 
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.layout.axes import AXES, MODEL_PARALLEL, STAGE_AXES
-from loadgauge.core.definitions.layout.layout import SCHEDULES, Layout, RecomputePolicy
+from loadgauge.core.definitions.layout.layout import SCHEDULES, Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import Framework
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.plan.space.space import Space, divisors
+from loadgauge.core.resolve.recompute_words import recompute_policy
 
-RECOMPUTE = tuple(RecomputePolicy.parse(text) for text in ("none", "selective", "full"))
+RECOMPUTE = ("none", "selective", "full")
 WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
 """The models of transformers checkpoint whole layers, or none."""
 ALL = "all"
@@ -85,6 +86,7 @@ def space_for(
     if model.listed is not None:  # its class states how it is split, whatever trains it
         narrow = {name: values for name, values in narrow.items() if name not in SPLIT_BY_PLAN}
     chosen = {**open_axes, **narrow, **locked}
+    chosen["recompute"] = tuple(recompute_policy(str(policy), model, training) for policy in chosen["recompute"])
     space = Space(
         model=model,
         gpus=gpus,
