@@ -7,5 +7,10 @@ COMMANDS = {
         "whether jobs still fit and stay within a budget, for a pull request",
         "loadgauge.job_files.commands.check",
     ),
+    "lint": (
+        16.5,
+        "what wastes memory, time or money in a job file, with what each change saves",
+        "loadgauge.job_files.commands.lint",
+    ),
 }
 DIALECTS = "loadgauge.job_files.door"

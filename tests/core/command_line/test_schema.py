@@ -102,6 +102,7 @@ LINES = {
     "models.catalogue": ["models llama"],
     "models.types": ["models --check"],
     "check.jobs": ["check examples/train.yaml gpt2 nosuch.yaml --gpu 4090 --budget memory=22GiB --tokens 1B"],
+    "lint.files": ["lint examples/train.yaml --gpu 4090"],
     "check.facts": ["check examples/train.yaml --facts"],
     "convert.job": ["convert examples/train.yaml --to megatron"],
     "serve.address": ["serve --port 0 --no-browser"],

@@ -1,0 +1,312 @@
+"""Findings in a job file: what wastes memory, time or money, or will fail, each with what the estimate says without it.
+
+A finding is a change of the one list of changes (`core/plan/advise/changes.py`), tried on this job and this card. It is shown in
+the file's own words, as a patch of the user's own text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import SequenceMatcher, unified_diff
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from loadgauge.core.base.errors import Error
+from loadgauge.core.base.units import gib, seconds
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.plan.advise.advice import advice
+from loadgauge.core.plan.advise.budget import Figures
+from loadgauge.core.plan.advise.changes import Change, Kind, Run, changes
+from loadgauge.core.plan.advise.try_ import Tried, flags, try_change
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.verdict import unread_words
+from loadgauge.job_files.exchange import JobFile, combine, load, read, write
+from loadgauge.job_files.ideas.facts import FIELDS
+from loadgauge.job_files.job_file import flags_given, names_beside, read_files
+
+Level = Literal["fails", "memory", "time", "note"]
+MEMORY, SLOWER, FASTER = 0.05, 0.01, 0.03
+"""The share of the card that is worth a line, how much slower a step may get for it, and the share of a step that is."""
+SHARES_BATCH = {"micro_batch", "gpus", *MODEL_PARALLEL}
+"""Fields by which a global batch that stays the same is shared out in another number of micro-batches."""
+ROUNDS = 12
+"""The most changes that `fixed` makes one after another."""
+
+
+class Rule(NamedTuple):
+    """Name of a rule, whether it looks for memory or for time, and what is wrong where it fires."""
+
+    name: str
+    level: Level
+    says: str
+
+
+RULES = {
+    Kind.LOSS: Rule("logits-whole", "memory", "the logits are made whole; in chunks they never are"),
+    Kind.ZERO: Rule("states-replicated", "memory", "every rank keeps states that the others have too"),
+    Kind.ATTENTION: Rule("eager-attention", "memory", "attention keeps its scores; flash attention makes them again"),
+    Kind.SEQUENCE_PARALLEL: Rule("norms-replicated", "memory", "tensor-parallel ranks all keep what norms read"),
+    Kind.OPTIMIZER: Rule("optimizer-32-bit", "memory", "optimizer states in 32 bits, where 8 do"),
+    Kind.EVALUATION: Rule("evaluation-peak", "memory", "evaluation needs more than training"),
+    Kind.PURE_16_BIT: Rule("weights-32-bit", "memory", "weights in 32 bits beside those that compute"),
+    Kind.LARGER_MICRO_BATCH: Rule("small-micro-batch", "time", "small micro-batches on a card with room"),
+    Kind.RECOMPUTE_LESS: Rule("needless-recompute", "time", "layers run again in backward, though what they keep fits"),
+    Kind.LESS_TP: Rule("tensor-parallel-wide", "time", "tensor parallelism is wider than the memory needs"),
+    Kind.PIPELINE: Rule("pipeline-bubble", "time", "stages wait for one another"),
+    Kind.LESS_ZERO: Rule("needless-zero-3", "time", "weights are gathered with every micro-batch, though they fit"),
+    Kind.OVERLAP: Rule("exposed-communication", "time", "communication that could run beside the computing does not"),
+    Kind.EXPERT_PARALLEL: Rule("experts-spread", "time", "experts lie on other ranks than they should"),
+}
+"""The rules that try a change of the one list, by its kind."""
+OWN = {
+    "offload": Rule("needless-offload", "time", "states lie on the host, though the card has room"),
+    "save": Rule("save-gathers", "memory", "a checkpoint gathers all weights on one rank"),
+    "precision": Rule("float32", "time", "products in 32 bits"),
+    "attention": Rule("padding", "time", "micro-batches are padded; without padding only tokens are computed"),
+}
+"""The rules that set a field that no change sets, by the field."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something in a job file that costs, or fails.
+
+    memory: GiB less on the fullest GPU [byte]; step: less time of a step [s]; cost, of the whole run, where it is asked for
+    fields: of `Job`, that mend it; patch: the file's own lines that do, as a unified diff; line: its first line in the file
+    flags: the same for `loadgauge estimate`; left_out: what the file's format cannot say of it
+    """
+
+    rule: str
+    level: Level
+    says: str
+    memory: float = 0.0
+    step: float = 0.0
+    cost: float = 0.0
+    needs: str = ""
+    fields: dict[str, Any] = {}
+    flags: str = ""
+    patch: str = ""
+    line: int = 1
+    left_out: tuple[str, ...] = ()
+
+    def gain(self) -> str:
+        """Return what it saves, in words.
+
+        >>> Finding(rule="x", level="memory", says="", memory=2.0**31, step=-0.25).gain()
+        'saves 2.0 GiB, a step takes 250 ms more'
+        """
+        parts = [f"saves {gib(self.memory, 1)}"] if self.memory > 2**25 else []
+        parts += [f"saves {seconds(self.step)} a step"] if self.step > 0 else []
+        parts += [f"takes {gib(-self.memory, 1)} more"] if self.memory < -(2**25) and self.step > 0 else []
+        parts += [f"a step takes {seconds(-self.step)} more"] if self.step < 0 else []
+        parts += [f"{self.cost:,.2f} less for the run"] if self.cost >= 0.01 else []
+        return ", ".join(parts)
+
+
+class Linted(msgspec.Struct, frozen=True, kw_only=True):
+    """A job file as it is, and what was found in it, the gravest first."""
+
+    file: str
+    tool: str
+    setup: Setup
+    result: Estimate
+    findings: tuple[Finding, ...]
+
+
+def lint(job: Job, text: str | None = None) -> Linted:
+    """Estimate a job file as it is, and with each change that may be worth making.
+
+    job: whose `model` is the file, with the flags of `loadgauge estimate`; text: of the file, where it is not to be opened
+    Raises `ConfigError`, `LayoutError` or `NotModelled` where the file itself cannot be estimated.
+    """
+    source = load(job.model) if text is None else text
+    setup = resolve_job(job)
+    result = setup.estimate()
+    file = _files(job, _given(job))[0]
+    return Linted(
+        file=job.model, tool=f"{file.dialect} {file.version}".strip(), setup=setup, result=result,
+        findings=_said(_findings(setup, result), job, source),
+    )  # fmt: skip
+
+
+def _said(findings: Iterable[Finding], job: Job, source: str) -> tuple[Finding, ...]:
+    """Return the findings that the file's format can mend, with the lines that do; of what fails, also others."""
+    kept: list[Finding] = []
+    for each in sorted((_with_patch(finding, job, source) for finding in findings), key=_gravest):
+        first = not kept or kept[-1].rule != each.rule
+        if each.level == "note" or (each.level == "fails" and first) or (each.level != "fails" and each.patch):
+            kept.append(each)
+    return tuple(kept)
+
+
+def _gravest(finding: Finding) -> tuple[int, int, float]:
+    order = ("fails", "time", "memory", "note").index(finding.level)
+    return (
+        order,
+        len(finding.left_out),
+        0 if finding.level == "fails" else -finding.step - finding.memory / 2**40,
+    )
+
+
+def _files(job: Job, given: dict[str, Any]) -> tuple[JobFile, ...]:
+    return read_files([job.model, *names_beside(job)], job, given)
+
+
+def _given(job: Job) -> dict[str, Any]:
+    return {name: value for name, value in flags_given(job).items() if name in FIELDS}
+
+
+def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
+    memory = result.memory
+    if memory.verdict != "fits" and memory.capacity is not None:
+        tried = advice(setup)
+        why = "" if memory.question is None else f": {memory.question.words()}"
+        says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}{why}"
+        mends = [_found(Rule("does-not-fit", "fails", says), setup, result, trial) for trial in tried]
+        yield from mends or [Finding(rule="does-not-fit", level="fails", says=says)]
+    best: dict[str, Finding] = {}
+    for rule, fields, why in _tries(setup):
+        trial = try_change(setup, fields, why)
+        if trial is None or not _worth(rule, result, trial):
+            continue
+        finding = _found(rule, setup, result, trial)
+        if rule.name not in best or finding.step > best[rule.name].step:
+            best[rule.name] = finding
+    yield from best.values()
+    for line in unread_words(tuple(setup.unread(result))):
+        yield Finding(rule="key-not-read", level="note", says=line)
+
+
+def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
+    run = Run.of_setup(setup)
+    for change in changes(run, RULES):
+        yield from ((RULES[change.kind], fields, change.why) for fields in _sizes(change, setup))
+    kind, job = setup.training, setup.job
+    if kind.offload != "none":
+        yield OWN["offload"], {"offload": "none"}, "states on the card"
+    if job.save == "full":
+        yield OWN["save"], {"save": "sharded"}, "each rank saves its own part"
+    if kind.precision.name == "fp32" and setup.gpu is not None and setup.gpu.bf16:
+        yield OWN["precision"], {"precision": "bf16"}, "products in 16 bits"
+    if setup.lengths is not None and setup.job.padding != "free":
+        yield OWN["attention"], {"attention": "flash", "padding": "free"}, "no padding"
+
+
+def _sizes(change: Change, setup: Setup) -> Iterator[dict[str, Any]]:
+    """Yield the fields of a change; of a larger micro-batch, of all that divide the batch."""
+    yield change.fields
+    if change.kind is Kind.LARGER_MICRO_BATCH:
+        size, batches = int(setup.layout.micro_batch), int(setup.layout.num_microbatches)
+        yield from ({"micro_batch": size * factor} for factor in (4, 8, 16) if batches % factor == 0)
+
+
+def _worth(rule: Rule, before: Estimate, trial: Tried) -> bool:
+    after, capacity = trial.result, before.memory.capacity
+    slower = 0.0 if before.time is None or after.time is None else after.time.step / before.time.step - 1
+    if rule.level == "time":
+        return -slower >= FASTER and after.memory.verdict == "fits"
+    less = before.memory.total - after.memory.total
+    return slower <= SLOWER and less >= MEMORY * (capacity or before.memory.total)
+
+
+def _found(rule: Rule, setup: Setup, before: Estimate, trial: Tried) -> Finding:
+    now = Figures.of(setup, before).values
+    then = Figures.of(resolve_job(trial.job, setup.model), trial.result).values
+    less = {name: now[name] - then[name] for name in now.keys() & then.keys()}
+    step = less.get("step", 0.0)
+    batch = {"global_batch": int(setup.layout.global_batch)} if trial.fields.keys() & SHARES_BATCH else {}
+    return Finding(
+        rule=rule.name, level=rule.level, says=rule.says, memory=less["memory"], cost=less.get("cost", 0.0), needs=trial.note,
+        step=step if abs(step) > SLOWER * now.get("step", 0.0) else 0.0, fields=batch | trial.fields, flags=flags(trial.fields),
+    )  # fmt: skip
+
+
+def _with_patch(finding: Finding, job: Job, source: str) -> Finding:
+    if not finding.fields:
+        return finding
+    try:
+        text, left_out = patched(job, finding.fields, source)
+    except Error as error:
+        return msgspec.structs.replace(finding, left_out=(str(error),))
+    diff = list(unified_diff(source.splitlines(), text.splitlines(), job.model, job.model, lineterm="", n=0))
+    line = next((int(row.split()[1].partition(",")[0].lstrip("-")) for row in diff if row.startswith("@@")), 1)
+    return msgspec.structs.replace(finding, patch="\n".join(diff), line=max(line, 1), left_out=left_out)
+
+
+def patched(job: Job, fields: dict[str, Any], source: str) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a job file with fields of its job changed, and a line for each that its format cannot say.
+
+    Comments and all other lines stay as they are. Raises `ConfigError` where the format cannot be written.
+    """
+    own = _given(job)
+    wanted_facts = own | {name: value for name, value in fields.items() if name in FIELDS}
+    texts, changed = [], job
+    for wanted in (own, wanted_facts):
+        files = _files(job, wanted)
+        changed, extra = combine(files, wanted)
+        written = write(changed, files[0].dialect, source, extra=extra, file=job.model)
+        texts.append(written.text)
+    text = _merged(source, *texts)
+    again = read(text, files[0].dialect, file=job.model, given=own, version=job.version)
+    if text != texts[1] and combine((again, *files[1:]), own) != combine(
+        (read(texts[1], files[0].dialect, file=job.model, given=own, version=job.version), *files[1:]), own
+    ):
+        text = texts[1]
+    mine = (name for name in fields if name not in FIELDS)
+    beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
+    flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]
+    return text, (*beyond, *(line for line in written.left_out if any(flag in line for flag in flags_of)))
+
+
+def _merged(source: str, plain: str, changed: str) -> str:
+    """Return a text with what differs between two rewritten copies of it, its own lines elsewhere.
+
+    >>> _merged("a: True;b: 1".replace(";", "\\n"), "a: true;b: 1".replace(";", "\\n"), "a: true;b: 2".replace(";", "\\n"))
+    'a: True\\nb: 2'
+    """
+    mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
+    if len(mine) != len(was):
+        return changed
+    lines: list[str] = []
+    for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
+        if kind == "equal":
+            lines += mine[a:b]
+        elif b - a != d - c:
+            lines += now[c:d]
+        else:
+            lines += [own if _means(own) == _means(new) else new for own, new in zip(mine[a:b], now[c:d], strict=True)]
+    return "".join(lines)
+
+
+def _means(line: str) -> Any:
+    """Return what one line of YAML says, whatever its spelling; of another format, its words."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return line[: len(line) - len(line.lstrip())], YAML(typ="safe", pure=True).load(line)
+    except YAMLError:
+        return line.split()
+
+
+def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset()) -> tuple[str, tuple[Finding, ...]]:
+    """Return a file's text with what was found mended, one change after another, and the findings that were.
+
+    After each change the job is estimated again, since two may want the same memory. rules: those to follow; empty: all
+    """
+    fields: dict[str, Any] = {}
+    mended: list[Finding] = []
+    setup, findings = linted.setup, linted.findings
+    for _ in range(ROUNDS):
+        rest = [each for each in findings if each.patch and not each.left_out and (not rules or each.rule in rules)]
+        if not rest:
+            break
+        mended.append(rest[0])
+        fields |= rest[0].fields
+        setup = resolve_job(setup.job.replace(**rest[0].fields), setup.model)
+        now = (each for each in _findings(setup, setup.estimate()) if each.fields.keys() - fields.keys())
+        findings = _said(now, job, text)
+    return (patched(job, fields, text)[0] if fields else text), tuple(mended)

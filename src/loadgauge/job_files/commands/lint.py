@@ -1,0 +1,150 @@
+"""`loadgauge lint`: what wastes memory, time or money in job files, or will fail, each with its saving and its patch."""
+
+from __future__ import annotations
+
+import json
+from difflib import unified_diff
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error
+from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
+
+if TYPE_CHECKING:
+    from loadgauge.job_files.commands.findings import Linted
+
+SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+@click.command("lint")
+@click.argument("files", nargs=-1, metavar="FILE...")
+@run_options
+@whole_run_options
+@click.option("--rule", "rules", multiple=True, metavar="NAME", help="Only these rules (see `--rules`).")
+@click.option("--rules", "list_rules", is_flag=True, help="List the rules.")
+@click.option("--diff", "as_diff", is_flag=True, help="The files as they would be with all of it mended, as a patch.")
+@click.option("--fix", is_flag=True, help="Write that into the files.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds and plain numbers.")
+@click.option("--sarif", is_flag=True, help="SARIF 2.1.0, for code hosts.")
+def command(
+    files: tuple[str, ...],
+    rules: tuple[str, ...],
+    list_rules: bool,
+    as_diff: bool,
+    fix: bool,
+    as_json: bool,
+    sarif: bool,
+    **flags: Any,
+) -> int:
+    """Say what wastes memory, time or money in job FILEs, or will fail, with what each change saves on this job and card.
+
+    Every figure is that of `loadgauge estimate` before and after; the change is shown in the file's own lines.
+
+    Exit code: 0 nothing found, 1 something found, 2 a file cannot be told.
+
+    \b
+    loadgauge lint job.yaml --gpu 4090
+    loadgauge lint train.sh --gpu h100 --gpus 8 --diff
+    """
+    from loadgauge.core.command_line.main import say
+    from loadgauge.core.text.table import document
+    from loadgauge.job_files.commands.findings import OWN, RULES, fixed, lint
+    from loadgauge.job_files.exchange import load
+
+    names = {rule.name: rule.says for rule in (*RULES.values(), *OWN.values())}
+    if list_rules:
+        click.echo("\n".join(f"{name:<24}{says}" for name, says in sorted(names.items())))
+        return YES
+    if not files:
+        raise click.UsageError("Missing argument 'FILE...': a job file, script or notebook")
+    if unknown := [name for name in rules if name not in names and name not in ("does-not-fit", "key-not-read")]:
+        raise ConfigError(f"{unknown[0]!r} is no rule (rules: {', '.join(sorted(names))})", key="rule")
+    code, every = YES, []
+    for file in files:
+        try:
+            job = parse([file]).replace(**{flag: value for flag, value in flags.items() if value is not None})
+            text = load(file)
+            linted = lint(job, text)
+        except Error as error:
+            say(f"{file}: {error}", CANNOT_TELL)
+            code = CANNOT_TELL
+            continue
+        shown = tuple(each for each in linted.findings if not rules or each.rule in rules)
+        every.append((linted, shown))
+        if code == YES and any(each.level != "note" for each in shown):
+            code = NO
+        if as_diff or fix:
+            new, _ = fixed(linted, job, text, frozenset(rules))
+            rows = unified_diff(text.splitlines(True), new.splitlines(True), file, file)
+            click.echo("".join(rows), nl=False)
+            if fix and new != text:
+                with open(file, "w", encoding="utf-8", newline="") as target:
+                    target.write(new)
+        elif not (as_json or sarif):
+            _report(linted, shown)
+    if as_json:
+        document({"files": [_document(linted, shown) for linted, shown in every]})
+    elif sarif:
+        click.echo(
+            json.dumps(_sarif([(linted.file, each) for linted, shown in every for each in shown], names), indent=2)
+        )
+    return code
+
+
+def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
+    from loadgauge.core.base.units import gib, seconds
+    from loadgauge.core.text.table import console
+
+    target, memory, time = console(), linted.result.memory, linted.result.time
+    has = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
+    step = "" if time is None else f", {seconds(time.step)} a step"
+    count = sum(each.level != "note" for each in shown)
+    target.print(
+        f"{linted.file} ({linted.tool}): {count or 'nothing'} found; {memory.verdict.upper()}, {gib(memory.total, 1)}{has}{step}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    for each in shown:
+        gain = each.gain()
+        target.print(f"\n{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
+        if gain:
+            target.print(f"        {gain}; {each.flags}", markup=False, highlight=False, soft_wrap=True)
+        for row in each.patch.splitlines():
+            if row[:1] in "+-" and row[:3] not in ("+++", "---"):
+                target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)
+        for line in each.left_out:
+            target.print(f"        not in this format: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:
+    return {
+        "file": linted.file,
+        "tool": linted.tool,
+        "verdict": linted.result.memory.verdict,
+        "findings": [
+            {
+                "rule": each.rule, "level": each.level, "says": each.says, "line": each.line, "memory_bytes": each.memory,
+                "step_seconds": each.step, "cost": each.cost, "flags": each.flags, "patch": each.patch,
+            }
+            for each in shown
+        ],
+    }  # fmt: skip
+
+
+def _sarif(results: list[tuple[str, Any]], names: dict[str, str]) -> dict[str, Any]:
+    """Return the document that code hosts read (source: OASIS, SARIF 2.1.0)."""
+    levels = {"fails": "error", "memory": "warning", "time": "warning", "note": "note"}
+    rows = [
+        {
+            "ruleId": each.rule,
+            "level": levels[each.level],
+            "message": {"text": "; ".join(filter(None, (each.says, each.gain(), each.flags)))},
+            "locations": [
+                {"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": each.line}}}
+            ],
+        }
+        for file, each in results
+    ]
+    rules = [{"id": name, "shortDescription": {"text": says}} for name, says in sorted(names.items())]
+    tool = {"driver": {"name": "loadgauge", "rules": rules}}
+    return {"$schema": SARIF, "version": "2.1.0", "runs": [{"tool": tool, "results": rows}]}
