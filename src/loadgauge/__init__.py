@@ -1,5 +1,8 @@
 """loadgauge: whether an LLM training job fits, where every byte goes, how long it takes and what it costs.
 
+Ten names: `estimate`, `plan`, `why` (an out-of-memory error), `trace` (real PyTorch code on a simulated device), `capture` (any
+model), `read` and `convert` (job files of other tools), `train` (padding-free, a package), `Job` and `Error`.
+
 >>> import loadgauge
 >>> result = loadgauge.estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=4096)
 >>> result.memory.fits, result.time is not None
@@ -41,9 +44,10 @@ if TYPE_CHECKING:
     from loadgauge.core.families.catalogue import models
     from loadgauge.core.families.hf import from_dict, from_hf
     from loadgauge.core.plan.answer import plan
-    from loadgauge.job_files.convert import convert
+    from loadgauge.job_files.convert import convert, read
     from loadgauge.pytorch.capture.call import capture
     from loadgauge.pytorch.trace.programs.call_job import trace
+    from loadgauge.pytorch.why.answer import answer as why
 
 
 __all__ = [
@@ -73,8 +77,10 @@ __all__ = [
     "parameters",
     "plan",
     "posttrain",
+    "read",
     "trace",
     "training",
+    "why",
 ]
 
 
@@ -83,6 +89,8 @@ _LAZY = {
     "equation": "loadgauge.core.answers.equations.equation:equation",
     "estimate": "loadgauge.api:estimate",
     "plan": "loadgauge.core.plan.answer:plan",
+    "read": "loadgauge.job_files.convert:read",
+    "why": "loadgauge.pytorch.why.answer:answer",
     "posttrain": "loadgauge.api:posttrain",
     "trace": "loadgauge.pytorch.trace.programs.call_job:trace",
     "Job": "loadgauge.core.definitions.job.job:Job",

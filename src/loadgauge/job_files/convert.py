@@ -41,6 +41,22 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
     onto: str = ""
 
 
+def read(file: str | Path, **fields: Any) -> JobFile:
+    """Return what a job file of another tool says: `dialect`, `version`, the `facts`, each with the key or default behind it.
+
+    fields: how it is read, as flags of `loadgauge estimate` have it, such as `version`. Raises `ConfigError`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "job.yaml"
+    ...     _ = file.write_text("base_model: Qwen/Qwen3-8B\\nmicro_batch_size: 2\\nsequence_len: 2048\\nadapter: lora")
+    ...     read(file).dialect, read(file).facts["micro_batch"].key
+    ('axolotl', 'micro_batch_size')
+    """
+    how = Job(model=str(file)).replace(**fields)
+    return read_files([how.model], how, {})[0]
+
+
 def convert(
     job: Job | str | Path | Sequence[str | Path],
     to: str = "megatron",
