@@ -70,6 +70,10 @@ LINES = {
         f"{PLAN} --zero 3 --find micro-batch",
         f"{PLAN} --find gpus --tokens 1B --days 30",
     ],
+    "plan.serving": [
+        f"plan qwen3-8b --gpu {gpu} --gpus 2 --task generate --answer 512 --batch 4 --pp 1"
+        for gpu in ("h100", "rtx4060")
+    ],
     "plan.task": [f"plan qwen3-8b --gpu {gpu} --gpus 8 {GRPO} --tp 2 --zero 1" for gpu in ("h100", "4090")],
     "network.needs": [
         NETWORK,
@@ -289,6 +293,7 @@ HOLDERS = {
     "estimate.inference": lambda found: found["memory"],
     "plan.layouts": lambda found: found["layouts"][0]["memory"],
     "plan.find": lambda found: found["answers"][0]["best"]["memory"],
+    "plan.serving": lambda found: found["choices"][0]["memory"],
     "plan.task": lambda found: found["best"]["memory"],
     "fleet.run": lambda found: found["memory"],
     "check.jobs": lambda found: found["jobs"][0]["memory"],

@@ -10,11 +10,14 @@ from click.core import ParameterSource
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.hooks import need
+from loadgauge.core.base.units import parse as parse_unit
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.options import complete_model, option, options
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
+from loadgauge.core.definitions.job.job_text import positive_number
+from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, fleet_finds, questions
 
 SWEEP = ("sweep", "output", "workers", "ray")
@@ -41,7 +44,18 @@ def _options(command: Any) -> Any:
     for name in reversed(JOB_FIELDS):
         several = name in OPEN_AXES or name == "gpus"
         command = (_several if several else option)(name, fields()[name])(command)
-    return options(command, POSTTRAIN)
+    for name, field in reversed(inference_fields().items()):
+        command = option(name, field)(command)
+    limits = {
+        "max_ttft": ("TIME", "With --task generate: the longest time to a first token, such as 2s."),
+        "max_tpot": ("TIME", "With --task generate: the longest time of a further token, such as 30ms."),
+        "requests": ("RATE", "With --task generate: requests a second; the fewest GPUs that answer them."),
+    }
+    for name, (metavar, help) in limits.items():
+        command = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=help)(command)
+    task = fields()["task"]
+    command = option("task", msgspec.structs.replace(task, choices=(*task.choices, "generate")))(command)
+    return options(command, [name for name in POSTTRAIN if name != "task"])
 
 
 OF_TASK = ("gpu", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "framework", "precision", "optimizer", "global_batch",
@@ -74,6 +88,46 @@ def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
     return answer(Job.of(model, values), given, as_json=as_json)
 
 
+def _time(text: str | None, name: str) -> float | None:
+    """Read a time [s]. Raises `ConfigError`."""
+    if text is None:
+        return None
+    value, unit = parse_unit(text, name, "second")
+    if unit != "second":
+        raise ConfigError(f"{text!r} is no time, such as 30ms", key=name.replace("_", "-"))
+    return value
+
+
+def _serve(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
+    """Plans a server, and prints it; the exit code."""
+    from loadgauge.core.plan.serving import Limits, plan_serving
+    from loadgauge.core.resolve.inference import TAKEN
+    from loadgauge.core.serving.passes import AXES_OF
+    from loadgauge.core.text.plan.serving_plan import answer
+
+    context = click.get_current_context()
+    said = {
+        name: value for name, value in flags.items()
+        if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "task"
+    }  # fmt: skip
+    request = {name: said.pop(name) for name in inference_fields() if name in said}
+    times = [_time(said.pop(name, None), name) for name in ("max_ttft", "max_tpot")]
+    rate = said.pop("requests", None)
+    requests = None if rate is None else positive_number(str(rate).removesuffix("/s"))
+    limits = Limits(first=times[0], token=times[1], requests=requests)
+    sought, top = said.pop("find", None), int(said.pop("top", 5))
+    if sought not in (None, "seq-len", "batch", "gpus"):
+        raise ConfigError("of --task generate is seq-len (the longest context), batch or gpus", key="find")
+    if {"seq-len": "context"}.get(sought or "", sought) in {**said, **request}:
+        raise ConfigError(f"asks for what --{'context' if sought == 'seq-len' else sought} says", key="find")
+    axes = {name: tuple(int(size) for size in str(said.pop(name)).split(",")) for name in AXES_OF if name in said}
+    for name in said:
+        if name not in TAKEN:
+            raise ConfigError("is no question of a plan with --task generate", key=name)
+    plan = plan_serving(Job.of(model, said), request, axes, limits, sought)
+    return answer(plan, sought, limits, top, as_json=as_json)
+
+
 @click.command("plan")
 @click.argument("model", required=False, shell_complete=complete_model)
 @size_options
@@ -100,6 +154,8 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
     loadgauge plan mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32,64,128 --objective money --global-batch 512
     loadgauge plan --sweep sweep.toml --output results
     loadgauge plan llama-3.1-405b --gpu h100 --gpus 100000 --tokens 30T --global-batch 12500 --find spares --fleet failures=llama3
+    loadgauge plan llama-3.1-70b --gpu h100 --gpus 8 --task generate --context 8192 --answer 512 --max-tpot 30ms
+    loadgauge plan llama-3.1-70b --gpu h100 --task generate --context 8192 --answer 512 --requests 20 --max-ttft 2s
     loadgauge plan qwen3-32b --gpu h100-sxm5-80gb --gpus 64 --task grpo --prompts 128 --samples 16 --prompt-len 512 \\
         --answers exp:3000,8192
     """
@@ -109,6 +165,11 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
     for name, value in (("output", output), ("workers", workers), ("ray", ray)):
         if value is not None:
             raise ConfigError("goes with --sweep", key=name)
+    if flags["task"] == "generate":
+        return _serve(model_or_usage(model, flags), flags, as_json=as_json)
+    for name in (*inference_fields(), "max_ttft", "max_tpot", "requests"):
+        if flags.pop(name) is not None:
+            raise ConfigError("goes with --task generate", key=name)
     if flags["task"] is not None:
         return _task(model_or_usage(model, flags), flags, as_json=as_json)
     for name in POSTTRAIN:

@@ -24,8 +24,8 @@ from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.unsaid import overlap_ends, with_unsaid
 from loadgauge.core.plan.batch.evaluate import BatchEvaluator
+from loadgauge.core.plan.batch.memo import Memo
 from loadgauge.core.plan.batch.types import Batch, Wanted
-from loadgauge.core.plan.memo import Memo
 from loadgauge.core.plan.sample import Sampler
 from loadgauge.core.plan.space.constraints import Constraints
 from loadgauge.core.plan.space.space import SIZES, Grid, Space, Structure

@@ -25,8 +25,10 @@ TAKEN = (
 CONTEXT = 4096
 
 
-def resolve_inference(job: Job, task: Task, given: dict[str, Any]) -> tuple[Answer, dict[str, str]]:
-    """Return the answer, and what was assumed. given: fields of `Inference` that are flags, None where not given
+def resolve_inference(
+    job: Job, task: Task, given: dict[str, Any], *, whole: bool = True
+) -> tuple[Answer, dict[str, str]]:
+    """Return the answer, and what was assumed. given: fields of `Inference` that are flags, None where not given; whole: as `infer`
 
     Raises `ConfigError` for a flag that is of training, and as `infer`.
 
@@ -83,6 +85,7 @@ def resolve_inference(job: Job, task: Task, given: dict[str, Any]) -> tuple[Answ
         active_params=int(counted.active),
         price=job.price,
         untimed=untimed,
+        whole=whole,
     )
     return answer, assumed
 

@@ -180,10 +180,11 @@ def infer(
     active_params: int,
     price: float | None = None,
     untimed: str = "",
+    whole: bool = True,
 ) -> Answer:
     """Estimate a forward pass, or generation. Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
-    params, active_params: of the whole model; untimed: why there is no cluster
+    params, active_params: of the whole model; untimed: why there is no cluster; whole: with the times and the largest batch
     """
     asked.check()
     if asked.task == "generate" and model.head.kind != "lm":
@@ -210,9 +211,9 @@ def infer(
         price=price,
         untimed=untimed,
         memory=memory(model, asked, stages, gpu),
-        largest=None if gpu is None else largest_batch(model, asked, stages, gpu),
+        largest=None if gpu is None or not whole else largest_batch(model, asked, stages, gpu),
     )
-    if cluster is None:
+    if cluster is None or not whole:
         return found
     try:
         clock = Clock(model, asked, stages, cluster)

@@ -28,10 +28,10 @@ from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory,
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.traffic import layout_groups
+from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
 from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, play_all
 from loadgauge.core.plan.batch.types import Batch, Wanted
-from loadgauge.core.plan.memo import ByIdentity, Memo
 from loadgauge.core.plan.space.constraints import Constraints, Places
 from loadgauge.core.plan.space.space import Grid, Space, Structure
 

@@ -27,7 +27,7 @@ from loadgauge.core.estimate.states.gathered import copies
 from loadgauge.core.estimate.states.states import RankWeights, States
 from loadgauge.core.layers import View
 from loadgauge.core.layers.operations.operations import Layer
-from loadgauge.core.plan.memo import ByIdentity, Memo
+from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 
 STATES = ("weights", "gradients", "optimizer", "gathered")
 """Parts that depend on ZeRO, and not on what is in flight."""

@@ -17,10 +17,10 @@ from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.step import ROUNDS, MicroBatch, StepModel
 from loadgauge.core.estimate.time.traffic import weight_traffic
 from loadgauge.core.layers.operations.operations import Layer
+from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, weights_key
 from loadgauge.core.plan.batch.schedule import least, play
 from loadgauge.core.plan.batch.types import Wanted
-from loadgauge.core.plan.memo import ByIdentity, Memo
 from loadgauge.core.plan.space.constraints import Places
 from loadgauge.core.plan.space.space import Structure
 

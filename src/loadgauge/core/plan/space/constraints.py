@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.estimate.schedule.orders import violation
-from loadgauge.core.plan.memo import ByIdentity, Memo
+from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.space.space import Grid, Structure, whole
 
 

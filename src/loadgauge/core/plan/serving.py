@@ -1,0 +1,260 @@
+"""The plan of a server: the layout, the batch and the number of GPUs with which requests are answered fastest, or with fewest GPUs.
+
+Every layout of a replica is estimated with batches of powers of two and the largest that its memory and the limits allow. Memory
+and both times grow with the batch and the context, so the largest of each is found by halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.resolve.inference import resolve_inference
+from loadgauge.core.serving.result import Answer
+
+Sought = Literal["seq-len", "batch", "gpus"]
+PREFILL = 8192
+"""Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""
+ANSWER = 512
+"""Tokens of an answer, where nothing is said."""
+NODE = 8
+MOST_BATCH, MOST_CONTEXT = 65_536, 10**7
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of a server: of a first token and of each further one [s], and the requests that come [1/s]."""
+
+    first: float | None = None
+    token: float | None = None
+    requests: float | None = None
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout of replicas with a batch, estimated."""
+
+    job: Job
+    request: dict[str, Any]
+    answer: Answer
+
+    @property
+    def batch(self) -> int:
+        """Requests at a time, of all replicas."""
+        asked = self.answer.asked
+        return asked.batch * asked.replicas * asked.attentions
+
+    @property
+    def first(self) -> float:
+        """Seconds to a first token: of a server, its queue included."""
+        answer = self.answer
+        if answer.served is not None:
+            return answer.served.first
+        return 0.0 if answer.first is None else answer.first.seconds * answer.software
+
+    @property
+    def per_gpu(self) -> float:
+        """Generated tokens a second and GPU."""
+        return (self.answer.tokens_per_second or 0.0) / self.answer.gpus
+
+    @property
+    def requests(self) -> float:
+        """Requests that are answered a second, of all replicas."""
+        return (self.answer.tokens_per_second or 0.0) / self.answer.asked.answer
+
+    @property
+    def command(self) -> str:
+        """The command that estimates it."""
+        words = [f"--{name.replace('_', '-')} {value}" for name, value in self.request.items() if value is not None]
+        return " ".join([self.job.command(), "--task generate", *words])
+
+    def within(self, limits: Limits) -> bool:
+        """Return whether it fits and keeps the limits of time."""
+        token = self.answer.token or 0.0
+        late = limits.first is not None and self.first > limits.first
+        slow = limits.token is not None and token > limits.token
+        return self.answer.memory.verdict == "fits" and not late and not slow
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a search: the choices that keep the limits, the best first; nearest: of none, the one that lacks least.
+
+    front: those of which no other has more tokens a second both a GPU and a user; assumed: what nobody said
+    longest: tokens that the model has positions for
+    """
+
+    choices: tuple[Choice, ...]
+    front: tuple[Choice, ...]
+    looked: int
+    assumed: dict[str, str]
+    longest: int
+    nearest: Choice | None = None
+
+
+def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: bool) -> Iterator[Job]:
+    """Yield every layout of whole replicas on some GPUs. axes: values of tp, pp and ep that are locked or narrowed
+
+    >>> [(layout.tp, layout.pp) for layout in layouts(Job("llama-3.1-8b"), 4, {}, experts=False)]
+    [(None, None), (None, 2), (None, 4), (2, None), (2, 2), (4, None)]
+    """
+    sizes = tuple(size for size in range(1, gpus + 1) if gpus % size == 0)
+    for tp in axes.get("tp", tuple(size for size in sizes if size <= NODE)):
+        for pp in axes.get("pp", sizes):
+            for ep in axes.get("ep", sizes if experts else (1,)):
+                whole = not max(tp, ep) % min(tp, ep) and not gpus % (pp * max(tp, ep))
+                if whole:
+                    degrees = {"tp": tp, "pp": pp, "ep": ep}
+                    yield job.replace(gpus=gpus, **{axis: size if size > 1 else None for axis, size in degrees.items()})
+
+
+def plan_serving(
+    job: Job, request: dict[str, Any], axes: dict[str, tuple[int, ...]], limits: Limits, sought: Sought | None = None
+) -> Plan:
+    """Return the layouts and batches that answer most, or what is sought. Raises `ConfigError` without --gpu.
+
+    request: fields of `Inference` as flags say them. Without a `batch`, each layout has the one that answers most.
+
+    >>> job = Job("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=2)
+    >>> plan = plan_serving(job, {"context": 4096, "answer": 512}, {}, Limits(token=0.02))
+    >>> plan.choices[0].answer.memory.verdict, plan.choices[0].answer.token <= 0.02
+    ('fits', True)
+    """
+    if job.gpu is None:
+        raise ConfigError("is needed", key="gpu")
+    usual = {"server": "vllm", "prefill_tokens": PREFILL, "answer": ANSWER}
+    assumed = {f"--{name.replace('_', '-')}": str(value) for name, value in usual.items() if request.get(name) is None}
+    request = usual | {name: value for name, value in request.items() if value is not None}
+    if limits.requests is not None or sought == "gpus":
+        search = _Search(job, request, limits)
+        rows = search.fewest(axes)
+    elif job.gpus is None:
+        raise ConfigError("is needed (or --find gpus)", key="gpus")
+    else:
+        search = _Search(job, request, limits)
+        rows = search.of_layouts(layouts(job, job.gpus, axes, experts=search.experts), sought)
+    order = _order(sought, limits)
+    choices = tuple(sorted((row for row in rows if row.within(limits)), key=order))
+    missed = sorted(search.tried.values(), key=lambda row: row.answer.memory.high)
+    return Plan(
+        choices=choices, front=_front(choices), looked=len(search.tried), longest=search.longest,
+        assumed={name: value for name, value in (search.assumed | assumed).items() if name not in search.open},
+        nearest=None if choices or not missed else missed[0],
+    )  # fmt: skip
+
+
+def _order(sought: Sought | None, limits: Limits) -> Callable[[Choice], tuple[Any, ...]]:
+    if sought == "seq-len":
+        return lambda row: (-row.answer.asked.context, row.answer.token or 0.0)
+    if sought == "batch":
+        return lambda row: (-row.batch, row.answer.token or 0.0)
+    if sought == "gpus" or limits.requests is not None:
+        return lambda row: (row.answer.gpus, -row.requests)
+    return lambda row: (-row.per_gpu, row.answer.token or 0.0)
+
+
+def _front(choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    front: list[Choice] = []
+    for row in sorted(choices, key=lambda row: (-row.per_gpu, row.answer.token or 0.0)):
+        if not front or (row.answer.token or 0.0) < (front[-1].answer.token or 0.0):
+            front.append(row)
+    return tuple(front)
+
+
+class _Search:
+    """Estimates of layouts, each once."""
+
+    def __init__(self, job: Job, request: dict[str, Any], limits: Limits) -> None:
+        self.job, self.request, self.limits = job, request, limits
+        self.tried: dict[tuple[Job, int | None, int | None], Choice] = {}
+        self.refused = ""
+        self.open = {"--batch"} if "batch" not in request else set()
+        answer, self.assumed = resolve_inference(job.replace(gpus=None, tp=None, pp=None, ep=None), "generate", request)
+        self.experts = answer.model.has_experts
+        self.asked, self.longest = answer.asked, answer.model.max_position_embeddings or MOST_CONTEXT
+
+    def look(self, layout: Job, **changes: int) -> Choice | None:
+        """Return the estimate of a layout; None where there is none."""
+        request = self.request | changes
+        key = (layout, request.get("batch"), request.get("context"))
+        if key not in self.tried:
+            try:
+                answer, _ = resolve_inference(layout, "generate", request)
+            except Error as error:
+                self.refused = str(error)
+                return None
+            self.tried[key] = Choice(job=layout, request=request, answer=answer)
+        return self.tried[key]
+
+    def of_layouts(self, every: Iterator[Job], sought: Sought | None) -> list[Choice]:
+        """Return what each layout can do: with the batch that is given, the largest, or those between."""
+        rows: list[Choice] = []
+        for layout in every:
+            if sought == "seq-len":
+                self.open = {"--context"}
+                rows += self.largest(layout, "context", self.asked.answer + 1, self.longest)
+            elif sought == "batch":
+                rows += self.largest(layout, "batch", 1, MOST_BATCH)
+            elif self.request.get("batch") is not None:
+                rows += filter(None, [self.look(layout)])
+            else:
+                rows += self.batches(layout)
+        if not rows and not self.tried:
+            raise ConfigError(self.refused or "no layout of these GPUs is one of whole replicas", key="gpus")
+        return rows
+
+    def batches(self, layout: Job) -> list[Choice]:
+        """Return a layout with batches of powers of two within the limits, and the largest there is."""
+        top = self.largest(layout, "batch", 1, MOST_BATCH)
+        size, rows = 1, []
+        while top and size < top[0].answer.asked.batch:
+            rows.append(self.look(layout, batch=size))
+            size *= 2
+        return [*(row for row in rows if row is not None), *top]
+
+    def largest(self, layout: Job, name: str, low: int, high: int) -> list[Choice]:
+        """Return a layout with the largest batch or context within the limits, by halving; nothing where the least is not."""
+
+        def within(value: int) -> bool:
+            if self.limits.first is None and self.limits.token is None:
+                try:
+                    answer, _ = resolve_inference(layout, "generate", self.request | {name: value}, whole=False)
+                except Error as error:
+                    self.refused = str(error)
+                    return False
+                return answer.memory.verdict == "fits"
+            row = self.look(layout, **{name: value})
+            return row is not None and row.within(self.limits)
+
+        if not within(low):
+            return []
+        step = low
+        while step < high and within(min(2 * step, high)):
+            step = min(2 * step, high)
+        low, high = step, min(2 * step, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if within(middle) else (low, middle)
+        last = self.look(layout, **{name: high if within(high) else low})
+        return [] if last is None else [last]
+
+    def fewest(self, axes: dict[str, tuple[int, ...]]) -> list[Choice]:
+        """Return of each layout of one replica the fewest replicas that answer the requests; without requests, one."""
+        rows: list[Choice] = []
+        size = 1
+        while size <= 8 * NODE and (not rows or size <= min(row.answer.gpus for row in rows)):
+            for layout in layouts(self.job, size, axes, experts=self.experts):
+                if size != (layout.pp or 1) * max(layout.tp or 1, layout.ep or 1):
+                    continue  # more replicas of a smaller layout, which was looked at
+                alone = [self.look(layout)] if self.request.get("batch") is not None else self.batches(layout)
+                for row in alone:
+                    if row is None or not row.within(self.limits):
+                        continue
+                    needed = 1
+                    if self.limits.requests is not None:
+                        needed = -int(-self.limits.requests // row.requests) if row.requests else MOST_BATCH
+                    many = self.look(layout.replace(gpus=size * needed), batch=row.answer.asked.batch)
+                    rows += [] if many is None else [many]
+            size *= 2
+        return rows

@@ -1,0 +1,137 @@
+"""The plain text and the document of `plan --task generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.core.base.errors import NO, YES
+from loadgauge.core.base.units import gib, in_gib, seconds
+from loadgauge.core.base.verdict import needs
+from loadgauge.core.plan.serving import Choice, Limits, Plan, Sought
+from loadgauge.core.serving.passes import AXES_OF
+from loadgauge.core.text.estimate.setup import print_assumed
+from loadgauge.core.text.table import Column, console, draw, points
+from loadgauge.core.text.table import document as print_document
+
+SAYS = {
+    None: "answers most", "seq-len": "holds the longest context", "batch": "holds the most requests at a time",
+    "gpus": "needs the fewest GPUs",
+}  # fmt: skip
+
+
+def answer(plan: Plan, sought: Sought | None, limits: Limits, top: int, *, as_json: bool) -> int:
+    """Print a plan; the exit code."""
+    if as_json:
+        print_document(document(plan))
+    else:
+        report(plan, "gpus" if limits.requests is not None else sought, top)
+    return YES if plan.choices else NO
+
+
+def report(plan: Plan, sought: Sought | None, top: int) -> None:
+    """Print the best choice with its command, the next ones, and those between tokens a GPU and tokens a user."""
+    target = console()
+    if not plan.choices:
+        points(target, [f"Nothing keeps the limits: {plan.looked:,} layouts and batches were estimated."], "")
+        if plan.nearest is not None:
+            memory = plan.nearest.answer.memory
+            points(
+                target,
+                [f"Nearest miss, {gib(memory.total, 1)} of {gib(memory.capacity or 0, 1)}: {plan.nearest.command}"],
+                "",
+            )
+        return
+    best = plan.choices[0]
+    most = ", the model's own" if sought == "seq-len" and best.answer.asked.context == plan.longest else ""
+    points(
+        target,
+        [
+            f"{SAYS[sought].upper()}{most}  {_words(best)}",
+            f"{best.answer.model.name} on {best.answer.gpus:,} GPUs: {best.batch:,} requests of {best.answer.asked.context:,}"
+            f" tokens at a time, {best.answer.tokens_per_second or 0:,.0f} tokens/s ({best.per_gpu:,.0f} a GPU),"
+            f" {best.requests:,.3g} requests/s; first token {seconds(best.first)}, then {seconds(best.answer.token or 0)} each;"
+            f" {gib(best.answer.memory.total, 1)} of {gib(best.answer.memory.capacity or 0, 1)}, FITS.",
+            "To reproduce it:",
+            f"  {best.command}",
+        ],
+        "",
+    )  # fmt: skip
+    _table("The best", _differing(plan.choices)[:top])
+    if len(plan.front) > 1:
+        _table("Between tokens a GPU and tokens a user", list(plan.front)[:top])
+    print_assumed(target, plan.assumed)
+
+
+def _differing(choices: tuple[Choice, ...]) -> list[Choice]:
+    """Return the best of each layout."""
+    seen: dict[str, Choice] = {}
+    for row in choices:
+        seen.setdefault(f"{row.answer.gpus} {_words(row, batch=False)}", row)
+    return list(seen.values())
+
+
+def _words(row: Choice, *, batch: bool = True) -> str:
+    asked = row.answer.asked
+    degrees = [f"--{name} {getattr(asked, name)}" for name in AXES_OF if getattr(asked, name) > 1]
+    return " ".join([*degrees, *([f"--batch {asked.batch}"] if batch else [])]) or "one GPU a replica"
+
+
+def _table(title: str, rows: list[Choice]) -> None:
+    cells = [
+        [
+            str(row.answer.gpus), *(str(getattr(row.answer.asked, name)) for name in AXES_OF), str(row.answer.asked.replicas),
+            f"{row.answer.asked.context:,}", f"{row.answer.asked.batch:,}", f"{row.per_gpu:,.0f}",
+            f"{1 / row.answer.token:,.1f}" if row.answer.token else "", seconds(row.first), in_gib(row.answer.memory.total, 1),
+            "" if row.answer.money_per_million is None else f"{row.answer.money_per_million:,.2f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    names = [
+        "GPUs",
+        *AXES_OF,
+        "replicas",
+        "context",
+        "batch",
+        "tok/s/GPU",
+        "tok/s/user",
+        "first",
+        "GiB",
+        "per 1M tokens",
+    ]
+    priced = any(row[-1] for row in cells)
+    kept = [place for place, name in enumerate(names) if priced or name != "per 1M tokens"]
+    draw(
+        console(),
+        [Column(names[place], "right") for place in kept],
+        [[row[place] for place in kept] for row in cells],
+        title,
+    )
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """Return the document of `--json`."""
+
+    def described(row: Choice) -> dict[str, Any]:
+        asked = row.answer.asked
+        return {
+            "command": row.command,
+            "gpus": row.answer.gpus,
+            **{name: getattr(asked, name) for name in AXES_OF},
+            "replicas": asked.replicas,
+            "context": asked.context,
+            "batch": asked.batch,
+            "memory": needs(row.answer.memory),
+            "first_seconds": row.first,
+            "token_seconds": row.answer.token,
+            "tokens_per_second": row.answer.tokens_per_second,
+            "requests_per_second": row.requests,
+            "money_per_million": row.answer.money_per_million,
+        }
+
+    return {
+        "choices": [described(row) for row in plan.choices],
+        "front": [described(row) for row in plan.front],
+        "nearest": None if plan.nearest is None else described(plan.nearest),
+        "looked": plan.looked,
+        "assumed": plan.assumed,
+    }

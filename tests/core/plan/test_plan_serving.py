@@ -1,0 +1,123 @@
+"""`plan --task generate`: the best of all layouts and batches, as a loop of single estimates finds it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from command_line import document, typed
+from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.plan.serving import Limits, plan_serving
+from loadgauge.core.resolve.inference import resolve_inference
+from loadgauge.core.serving.result import Answer
+
+GIVEN = {"context": 2048, "answer": 256, "server": "vllm", "prefill_tokens": 8192}
+
+
+def loop(job: Job, gpus: int, given: dict[str, Any], experts: bool) -> list[Answer]:
+    """Every layout of whole replicas with every batch of a list, each estimated by itself, that fits."""
+    answers = []
+    sizes = [size for size in range(1, gpus + 1) if gpus % size == 0]
+    for tp, pp, ep in itertools.product([size for size in sizes if size <= 8], sizes, sizes if experts else [1]):
+        try:
+            answer, _ = resolve_inference(job.replace(gpus=gpus, tp=tp, pp=pp, ep=ep), "generate", given)
+        except Error:
+            continue
+        if answer.memory.fits:
+            answers.append(answer)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus", "token"),
+    [
+        ("qwen3-8b", "l4", 4, 0.2), ("qwen3-8b", "h100-sxm5-80gb", 2, 0.012), ("qwen3-8b", "rtx4090", 3, 0.06),
+        ("olmoe-1b-7b", "h100-sxm5-80gb", 2, 0.02), ("olmoe-1b-7b", "l40s", 2, 0.03),
+    ],
+)  # fmt: skip
+def test_the_best_is_that_of_a_loop_of_estimates(model: str, gpu: str, gpus: int, token: float) -> None:
+    job, limits = Job(model, gpu=gpu), Limits(token=token)
+    experts = model.startswith("olmoe")
+    plan = plan_serving(job.replace(gpus=gpus), GIVEN, {}, limits)
+    best = plan.choices[0]
+    batches = {row.answer.asked.batch for row in plan.choices} | {2**power for power in range(9)}
+    most = max(
+        (answer.tokens_per_second or 0.0) / gpus
+        for batch in batches
+        for answer in loop(job, gpus, GIVEN | {"batch": batch}, experts)
+        if (answer.token or 0.0) <= token
+    )
+    assert best.per_gpu == pytest.approx(most, rel=1e-9)
+    assert best.answer.token <= token
+    front = [(row.per_gpu, row.answer.token) for row in plan.front]
+    assert not [
+        (mine, other) for mine in front for other in front if other[0] >= mine[0] and other[1] < mine[1] and mine != other
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sought", "name"), [("seq-len", "context"), ("batch", "batch")])
+def test_the_largest_fits_and_one_more_does_not(sought: Any, name: str) -> None:
+    job = Job("qwen3-8b", gpu="rtx4090", gpus=2)
+    given = {key: value for key, value in GIVEN.items() if key != name}
+    plan = plan_serving(job, given, {"pp": (1,)}, Limits(), sought)
+    best = plan.choices[0]
+    value = getattr(best.answer.asked, name)
+
+    def fits(more: int) -> bool:
+        return (
+            resolve_inference(best.job, "generate", given | {name: value + more}, whole=False)[0].memory.verdict
+            == "fits"
+        )
+
+    assert fits(0)
+    assert not fits(1) or value == plan.longest
+    everywhere = [
+        getattr(row.answer.asked, name) * (row.answer.asked.replicas if name == "batch" else 1) for row in plan.choices
+    ]
+    assert max(everywhere) == everywhere[0]
+
+
+def test_the_fewest_gpus_answer_the_requests_and_one_replica_less_does_not() -> None:
+    job, limits = Job("qwen3-8b", gpu="l40s"), Limits(requests=12.0, first=4.0)
+    plan = plan_serving(job, GIVEN, {"tp": (1, 2), "pp": (1,)}, limits)
+    best = plan.choices[0]
+    assert best.requests >= 12
+    for row in plan.choices:
+        replicas = row.answer.asked.replicas
+        assert row.answer.gpus >= best.answer.gpus
+        assert row.requests * (replicas - 1) / replicas < 12
+        assert row.first <= 4
+
+
+def test_the_command_says_it_and_its_command_reproduces_it() -> None:
+    line = "plan qwen3-8b --gpu l40s --gpus 2 --task generate --context 2048 --answer 256 --pp 1"
+    assert typed(line).out.startswith("ANSWERS MOST")
+    best = document(f"{line} --json")["choices"][0]
+    again = document(f"{best['command'].removeprefix('loadgauge ')} --json")
+    assert again["memory"]["total"] == best["memory"]["total"]
+    assert again["mean_token"] == best["token_seconds"]
+    assert typed(f"{line} --max-tpot 1us").code == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("--find seq-len --context 4096", "asks for what --context says"),
+        ("--find link", "seq-len (the longest context), batch or gpus"),
+        ("--zero 3", "is no question of a plan with --task generate"),
+        ("--max-ttft 3GiB", "--max-ttft"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(line: str, word: str) -> None:
+    said = typed(f"plan qwen3-8b --gpu l40s --gpus 2 --task generate {line}")
+    assert said.code == 2
+    assert word in said.err
+
+
+def test_without_a_number_of_gpus_it_asks_for_one() -> None:
+    with pytest.raises(ConfigError, match="--find gpus"):
+        plan_serving(Job("qwen3-8b", gpu="l40s"), {}, {}, Limits())
+    assert "goes with --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err
