@@ -94,7 +94,7 @@ def _time(text: str | None, name: str) -> float | None:
         return None
     value, unit = parse_unit(text, name, "second")
     if unit != "second":
-        raise ConfigError(f"{text!r} is no time, such as 30ms", key=name.replace("_", "-"))
+        raise ConfigError(f"--{name.replace('_', '-')} {text}: no time, such as 30ms")
     return value
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher, unified_diff
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -25,7 +26,7 @@ from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.verdict import unread_words
 from loadgauge.job_files.exchange import JobFile, combine, load, read, write
-from loadgauge.job_files.ideas.facts import FIELDS
+from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import flags_given, names_beside, read_files
 
 Level = Literal["fails", "memory", "time", "note"]
@@ -125,7 +126,7 @@ def lint(job: Job, text: str | None = None) -> Linted:
     source = load(job.model) if text is None else text
     setup = resolve_job(job)
     result = setup.estimate()
-    file = _files(job, _given(job))[0]
+    file = _unchanged(job, source)[1][0]
     return Linted(
         file=job.model, tool=f"{file.dialect} {file.version}".strip(), setup=setup, result=result,
         findings=_said(_findings(setup, result), job, source),
@@ -241,24 +242,30 @@ def patched(job: Job, fields: dict[str, Any], source: str) -> tuple[str, tuple[s
 
     Comments and all other lines stay as they are. Raises `ConfigError` where the format cannot be written.
     """
-    own = _given(job)
-    wanted_facts = own | {name: value for name, value in fields.items() if name in FIELDS}
-    texts, changed = [], job
-    for wanted in (own, wanted_facts):
-        files = _files(job, wanted)
-        changed, extra = combine(files, wanted)
-        written = write(changed, files[0].dialect, source, extra=extra, file=job.model)
-        texts.append(written.text)
-    text = _merged(source, *texts)
-    again = read(text, files[0].dialect, file=job.model, given=own, version=job.version)
-    if text != texts[1] and combine((again, *files[1:]), own) != combine(
-        (read(texts[1], files[0].dialect, file=job.model, given=own, version=job.version), *files[1:]), own
-    ):
-        text = texts[1]
+    own, files, plain = _unchanged(job, source)
+    changed, extra = combine(files, own | {name: value for name, value in fields.items() if name in FIELDS})
+    written = write(changed, files[0].dialect, source, extra=extra, file=job.model)
+    text = _merged(source, plain, written.text)
+
+    def means(text: str) -> tuple[Job, Extra]:
+        again = read(text, files[0].dialect, file=job.model, given=own, version=job.version)
+        return combine((again, *files[1:]), own)
+
+    if text != written.text and means(text) != means(written.text):
+        text = written.text
     mine = (name for name in fields if name not in FIELDS)
     beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
     flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]
     return text, (*beyond, *(line for line in written.left_out if any(flag in line for flag in flags_of)))
+
+
+@lru_cache(maxsize=4)
+def _unchanged(job: Job, source: str) -> tuple[dict[str, Any], tuple[JobFile, ...], str]:
+    """Return what the flags of a job say, its files, and the text of the first as it is written with nothing changed."""
+    own = _given(job)
+    files = _files(job, own)
+    same, extra = combine(files, own)
+    return own, files, write(same, files[0].dialect, source, extra=extra, file=job.model).text
 
 
 def _merged(source: str, plain: str, changed: str) -> str:
