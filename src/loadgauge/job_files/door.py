@@ -20,6 +20,7 @@ NAMES = {
     "fill_in": "loadgauge.job_files.job_file:fill_in",
     "find_alike": "loadgauge.job_files.job_file:find_alike",
     "flags_given": "loadgauge.job_files.job_file:flags_given",
+    "usual": "loadgauge.job_files.job_file:usual",
     "note": "loadgauge.job_files.job_file:note",
     "FLAGS": "loadgauge.job_files.export:FLAGS",
     "export": "loadgauge.job_files.export:export",

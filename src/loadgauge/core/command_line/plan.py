@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.hooks import need
 from loadgauge.core.command_line.options import project
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, option, options
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
@@ -74,7 +75,7 @@ def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
     return answer(Job.of(model, values), given, as_json=as_json)
 
 
-@click.command("plan")
+@click.command("plan", cls=Grouped)
 @click.argument("model", required=False, shell_complete=complete_model)
 @size_options
 @_options

@@ -11,7 +11,7 @@ from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words
-from loadgauge.core.text.table import console, draw_lines, terminal_width
+from loadgauge.core.text.table import console, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
     effort,
@@ -25,17 +25,9 @@ from loadgauge.core.text.verdict import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-NARROW = 80
-"""Columns of a terminal below which the short answer is the default."""
 SHOWN = 5
 """Lines of parts; what they leave out is in the last one."""
 BAR = 24
-
-
-def narrow() -> bool:
-    """Return whether stdout is a terminal of fewer than `NARROW` columns."""
-    width = terminal_width()
-    return width is not None and width < NARROW
 
 
 def brief(given: Setup, result: Estimate, counter: Counter | None = None, target: Console | None = None) -> None:

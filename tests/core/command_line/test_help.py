@@ -1,0 +1,157 @@
+"""Help on one screen, and what people type."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from command_line import document, typed
+from loadgauge.core.command_line.estimate import command as estimate
+from loadgauge.core.command_line.main import COMMANDS, commands
+from loadgauge.core.command_line.options.grouped import FIRST, TITLES, USUAL, WORDS, Grouped, groups
+from loadgauge.core.command_line.plan import command as plan
+from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.job import spoken
+
+LARGE = 40
+"""Flags from which on help has headings."""
+
+
+@pytest.fixture(params=COMMANDS)
+def command(request: pytest.FixtureRequest) -> click.Command:
+    found = commands.get_command(click.Context(commands), request.param)
+    assert found is not None
+    return found
+
+
+def test_help_of_a_large_command_is_one_screen_and_all_of_it_has_headings(command: click.Command) -> None:
+    if len(command.params) < LARGE:
+        return
+    assert isinstance(command, Grouped)
+    short, whole = typed(f"{command.name} --help").out, typed(f"{command.name} --help-all").out
+    assert len(short.splitlines()) <= 24
+    assert f"loadgauge {command.name} --help-all" in short
+    listed = [option for options in groups(command).values() for option in options]
+    assert sorted(id(each) for each in listed) == sorted(
+        id(each) for each in command.params if isinstance(each, click.Option) and not each.hidden
+    )
+    for title, options in groups(command).items():
+        section = whole.partition(f"{title}:\n")[2].partition("\n\n")[0]
+        assert all(option.opts[0] in section for option in options), title
+    for name in FIRST.get(str(command.name), USUAL):
+        option = command.flag(name)
+        assert option is not None, name
+        assert any(
+            line.split()[:1] == [option.opts[-1]] or f"  {option.opts[0]}" in line for line in short.splitlines()
+        )
+
+
+def test_the_first_screen_of_estimate_has_the_ten_flags_and_no_line_is_broken() -> None:
+    lines = typed("estimate --help").out.splitlines()
+    flags = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert len(flags) == 10
+    assert all(len(line) <= 80 for line in lines)
+    assert set(USUAL) <= set(WORDS)
+    assert [title for title in TITLES.values() if title in groups(estimate)] == list(groups(estimate))
+
+
+def params(command: click.Command, line: str) -> dict[str, object]:
+    """What a command makes of a line."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        context = command.make_context(str(command.name), shlex.split(line))
+    return dict(context.params)
+
+
+SAID = {
+    "--batch-size 4": "--micro-batch 4", "-b 4": "--micro-batch 4", "--per_device_train_batch_size 2": "--micro-batch 2",
+    "--micro-batch-size 2": "--micro-batch 2", "--mbs 2": "--micro-batch 2", "--global-batch-size 64": "--global-batch 64",
+    "--gbs 64": "--global-batch 64", "--max-seq-len 2048": "--seq-len 2048", "--max_seq_length 2048": "--seq-len 2048",
+    "--seq-length 2048": "--seq-len 2048", "--context-length 8k": "--seq-len 8192", "--cutoff_len 2048": "--seq-len 2048",
+    "--seq-len 8k": "--seq-len 8192", "--seq_len=32K": "--seq-len 32768", "--block-size 1024": "--seq-len 1024",
+    "--fsdp": "--zero 3", "--zero3": "--zero 3", "--zero-stage 2": "--zero 2", "--zero stage3": "--zero 3", "--ddp": "--zero 0",
+    "--gradient-checkpointing": "--recompute full", "--gradient_checkpointing True": "--recompute full",
+    "--gradient_checkpointing false": "--recompute none", "--activation-checkpointing": "--recompute full",
+    "--load-in-4bit": "--qlora", "--load_in_4bit=True": "--qlora", "--4bit": "--qlora", "--lora": "--adapter lora",
+    "--lora-r 8": "--lora-rank 8", "--target-modules q_proj": "--lora-targets q_proj", "--bf16": "--precision bf16",
+    "--precision bfloat16": "--precision bf16", "--dtype float16": "--precision fp16", "--mixed-precision bf16": "--precision bf16",
+    "--torch-dtype bfloat16": "--weights bfloat16", "--weights bf16": "--weights bfloat16", "--fp8": "--precision fp8",
+    "--gpu 8xh100": "--gpu h100 --gpus 8", "--gpu 4090x2": "--gpu 4090 --gpus 2", "--gpu h100:8": "--gpu h100 --gpus 8",
+    "--gpu '2 x 4090'": "--gpu 4090 --gpus 2", "--gpu 24GB": "--memory 24GB", "--memory 24": "--memory 24GB",
+    "--vram 24GB": "--memory 24GB", "--num-gpus 8": "--gpus 8", "--world-size 8": "--gpus 8", "--price '$2'": "--price 2",
+    "--price 2.50USD": "--price 2.50", "--tensor-parallel-size 2": "--tp 2", "--pipeline-model-parallel-size 2": "--pp 2",
+    "--flash-attn": "--attention fa2", "--attn_implementation sdpa": "--attention flash",
+    "--optim adamw_8bit": "--optimizer adamw-8bit",
+    "--optimizer paged_adamw_8bit": "--optimizer paged-adamw-8bit", "--use_liger_kernel": "--kernels liger",
+    "--unsloth": "--framework unsloth", "--dora": "--use-dora", "--grpo": "--task grpo", "--learning_rate 1e-4": "",
+    "--full-finetune": "",    "--task sft": "--task train", "--framework mcore": "--framework megatron",
+}  # fmt: skip
+"""Words of other tools, and the flags here."""
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_what_people_type_is_taken(line: str) -> None:
+    assert params(estimate, f"gpt2 {line}") == params(estimate, f"gpt2 {SAID[line]}")
+
+
+def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
+    found = typed("estimate gpt2 --gpu 8xh100 --fsdp --json")
+    assert found.err == "loadgauge: taken: --gpu 8xh100 as --gpu h100 --gpus 8; --fsdp as --zero 3\n"
+    assert found.out == typed("estimate gpt2 --gpu h100 --gpus 8 --zero 3 --json").out
+    assert not typed("estimate gpt2 --gpu h100").err
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--gradient_accumulation_steps 4", "--global-batch"), ("--load-in-8bit", "--base"), ("--num-nodes 2", "--gpus"),
+        ("--packing", "--seq-len"), ("--dp 4", "--gpus"),
+    ],
+)  # fmt: skip
+def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str) -> None:
+    found = typed(f"estimate gpt2 {line}")
+    assert found.code == 2
+    assert named in found.err
+
+
+def test_no_word_of_another_tool_is_a_flag_here_and_each_is_one_of_a_command() -> None:
+    own = {
+        name for each in (estimate, plan) for option in each.params for name in (*option.opts, *option.secondary_opts)
+    }
+    told = {**spoken.RENAMED, **{name: words[0].split()[0] for name, words in spoken.SWITCHES.items() if words[0]}}
+    assert not {f"--{name}" for name in (*told, *spoken.ASKED, *spoken.HARMLESS)} & own
+    assert set(told.values()) <= own
+    fields = {option.name for option in estimate.params}
+    assert {*spoken.VALUES, *spoken.LENGTHS, *(name for name, _, _ in spoken.PATTERNS)} <= fields
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config"),
+    [
+        ("axolotl", "base_model: Qwen/Qwen3-8B\nbf16: true\nadapter: qlora\nload_in_4bit: true\nsequence_len: 2048\n"
+         "micro_batch_size: 1\ngradient_accumulation_steps: 1\nlora_r: 16\nlora_target_linear: true\n"),
+        ("llamafactory", "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\ndo_train: true\nbf16: true\nfinetuning_type: lora\n"
+         "quantization_bit: 4\nquantization_method: bnb\ncutoff_len: 2048\nper_device_train_batch_size: 1\nlora_rank: 16\n"
+         "lora_target: all\n"),
+    ],
+)  # fmt: skip
+def test_a_trainer_as_a_framework_is_an_empty_file_of_its_own(trainer: str, config: str, tmp_path: Path) -> None:
+    """What is said is said in both, and all else is the trainer's default in both."""
+    path = tmp_path / "job.yaml"
+    path.write_text(config)
+    file = document(f"estimate {shlex.quote(str(path))} --gpu 4090 --gpus 1")
+    found = typed(f"estimate qwen3-8b --gpu 4090 --framework {trainer} --qlora --seq-len 2048 --lora-rank 16 --json")
+    assert json.loads(found.out)["memory"]["parts"] == file["memory"]["parts"]
+    assert found.err.startswith(f"loadgauge: taken: --framework {trainer} as ")
+    assert "--framework huggingface" in found.err
+    assert typed(f"plan qwen3-8b --gpu 4090 --gpus 1 --framework {trainer} --qlora --json").code in (0, 1)
+
+
+def test_no_name_of_a_card_is_read_as_several() -> None:
+    for name in gpu_ids():
+        assert params(estimate, f"gpt2 --gpu {name}")["gpu"] == name
