@@ -23,6 +23,7 @@ NAMES = {
     "usual": "loadgauge.job_files.job_file:usual",
     "note": "loadgauge.job_files.job_file:note",
     "FLAGS": "loadgauge.job_files.export:FLAGS",
+    "words": "loadgauge.job_files.export:words",
     "export": "loadgauge.job_files.export:export",
 }
 """Names that others may use, and where each is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from command_line import document, typed
 from loadgauge.core.command_line.estimate import command as estimate
-from loadgauge.core.command_line.main import COMMANDS, commands
+from loadgauge.core.command_line.main import COMMANDS, VERBS, commands, run, with_verb
 from loadgauge.core.command_line.options.grouped import FIRST, TITLES, USUAL, WORDS, Grouped, groups
 from loadgauge.core.command_line.plan import command as plan
 from loadgauge.core.definitions.hardware.hardware import gpu_ids
@@ -150,6 +151,75 @@ def test_a_trainer_as_a_framework_is_an_empty_file_of_its_own(trainer: str, conf
     assert found.err.startswith(f"loadgauge: taken: --framework {trainer} as ")
     assert "--framework huggingface" in found.err
     assert typed(f"plan qwen3-8b --gpu 4090 --gpus 1 --framework {trainer} --qlora --json").code in (0, 1)
+
+
+ERROR = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def test_a_model_a_file_and_an_error_need_no_command(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("base_model: gpt2\nmicro_batch_size: 1\nnote: CUDA out of memory\n")
+    (tmp_path / "run.log").write_text(f"step 3\n{ERROR}\n")
+    (tmp_path / "snapshot").write_bytes(b"\x80\x04")
+    for words, verb in (
+        (["qwen3-8b", "--gpu", "4090"], "estimate"), (["gpt:1B"], "estimate"), (["--gpu", "4090", "qwen3-8b"], "estimate"),
+        (["no-such-model", "--gpu", "4090"], "estimate"), ([str(tmp_path / "job.yaml")], "estimate"),
+        ([str(tmp_path / "run.log")], "why"), ([str(tmp_path / "snapshot")], "why"), ([ERROR], "why"),
+    ):  # fmt: skip
+        assert with_verb(words) == [verb, *words]
+    for words in (["estimat", "gpt2"], ["plna"], ["nonsense"], ["--help"], ["estimate"], []):
+        assert with_verb(words) == words
+    assert with_verb(["fit", "gpt2"]) == ["estimate", "gpt2"]
+    assert not set(VERBS) & set(COMMANDS)
+    assert set(VERBS.values()) <= set(COMMANDS)
+
+
+def test_why_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(ERROR))
+    piped = typed("why")
+    assert (piped.out, piped.code) == (typed(["why", ERROR]).out, 0)
+    assert piped.out
+
+
+class Terminal(io.StringIO):
+    """A stream that is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_brief_and_a_pipe_all() -> None:
+    line = ["estimate", "gpt2", "--gpu", "l4", "--tokens", "1B", "--price", "2"]
+    with contextlib.redirect_stdout(Terminal()) as terminal:
+        run(line)
+    with contextlib.redirect_stdout(Terminal()) as full:
+        run([*line, "--full"])
+    brief, whole = typed([*line, "--brief"]).out, typed(line).out
+    assert re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).split() == brief.split()
+    assert len(full.getvalue().splitlines()) > 40
+    assert len(whole.splitlines()) > 40
+    assert len(brief.splitlines()) <= 12
+    budget = document(" ".join(line))["budget"]
+    told = brief.partition("The run: ")[2].splitlines()[0]
+    assert f"{budget['gpu_hours']:,.0f} GPU-hours, {budget['cost']:,.0f} at 2 per GPU-hour" in told
+
+
+def test_the_remedy_is_in_the_words_of_the_file(tmp_path: Path) -> None:
+    """Pasted into the file, it is the remedy: the same memory as the flags that were named."""
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "base_model: Qwen/Qwen3-8B\nbf16: true\nadapter: lora\nsequence_len: 4096\nmicro_batch_size: 4\n"
+        "gradient_accumulation_steps: 1\nlora_r: 16\nlora_target_linear: true\n"
+    )
+    said = typed(["estimate", str(path), "--gpu", "h100", "--gpus", "1", "--brief"]).out
+    flags = said.partition("\nTry ")[2].partition(":")[0]
+    pieces = " ".join(said.partition(f"In {path}: ")[2].split()).split("; ")
+    with_flags = document(f"estimate {shlex.quote(str(path))} --gpu h100 --gpus 1 {flags}")
+    with path.open("a") as file:
+        file.write("\n".join(pieces) + "\n")
+    there = document(f"estimate {shlex.quote(str(path))} --gpu h100 --gpus 1")
+    assert there["memory"]["total"] == pytest.approx(
+        with_flags["memory"]["total"], rel=0.01
+    )  # axolotl's own number of pieces
 
 
 def test_no_name_of_a_card_is_read_as_several() -> None:

@@ -32,7 +32,7 @@ def _run_options(command: Any) -> Any:
 
 
 @click.command("why", cls=Grouped)
-@click.argument("file")
+@click.argument("file", default="-")
 @click.option("--gpu-index", default=0, show_default=True, type=Whole(0, 10**6), help="Which device of a snapshot.")
 @click.option(
     "--model", metavar="MODEL", help="What was trained: changes are then estimated too, with the flags of the run."
