@@ -11,6 +11,9 @@ from loadgauge.core.answers.equations.equation import Equation, equations
 from loadgauge.core.base.sources import cite
 from loadgauge.core.command_line.equation import arguments as command_arguments
 from loadgauge.core.command_line.equation import command
+from loadgauge.core.command_line.estimate import command as estimate
+from loadgauge.core.command_line.options.grouped import groups
+from loadgauge.core.definitions.job import spoken
 from loadgauge.core.definitions.model.model import (
     Attention,
     Block,
@@ -315,6 +318,48 @@ def equations_of(arguments: list[str]) -> tuple[Equation, ...]:
     return equations(quantity, **command_arguments(quantity, given))
 
 
+def flags_page() -> str:
+    """The flags of `estimate` under the headings of its help, and the words of other tools that are taken for them."""
+    lines = [
+        "# Flags",
+        "",
+        "Made by `make docs`. `loadgauge estimate --help` shows the first ten, `--help-all` these; `plan`, `fleet`, `network`,",
+        "`check`, `convert` and `why` have most of them too.",
+        "",
+    ]
+    for title, options in groups(estimate).items():
+        lines += [f"## {title}", "", "| flag | |", "|---|---|"]
+        for option in options:
+            names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+            lines.append(f"| {names} | {(option.help or '').replace('|', chr(92) + '|')} |")
+        lines.append("")
+    lines += [
+        "## What people type",
+        "",
+        "Flags and values of other tools are taken where one of these says the same, and the answer says so in a line on standard",
+        "error. Where none does, the error names the flag that is meant.",
+        "",
+        "| typed | taken as |",
+        "|---|---|",
+    ]
+    lines += [f"| `--{name}` | `{flag}` |" for name, flag in spoken.RENAMED.items()]
+    lines += [
+        f"| `--{name}` | {f'`{words[0]}`' if words[0] else 'nothing: it is so anyway'} |"
+        for name, words in spoken.SWITCHES.items()
+    ]
+    for name, values in spoken.VALUES.items():
+        flag = f"--{name.replace('_', '-')}"
+        lines += [f"| `{flag} {typed}` | `{flag} {taken}` |" for typed, taken in values.items()]
+    lines += [f"| `--{name}` | nothing: it changes neither memory nor time |" for name in spoken.HARMLESS]
+    lines += [f"| `--{name}` | not taken: {text} |" for name, text in spoken.ASKED.items()]
+    lines += [
+        "",
+        "`--gpu 8xh100` and `4090x2` are a card and `--gpus`, `--gpu 24GB` is `--memory 24GB`, `--price $2` is `--price 2`, and",
+        "`--seq-len 8k` is 8,192 tokens.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def man_page() -> str:
     """The man page (`man.py`, beside this file)."""
     spec = importlib.util.spec_from_file_location("docs_man", HERE / "man.py")
@@ -328,6 +373,7 @@ def man_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "models.md": models_page,
     "equations.md": equations_page,
+    "flags.md": flags_page,
     "loadgauge.1": man_page,
 }
 """Each generated page, and what makes it."""

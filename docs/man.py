@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from loadgauge.core.command_line.main import COMMANDS, FIRST, commands
+from loadgauge.core.command_line.options.grouped import TITLES, group_of
 from loadgauge.core.definitions.job.job import WHOLE_RUN, fields
 
 EXITS = {
@@ -84,9 +85,9 @@ def page() -> str:
         for each in own:
             lines += option(each)
     lines += [".SH OPTIONS OF A JOB"]
-    for name in fields():
-        if name in described:
-            lines += option(described[name])
+    for group, title in TITLES.items():
+        mine = [described[name] for name in fields() if name in described and group_of(described[name]) == group]
+        lines += [f'.SS "{escaped(title)}"', *(line for each in mine for line in option(each))] if mine else []
     assert set(WHOLE_RUN) <= set(described)
     lines += [".SH EXIT STATUS"]
     for code, meaning in EXITS.items():

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, options
 from loadgauge.core.command_line.options.param_types import POSITIVE, Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
@@ -32,7 +33,7 @@ def _run_options(command: Any) -> Any:
     )
 
 
-@click.command("fleet")
+@click.command("fleet", cls=Grouped)
 @click.argument("model", required=False, shell_complete=complete_model)
 @size_options
 @click.option(

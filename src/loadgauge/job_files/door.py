@@ -20,8 +20,10 @@ NAMES = {
     "fill_in": "loadgauge.job_files.job_file:fill_in",
     "find_alike": "loadgauge.job_files.job_file:find_alike",
     "flags_given": "loadgauge.job_files.job_file:flags_given",
+    "usual": "loadgauge.job_files.job_file:usual",
     "note": "loadgauge.job_files.job_file:note",
     "FLAGS": "loadgauge.job_files.export:FLAGS",
+    "words": "loadgauge.job_files.export:words",
     "export": "loadgauge.job_files.export:export",
 }
 """Names that others may use, and where each is."""

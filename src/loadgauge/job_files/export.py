@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.definitions.model.lora import ATTENTION_TARGETS
 from loadgauge.core.families.catalogue import config, repositories
 from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.job_files.exchange import Written, write
+from loadgauge.job_files.dialects import FILES
+from loadgauge.job_files.exchange import Written, load, read, write
 from loadgauge.job_files.ideas.facts import Extra
+from loadgauge.job_files.job_file import is_job_file
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
 
 FLAGS = "flags"
@@ -109,3 +113,34 @@ def export(given: Setup, dialect: str, template: str | None = None, *, file: str
     """
     job, extra = name_for_dialect(job_of(given), dialect, patched=template is not None)
     return write(job, dialect, template, extra=extra, file=file)
+
+
+PIECES = re.compile(r"\n|\s+(?=--)")
+"""Bounds of what a job file says at a time: lines, and flags."""
+WRITTEN = {"huggingface": "trl"}
+"""Tools whose words stand for a framework of another name."""
+
+
+def words(before: Setup, after: Setup) -> str:
+    """Return a change of a run as lines of its job file, or of its framework's, to paste; empty where these cannot say it.
+
+    >>> from loadgauge.core.resolve.resolve import resolve_job
+    >>> runs = [resolve_job(Job("qwen3-8b", qlora=True, lora_rank=8, loss="auto", recompute=how)) for how in ("none", "full")]
+    >>> words(*runs)
+    'trl: gradient_checkpointing: true'
+    """
+    name, file = before.training.framework.name, before.job.model if is_job_file(before.job.model) else ""
+    try:
+        template = load(file) if file else None
+        dialect = read(load(file), before.job.dialect, file=file).dialect if file else WRITTEN.get(name, name)
+        if name != after.training.framework.name or dialect not in FILES:
+            return ""
+        texts = [export(setup, dialect, template, file=file) for setup in (before, after)]
+    except Error:
+        return ""
+    old, new = ([piece.strip().rstrip(",\\") for piece in PIECES.split(text.text)] for text in texts)
+    added = [piece for piece in new if piece not in old and piece.strip("{}[]")]
+    lost = sorted(set(texts[1].left_out) - set(texts[0].left_out))
+    if not added or any("it means" not in line for line in lost):
+        return ""
+    return f"{file or dialect}: {'; '.join(added)}{f' ({chr(59).join(lost)})' if lost else ''}"

@@ -22,11 +22,12 @@ from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.families.catalogue import models, repositories
 from loadgauge.core.families.named.derived import derive
+from loadgauge.core.resolve.adapters import LORA_RANK
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
+from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, load, read, with_tool, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 
 READING = (*JOB_FILES, "version")
@@ -189,6 +190,40 @@ def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
     answers = job.answers if job.answers is not None and job.answers.isdecimal() else "0"
     alone = job.replace(**dict.fromkeys(POSTTRAIN), seq_len=(job.prompt_len or 0) + int(answers) or None)
     return alone, (Uncounted(line, f"--task {task.name}", parameter=parameter),)
+
+
+OF_METHOD = (
+    "zero", "recompute", "weights", "optimizer", "attention", "loss", "kernels", "compile", "gradient_sync", "offload",
+    "activation_offload", "kbit_upcast", "lora_dtype", "lora_targets", "lora_dropout",
+)  # fmt: skip
+"""Flags that a trainer's own defaults answer, without its batch and length, which are nobody's choice."""
+
+
+def usual(name: str, job: Job) -> dict[str, Any]:
+    """Return what a trainer does by itself, by flag, where a job says nothing: by a job file of its own with what is said.
+
+    >>> found = usual("axolotl", Job("qwen3-8b", qlora=True, lora_rank=8))
+    >>> found["framework"], found["weights"], found["kernels"]
+    ('huggingface', 'bfloat16', 'lora')
+    """
+    chosen = dialect_of(name)
+    said = {
+        "precision": "bf16",
+        **({"lora_rank": LORA_RANK} if job.adapts else {}),
+        **flags_given(job.replace(framework=None)),
+    }
+    given = {field: value for field, value in said.items() if field in FIELDS}
+    try:
+        text = write(Job(model=job.model, **given), chosen.name).text
+        file = read(text, chosen.name, version=job.version, alone=True, given={"gpus": 1})
+    except ConfigError:  # Its files cannot do without some key.
+        return {"framework": chosen.framework}
+    filled = fill_in(file.job, file.extra, None)
+    fields = [each for each in OF_METHOD if getattr(job, each) is None and (job.adapts or each not in OF_ADAPTERS)]
+    own = {field: getattr(filled, field) for field in fields}
+    # Under adapters and on many GPUs other recomputation and weights may be assumed than a file's default.
+    kept = [field for field, value in own.items() if field in ("recompute", "weights") or value != ALIKE.get(field)]
+    return {"framework": chosen.framework} | {field: own[field] for field in kept if own[field] not in (None, False)}
 
 
 def names_beside(job: Job) -> list[str]:

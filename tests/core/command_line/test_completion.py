@@ -14,7 +14,7 @@ from click.shell_completion import ShellComplete
 
 import loadgauge
 from command_line import typed
-from loadgauge.core.command_line.main import COMMANDS, COMPLETE_VARIABLE, FIRST, commands
+from loadgauge.core.command_line.main import COMMANDS, COMPLETE_VARIABLE, FIRST, commands, with_verb
 from loadgauge.core.command_line.options.completion import SHELLS
 from loadgauge.core.command_line.options.options import parse
 
@@ -93,7 +93,7 @@ def test_nothing_is_greeted_with_three_commands() -> None:
         line.removeprefix("  loadgauge ") for line in found.out.splitlines() if line.startswith("  loadgauge ")
     ] == [*FIRST]
     for line in FIRST:
-        name, *words = shlex.split(line)
+        name, *words = with_verb(shlex.split(line))
         assert name in COMMANDS
         if name == "estimate":
             assert parse(words).gpus == 8

@@ -389,7 +389,7 @@ def test_accelerates_products_in_eight_bits_leave_the_weights_as_they_are_loaded
 
 
 def test_the_recipes_are_in_the_help() -> None:
-    said = " ".join(typed("estimate --help").out.replace("-\n", "-").split())
+    said = " ".join(typed("estimate --help-all").out.replace("-\n", "-").split())
     named = said.partition("--precision NAME")[2].partition("--with")[0].replace("- ", "-")
     for name in ("fp8", "nvfp4", *(name for recipes in LOW_PRECISIONS.values() for name in recipes)):
         assert name in named

@@ -40,7 +40,7 @@ COMMANDS = (
     "gpus",
     "validate --source KOR",
     "equation states",
-    "convert --help",
+    "convert --help-all",
 )
 """Command lines that print tables, and some that print none."""
 NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?(?![\w])")

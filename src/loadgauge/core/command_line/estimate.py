@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, get_args
 
 import click
@@ -13,6 +14,7 @@ from loadgauge.core.base.units import share
 from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.command_line import posttrain as after
 from loadgauge.core.command_line.options import project
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import (
     AFTER,
     complete_model,
@@ -32,7 +34,7 @@ from loadgauge.core.resolve.resolve import resolve_job
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
 
-@click.command("estimate")
+@click.command("estimate", cls=Grouped)
 @click.argument("model", required=False, shell_complete=complete_model)
 @size_options
 @run_options
@@ -50,10 +52,11 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     "--allow-tight", is_flag=True, help="Exit code 0 where it is TIGHT: the card's memory lies inside the range."
 )
 @click.option(
-    "--brief/--no-brief",
+    "--brief/--full",
+    " /--no-brief",
     default=None,
-    help="The verdict, the largest parts, the step and the remedy in ten lines; the default in a terminal of fewer than 80"
-    " columns.",
+    help="Ten lines: the verdict, the largest parts, the step and the remedy, as a terminal shows by itself; or the whole answer,"
+    " as a pipe gets.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 @click.option(
@@ -224,10 +227,8 @@ def command(
 
 
 def shortly(brief: bool | None) -> bool:
-    """Return whether the short answer is printed: where it is asked for, and by default in a narrow terminal."""
-    from loadgauge.core.text.estimate.brief import narrow
-
-    return narrow() if brief is None else brief
+    """Return whether the short answer is printed: where it is asked for, and by default on a terminal."""
+    return sys.stdout.isatty() if brief is None else brief
 
 
 def _not_of(given: dict[str, Any], tasks: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -39,7 +40,7 @@ COMMANDS = {name: answers for name, (_, answers, _) in _ALL}
 _MODULES = {name: module for name, (_, _, module) in _ALL}
 
 FIRST = {
-    "estimate llama-3.1-8b --gpu h100 --gpus 8 --zero 3": "does it fit, where does every byte go, how long does it take?",
+    "llama-3.1-8b --gpu h100 --gpus 8 --zero 3": "does it fit, where does every byte go, how long does it take?",
     "plan llama-3.1-8b --gpu h100 --gpus 8 --global-batch 64": "which layout is best, and why not another?",
     "why oom.txt": "why did it run out of memory?",
 }
@@ -100,8 +101,8 @@ def commands(ctx: click.Context) -> None:
     loadgauge estimate path/to/config.json --gpu rtx4090 --qlora --explain activations
     loadgauge equation activations --layer gpt --tp --sequence-parallel
 
-    A MODEL is a name in the catalogue, a Hugging Face config.json, its folder, or another tool's job file. Exit codes:
-    0 yes, 1 no, 2 cannot tell.
+    A MODEL is a name in the catalogue, a Hugging Face config.json, its folder, or another tool's job file; without a command
+    it is estimated (`loadgauge qwen3-8b --gpu 4090`). Exit codes: 0 yes, 1 no, 2 cannot tell.
     """
     if ctx.invoked_subcommand is None:
         click.echo(greeting())
@@ -117,6 +118,57 @@ def greeting() -> str:
     for words, question in FIRST.items():
         lines += [f"  # {question}", f"  loadgauge {words}", ""]
     return "\n".join([*lines, "All commands: loadgauge --help. In a browser: loadgauge serve."])
+
+
+VERBS = {
+    **dict.fromkeys(("fit", "fits", "calc", "calculate", "predict", "vram", "memory", "size"), "estimate"),
+    **dict.fromkeys(("search", "optimize", "optimise", "tune", "best", "layout"), "plan"),
+    **dict.fromkeys(("explain", "formula"), "equation"), **dict.fromkeys(("oom", "debug"), "why"),
+    "simulate": "fleet", "bench": "measure", "list": "models", "cards": "gpus", "ui": "serve", "web": "serve", "export": "convert",
+}  # fmt: skip
+"""Words that people type for commands."""
+ERROR = re.compile(
+    r"(?i)out of memory|OutOfMemory|RESOURCE_EXHAUSTED|no available memory|SIGKILL|exit(?:code| code:?) -9"
+)
+"""Texts of errors that `why` reads."""
+START_OF_FILE = 1 << 20
+"""Bytes of a file in which such a text is looked for."""
+
+
+def with_verb(words: list[str]) -> list[str]:
+    """Return a command line with its command: `estimate` before a model or a file, `why` before the text of an error.
+
+    >>> with_verb(["gpt2", "--gpu", "l4"])[0], with_verb(["CUDA out of memory."])[0], with_verb(["estimat"])[0]
+    ('estimate', 'why', 'estimat')
+    """
+    first = words[0] if words else ""
+    if not words or first in COMMANDS or first in ("-h", "--help", "--version"):
+        return words
+    if first in VERBS:
+        return [VERBS[first], *words[1:]]
+    if os.path.isfile(first):
+        with open(first, "rb") as file:
+            start = file.read(START_OF_FILE)
+        is_job = first.endswith((".yaml", ".yml", ".json", ".toml", ".py", ".sh", ".ipynb"))
+        error = start[:1] == b"\x80" or (not is_job and ERROR.search(start.decode(errors="replace")))
+        return ["why" if error else "estimate", *words]
+    if ERROR.search(first):
+        return ["why", *words]
+    flags = any(word.startswith("--") for word in words[1:])
+    if first.startswith("-") or (flags and not suggest(first, COMMANDS)) or _is_model(first):
+        return ["estimate", *words]
+    return words
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a name is that of a model."""
+    from loadgauge.core.definitions.job.job import Job
+    from loadgauge.core.resolve.model import found_model
+
+    try:
+        return found_model(Job(model=name)).spec is not None
+    except Error:
+        return False
 
 
 def spelled_out(words: list[str]) -> list[str]:
@@ -137,7 +189,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is None:
             return say("standard output is closed", CANNOT_TELL)
         words = list(sys.argv[1:] if arguments is None else arguments)
-        result = commands.main(args=spelled_out(words), prog_name="loadgauge", standalone_mode=False)
+        result = commands.main(args=with_verb(spelled_out(words)), prog_name="loadgauge", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else YES
     except click.UsageError as error:

@@ -10,6 +10,7 @@ import msgspec
 from loadgauge.core.answers.why.of_needs import AXES, closed_numbers, need_reason
 from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.base.units import parse
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, run_options
 from loadgauge.core.command_line.options.param_types import POSITIVE, Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
@@ -29,7 +30,7 @@ from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.network import NOT_COUNTED, report
 
 
-@click.command("network")
+@click.command("network", cls=Grouped)
 @click.argument("model", required=False, shell_complete=complete_model)
 @size_options
 @run_options

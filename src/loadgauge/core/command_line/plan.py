@@ -12,6 +12,7 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import parse as parse_unit
 from loadgauge.core.command_line.options import project
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, option, options
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
@@ -128,7 +129,7 @@ def _serve(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
     return answer(plan, sought, limits, top, as_json=as_json)
 
 
-@click.command("plan")
+@click.command("plan", cls=Grouped)
 @click.argument("model", required=False, shell_complete=complete_model)
 @size_options
 @_options

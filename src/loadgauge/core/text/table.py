@@ -83,11 +83,6 @@ def _terminal() -> int | None:
         return None
 
 
-def terminal_width() -> int | None:
-    """Return the columns of the terminal, or of COLUMNS there; None where stdout is no terminal."""
-    return None if _terminal() is None else _columns() or _terminal()
-
-
 def draw_lines(target: Console, lines: Iterable[Text]) -> None:
     """Print lines of text one below the other, each wrapped where the terminal ends."""
     for line in lines:

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError, Error
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 from loadgauge.core.definitions.job.job import Job
 
@@ -78,7 +79,7 @@ def base_folder(base: str) -> Iterator[str]:
         yield folder
 
 
-@click.command("check")
+@click.command("check", cls=Grouped)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 @click.option(
     "--budget",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from loadgauge.core.base.files import write_text
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import Command, options, run_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
 from loadgauge.job_files.convert import Conversion, convert, convert_files
@@ -22,7 +23,7 @@ def of_task(command: Command) -> Command:
     return options(command, POSTTRAIN)
 
 
-@click.command("convert")
+@click.command("convert", cls=Grouped)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--to", "target", required=True, metavar="DIALECT", help=f"{', '.join(FILES)}, or {FLAGS}.")
 @click.option("--onto", metavar="FILE", help="A file of DIALECT to patch; its comments and all else in it stay.")

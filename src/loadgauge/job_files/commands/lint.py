@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-@click.command("lint")
+@click.command("lint", cls=Grouped)
 @click.argument("files", nargs=-1, metavar="FILE...")
 @run_options
 @whole_run_options

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from loadgauge.core.definitions.job.spoken import ATTENTION as ATTENTION
+from loadgauge.core.definitions.job.spoken import TORCH_OPTIMIZERS as TORCH_OPTIMIZERS
+
 STORED = re.compile(r"(?i)[-_](gptq|awq|aqlm)(?=$|[-_])")
 """A checkpoint whose matrices are quantised already, by its name."""
 
@@ -18,25 +21,6 @@ def stored(name: str | None) -> str | None:
     return None if match is None else match[1].lower()
 
 
-TORCH_OPTIMIZERS = {
-    "adamw_torch_fused": "adamw-fused", "adamw_torch": "adamw-foreach", "adamw_hf": "adamw-loop",
-    "adamw_anyprecision": "adamw-anyprecision",
-    "paged_adamw_32bit": "paged-adamw-32bit", "paged_adamw": "paged-adamw-32bit", "adamw_apex_fused": "adamw-fused",
-    "adamw_torch_xla": "adamw-fused",
-    "adamw_bnb_8bit": "adamw-8bit", "adamw_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit",
-    "adamw_torch_8bit": "adamw-torchao-8bit", "adamw_torch_4bit": "adamw-4bit", "adafactor": "adafactor",
-    "lion_32bit": "lion-bnb-32bit", "lion_8bit": "lion-8bit", "paged_lion_32bit": "paged-lion-32bit",
-    "paged_lion_8bit": "paged-lion-8bit", "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop",
-    "rmsprop_bnb": "rmsprop-bnb-32bit", "rmsprop_bnb_32bit": "rmsprop-bnb-32bit", "rmsprop_bnb_8bit": "rmsprop-8bit",
-    "ademamix": "ademamix", "ademamix_8bit": "ademamix-8bit", "galore_adamw": "galore", "galore_adamw_8bit": "galore-8bit",
-    "galore_adafactor": "galore-adafactor", "galore_adamw_layerwise": "galore-layerwise",
-    "galore_adamw_8bit_layerwise": "galore-8bit-layerwise", "apollo_adamw": "apollo",
-    "apollo_adamw_layerwise": "apollo-layerwise", "lomo": "lomo", "adalomo": "adalomo", "grokadamw": "grokadamw",
-    "schedule_free_adamw": "schedule-free-adamw", "schedule_free_radam": "schedule-free-adamw",
-    "schedule_free_sgd": "schedule-free-sgd", "stable_adamw": "stable-adamw",
-}  # fmt: skip
-"""`TrainingArguments.optim`."""
-
 AXOLOTL_OPTIMIZERS = {
     "muon": "muon", "ao_adamw_8bit": "adamw-torchao-8bit", "ao_adamw_4bit": "adamw-4bit", "ao_adamw_fp8": "adamw-fp8",
     "optimi_adamw": "stable-adamw",
@@ -48,14 +32,6 @@ BITSANDBYTES = {
     "bitsandbytes.optim.PagedAdamW": "paged-adamw-32bit", "bitsandbytes.optim.PagedAdamW32bit": "paged-adamw-32bit",
 }  # fmt: skip
 """bitsandbytes' classes, as configurations that instantiate a class name them."""
-
-ATTENTION = {
-    "sdpa": "flash", "flash_attention_2": "fa2", "flash_attention_3": "fa3", "flash_attention_4": "fa4", "eager": "eager",
-    "flash_attention": "fa2", "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2",
-    "kernels-community/flash-attn3": "fa3", "kernels-community/vllm-flash-attn3": "fa3", "flex_attention": "fa2",
-}  # fmt: skip
-"""`attn_implementation` of transformers, as `--attention`; `flash` is what PyTorch chooses. FlexAttention's own kernels are made
-from FlashAttention-2's, of which they reach nine tenths (source: pytorch.org/blog/flexattention)."""
 
 TRANSFORMER_ENGINE = {"auto": "flash", "flash": "fa2", "fused": "cudnn", "unfused": "eager", "local": "eager"}
 """`attention_backend` of Megatron-Core: `flash` is the library FlashAttention, `fused` cuDNN."""

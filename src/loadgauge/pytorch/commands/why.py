@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import run_options
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.definitions.job.job import Job
@@ -30,8 +31,8 @@ def _run_options(command: Any) -> Any:
     return run_options(command, "base_model")
 
 
-@click.command("why")
-@click.argument("file")
+@click.command("why", cls=Grouped)
+@click.argument("file", default="-")
 @click.option("--gpu-index", default=0, show_default=True, type=Whole(0, 10**6), help="Which device of a snapshot.")
 @click.option(
     "--model", metavar="MODEL", help="What was trained: changes are then estimated too, with the flags of the run."
@@ -39,9 +40,10 @@ def _run_options(command: Any) -> Any:
 @_run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, in bytes.")
 def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags: Any) -> None:
-    """What held the memory, and what would free it? FILE is the text of an out-of-memory error ("-": from standard input, up to
-    256 MB; or the error itself, in quotes), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge
-    trace --json` says.
+    """Say what held the memory when it ran out, and what would free it.
+
+    FILE is the text of an out-of-memory error ("-", or nothing: from standard input, up to 256 MB; or the error itself, in
+    quotes), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge trace --json` says.
 
     The traceback before the error says in which phase memory ran out, and for which tensor. A snapshot is a pickle; it is
     read without running anything in it. With --model and the flags of `estimate` that describe the run, every change that

@@ -45,7 +45,9 @@ def is_pickle(path: Path) -> bool:
 
 
 def read_stdin() -> str:
-    """The text of standard input. Raises ConfigError for more than `LARGEST_TEXT`."""
+    """The text of standard input, which a terminal is asked for. Raises ConfigError for more than `LARGEST_TEXT`."""
+    if sys.stdin.isatty():
+        print("Paste the error, then press Enter and Ctrl-D.", file=sys.stderr)
     text = sys.stdin.read(LARGEST_TEXT + 1)
     if len(text) > LARGEST_TEXT:
         raise ConfigError(f"is larger than {LARGEST_TEXT / 1e6:,.0f} MB", file="-")

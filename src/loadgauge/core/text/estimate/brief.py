@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from loadgauge.core.base.units import gib, in_gib, seconds
+from loadgauge.core.base.hooks import provider
+from loadgauge.core.base.units import days_words, gib, in_gib, seconds
 from loadgauge.core.base.verdict import Needs
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words
-from loadgauge.core.text.table import console, draw_lines, terminal_width
+from loadgauge.core.text.table import console, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
     effort,
@@ -25,24 +27,23 @@ from loadgauge.core.text.verdict import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-NARROW = 80
-"""Columns of a terminal below which the short answer is the default."""
 SHOWN = 5
 """Lines of parts; what they leave out is in the last one."""
 BAR = 24
-
-
-def narrow() -> bool:
-    """Return whether stdout is a terminal of fewer than `NARROW` columns."""
-    width = terminal_width()
-    return width is not None and width < NARROW
 
 
 def brief(given: Setup, result: Estimate, counter: Counter | None = None, target: Console | None = None) -> None:
     """Print the short answer to `target`, by default the terminal."""
     memory = result.memory
     wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
-    lines = (_counter(result, counter), _step(result), question_words(memory), *wide, _remedy(given, result))
+    lines = (
+        _counter(result, counter),
+        _step(result),
+        _whole(given, result),
+        question_words(memory),
+        *wide,
+        _remedy(given, result),
+    )
     left_out = left_out_words(result.model, result.training.precision.weight)
     unread = " ".join(unread_words(given.unread(result)))
     head = [*([unread] if unread else []), *left_out, _run(given, result)]
@@ -124,4 +125,16 @@ def _remedy(given: Setup, result: Estimate) -> str:
     best = changes[0].result
     more = effort(best, result) - 1
     cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""
-    return f"Try {changes[0].flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}"
+    line = f"Try {changes[0].flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}"
+    dialects = provider("DIALECTS")
+    own = "" if dialects is None else dialects.words(given, resolve_job(changes[0].job, given.model))
+    return f"{line}\n  In {own}" if own else line
+
+
+def _whole(given: Setup, result: Estimate) -> str:
+    """The whole run, where its tokens are given: days, GPU-hours and money."""
+    budget = given.budget(result)
+    if budget is None:
+        return ""
+    cost = "" if budget.cost is None else f", {budget.cost:,.0f} at {budget.price:g} per GPU-hour (your currency)"
+    return f"The run: {days_words(budget.days)}, {budget.gpu_hours:,.0f} GPU-hours{cost}"

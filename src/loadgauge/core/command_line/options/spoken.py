@@ -1,0 +1,84 @@
+"""A command line in the words of other tools, in this one's: what is taken for what is said in a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import click
+
+from loadgauge.core.definitions.job.spoken import ASKED, HARMLESS, LENGTHS, PATTERNS, RENAMED, SWITCHES, VALUES
+
+TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
+"""Words after a switch of another tool, and which of its readings each is."""
+
+
+def translate(words: Sequence[str], options: Mapping[str, click.Option]) -> tuple[list[str], list[str]]:
+    """Return the words of a command line in flags that the command has, and a note for each that was taken for another.
+
+    options: by each of their names. Raises `click.UsageError` for a flag that no single one here stands for.
+
+    >>> zero = click.Option(["--zero"])
+    >>> translate(["gpt2", "--fsdp", "--zero=stage2"], {"--zero": zero})
+    (['gpt2', '--zero', '3', '--zero', '2'], ['--fsdp as --zero 3', '--zero stage2 as --zero 2'])
+    """
+    result: list[str] = []
+    notes: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if word == "--" or not re.fullmatch(r"--?[A-Za-z0-9].*", name):
+            result += [word, *(rest if word == "--" else [])]
+            rest = rest if word != "--" else []
+            continue
+        typed = [name, *([value] if equals else [])]
+        taken = _flag(name, equals, typed, rest, options)
+        option = options.get(taken[0]) if taken else None
+        if option is not None and not option.is_flag:
+            if len(taken) == 1 and rest:
+                typed, taken = [*typed, rest[0]], [taken[0], rest.pop(0)]
+            taken = [*_value(str(option.name), taken), *taken[2:]] if len(taken) > 1 else taken
+        if taken != typed:
+            notes.append(f"{' '.join(typed)} as {' '.join(taken) or 'nothing that changes the answer'}")
+            result += taken
+        else:
+            result += [word, *typed[2 if equals else 1 :]]
+    return result, notes
+
+
+def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
+    """Return the words here of a flag and what it has with it, as many as are sure; those of `rest` that it takes go to `typed`."""
+    plain = name.lstrip("-").lower().replace("_", "-")
+    if name in options or name in ("-h", "--help", "--help-all"):
+        return list(typed)
+    if f"--{plain}" in options and len(name) > 2:
+        return [f"--{plain}", *typed[1:]]
+    if RENAMED.get(plain) in options:
+        return [RENAMED[plain], *typed[1:]]
+    if plain in SWITCHES:
+        if not equals and rest and rest[0].lower() in TRUTH:
+            typed.append(rest.pop(0))
+        readings = (*SWITCHES[plain], "")
+        words = readings[TRUTH.get(typed[1].lower(), 0) if len(typed) > 1 else 0].split()
+        if not words or words[0] in options:
+            return words
+    if plain in HARMLESS:
+        typed += [] if equals or not rest else [rest.pop(0)]
+        return []
+    if plain in ASKED:
+        raise click.UsageError(f"no flag {name}: {ASKED[plain]}", click.get_current_context(silent=True))
+    return list(typed)
+
+
+def _value(field: str, taken: list[str]) -> list[str]:
+    """Return a flag and its value in the words here."""
+    flag, value = taken[:2]
+    if value.lower() in VALUES.get(field, {}):
+        return [flag, VALUES[field][value.lower()]]
+    if field in LENGTHS and (thousands := re.fullmatch(r"(\d+)[kK]", value)):
+        return [flag, str(int(thousands[1]) * 1024)]
+    for name, pattern, words in PATTERNS:
+        if name == field and (match := re.fullmatch(pattern, value, re.IGNORECASE)):
+            return match.expand(words.replace(" ", "\0")).split("\0")
+    return [flag, value]

@@ -1,0 +1,148 @@
+"""Words of other tools for flags and their values, and what each is here."""
+
+from __future__ import annotations
+
+RENAMED = {
+    **dict.fromkeys(
+        ("batch-size", "b", "bs", "mbs", "batchsize", "per-device-train-batch-size", "per-device-batch-size", "micro-batch-size",
+         "train-micro-batch-size-per-gpu", "micro-bs", "device-batch-size", "local-batch-size"),
+        "--micro-batch",
+    ),
+    **dict.fromkeys(("global-batch-size", "gbs", "train-batch-size", "effective-batch-size"), "--global-batch"),
+    **dict.fromkeys(
+        ("max-seq-len", "max-seq-length", "seq-length", "sequence-length", "sequence-len", "seqlen", "seq", "context-length",
+         "context-len", "ctx", "ctx-len", "cutoff-len", "max-length", "model-max-length", "block-size", "n-ctx"),
+        "--seq-len",
+    ),
+    "max-model-len": "--context",
+    **dict.fromkeys(("gpu-type", "gpu-name", "gpu-model", "card", "device", "hardware", "accelerator"), "--gpu"),
+    **dict.fromkeys(("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes"), "--gpus"),
+    **dict.fromkeys(("vram", "gpu-memory", "gpu-mem"), "--memory"),
+    **dict.fromkeys(("nproc-per-node", "n-gpus-per-node", "ngpus-per-node"), "--gpus-per-node"),
+    **dict.fromkeys(("tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel", "tp-size"), "--tp"),
+    **dict.fromkeys(("pipeline-parallel-size", "pipeline-model-parallel-size", "pipeline-parallel", "pp-size"), "--pp"),
+    **dict.fromkeys(("context-parallel-size", "context-parallel", "cp-size"), "--cp"),
+    **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size"), "--ep"),
+    **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
+    "checkpointing": "--recompute", "num-layers": "--layers", "hidden-size": "--hidden", "vocab-size": "--vocab",
+    "num-attention-heads": "--heads", "ffn-hidden-size": "--ffn", "num-experts": "--experts", "params": "--size",
+    **dict.fromkeys(("dtype", "mixed-precision", "compute-dtype", "bnb-4bit-compute-dtype"), "--precision"),
+    **dict.fromkeys(("torch-dtype", "weight-dtype", "param-dtype"), "--weights"),
+    **dict.fromkeys(("lora-r", "r", "rank", "peft-lora-r"), "--lora-rank"),
+    **dict.fromkeys(("target-modules", "lora-target", "lora-modules", "lora-target-modules"), "--lora-targets"),
+    "optim": "--optimizer", "optimiser": "--optimizer", "attn-implementation": "--attention", "attn": "--attention",
+    **dict.fromkeys(("trainer", "library", "backend"), "--framework"),
+    **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
+    **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost"), "--price"),
+}  # fmt: skip
+"""Flags with a value, and the flag here that takes it."""
+
+SWITCHES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("fsdp", "fsdp2", "full-shard", "zero3", "zero-3"), ("--zero 3", "--zero 0")),
+    "zero2": ("--zero 2",), "zero1": ("--zero 1",), "ddp": ("--zero 0",), "distributed-optimizer": ("--zero 1", "--zero 0"),
+    "use-distributed-optimizer": ("--zero 1", "--zero 0"),
+    **dict.fromkeys(
+        ("gradient-checkpointing", "grad-checkpointing", "gradient-checkpoint", "activation-checkpointing", "gc",
+         "checkpoint-activations", "activation-checkpoint"),
+        ("--recompute full", "--recompute none"),
+    ),
+    "recompute-activations": ("--recompute selective", "--recompute none"),
+    **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb"), ("--qlora", "--no-qlora")),
+    **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--use-dora",),
+    **{name: (f"--precision {name}",) for name in ("bf16", "fp16", "fp32", "fp8")},
+    **dict.fromkeys(("flash-attn", "flash-attention", "use-flash-attn", "flash-attention-2", "flash-attn-2"), ("--attention fa2",)),
+    "sdpa": ("--attention flash",), "eager": ("--attention eager",),
+    **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "liger-kernel", "enable-liger-kernel"), ("--kernels liger",)),
+    **dict.fromkeys(("unsloth", "use-unsloth"), ("--framework unsloth",)), "deepspeed": ("--framework deepspeed",),
+    "megatron": ("--framework megatron",), "sp": ("--sequence-parallel",),
+    **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "no-lora", "sft"), ("",)),
+    **dict.fromkeys(("inference", "serve", "serving"), ("--task generate",)),
+    **{name: (f"--task {name}",) for name in ("grpo", "dpo", "ppo", "kto", "orpo", "rlhf")}, "rlhf": ("--task ppo",),
+    **dict.fromkeys(("adam-8bit", "adam8bit", "8bit-adam", "adamw-8bit", "use-8bit-adam"), ("--optimizer adamw-8bit",)),
+    **dict.fromkeys(("offload-optimizer", "optimizer-offload"), ("--offload optimizer",)),
+    **dict.fromkeys(("verbose", "long", "details"), ("--full",)), **dict.fromkeys(("short", "summary", "quiet", "q"), ("--brief",)),
+}  # fmt: skip
+"""Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
+
+ASKED = {
+    **dict.fromkeys(
+        ("gradient-accumulation-steps", "grad-accum", "gradient-accumulation", "accumulation-steps"),
+        "give --global-batch: micro-batch x accumulation x data-parallel GPUs",
+    ),
+    **dict.fromkeys(("packing", "sample-packing"), "packed sequences are full, give --seq-len; of several lengths: --lengths FILE"),
+    **dict.fromkeys(
+        ("load-in-8bit", "int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
+    ),
+    **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
+    **dict.fromkeys(("nodes", "nnodes", "num-nodes"), "give --gpus, of all nodes, and --gpus-per-node"),
+    **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "dataset"), "give --tokens, of the whole run"),
+    "data-parallel-size": "dp = gpus / (tp * pp * cp): give --gpus", "dp": "dp = gpus / (tp * pp * cp): give --gpus",
+    "quantization": "give --qlora, or --task generate --weight-format",
+}  # fmt: skip
+"""Flags that are no one flag here, and what says the same."""
+
+HARMLESS = (
+    "learning-rate", "lr", "lora-alpha", "weight-decay", "warmup-steps", "warmup-ratio", "seed", "logging-steps", "output-dir",
+    "lr-scheduler-type",
+)  # fmt: skip
+"""Flags with a value that changes neither memory nor time."""
+
+TORCH_OPTIMIZERS = {
+    "adamw_torch_fused": "adamw-fused", "adamw_torch": "adamw-foreach", "adamw_hf": "adamw-loop",
+    "adamw_anyprecision": "adamw-anyprecision",
+    "paged_adamw_32bit": "paged-adamw-32bit", "paged_adamw": "paged-adamw-32bit", "adamw_apex_fused": "adamw-fused",
+    "adamw_torch_xla": "adamw-fused",
+    "adamw_bnb_8bit": "adamw-8bit", "adamw_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit",
+    "adamw_torch_8bit": "adamw-torchao-8bit", "adamw_torch_4bit": "adamw-4bit", "adafactor": "adafactor",
+    "lion_32bit": "lion-bnb-32bit", "lion_8bit": "lion-8bit", "paged_lion_32bit": "paged-lion-32bit",
+    "paged_lion_8bit": "paged-lion-8bit", "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop",
+    "rmsprop_bnb": "rmsprop-bnb-32bit", "rmsprop_bnb_32bit": "rmsprop-bnb-32bit", "rmsprop_bnb_8bit": "rmsprop-8bit",
+    "ademamix": "ademamix", "ademamix_8bit": "ademamix-8bit", "galore_adamw": "galore", "galore_adamw_8bit": "galore-8bit",
+    "galore_adafactor": "galore-adafactor", "galore_adamw_layerwise": "galore-layerwise",
+    "galore_adamw_8bit_layerwise": "galore-8bit-layerwise", "apollo_adamw": "apollo",
+    "apollo_adamw_layerwise": "apollo-layerwise", "lomo": "lomo", "adalomo": "adalomo", "grokadamw": "grokadamw",
+    "schedule_free_adamw": "schedule-free-adamw", "schedule_free_radam": "schedule-free-adamw",
+    "schedule_free_sgd": "schedule-free-sgd", "stable_adamw": "stable-adamw",
+}  # fmt: skip
+"""`TrainingArguments.optim`."""
+
+ATTENTION = {
+    "sdpa": "flash", "flash_attention_2": "fa2", "flash_attention_3": "fa3", "flash_attention_4": "fa4", "eager": "eager",
+    "flash_attention": "fa2", "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2",
+    "kernels-community/flash-attn3": "fa3", "kernels-community/vllm-flash-attn3": "fa3", "flex_attention": "fa2",
+}  # fmt: skip
+"""`attn_implementation` of transformers, as `--attention`; `flash` is what PyTorch chooses. FlexAttention's own kernels are made
+from FlashAttention-2's, of which they reach nine tenths (source: pytorch.org/blog/flexattention)."""
+
+_ON = {"true": "full", "on": "full", "all": "full", "yes": "full", "false": "none", "off": "none"}
+VALUES: dict[str, dict[str, str]] = {
+    "precision": {
+        "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "torch.bfloat16": "bf16", "16": "fp16",
+        "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16", "float8": "fp8", "bf16-true": "bf16-pure",
+    },
+    "weights": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "torch.bfloat16": "bfloat16", "half": "float16"},
+    "attention": {**{name: kind for name, kind in ATTENTION.items() if name != kind}, "flash2": "fa2", "flash-attn": "fa2",
+                  "flash_attn": "fa2", "math": "eager", "xformers": "fa1"},
+    "optimizer": {**{name: kind for name, kind in TORCH_OPTIMIZERS.items() if name != kind}, "adam": "adamw",
+                  "adam8bit": "adamw-8bit"},
+    "recompute": _ON, "framework": {"mcore": "megatron", "megatron-core": "megatron", "ds": "deepspeed", "pytorch-fsdp": "fsdp"},
+    "zero": {"stage0": "0", "stage1": "1", "stage2": "2", "stage3": "3", "zero2": "2", "zero3": "3"},
+    "task": {"sft": "train", "pretrain": "train", "finetune": "train", "rlhf": "ppo", "inference": "generate", "infer": "generate",
+             "serve": "generate", "serving": "generate"},
+    "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all"},
+}  # fmt: skip
+"""Values that other tools have, by the field, and what each is here."""
+
+COUNT = r"\d{1,6}"
+PATTERNS: tuple[tuple[str, str, str], ...] = (
+    ("gpu", rf"({COUNT}) ?[x*×] ?(.*[a-z].*|\d{{4,}})", r"--gpu \2 --gpus \1"),
+    ("gpu", rf"(.*\d.*?) ?[x*×:] ?({COUNT})", r"--gpu \1 --gpus \2"),
+    ("gpu", r"(\d+(?:\.\d+)?) ?(GB|GiB)", r"--memory \1\2"),
+    ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
+    ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
+    ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
+    ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
+)
+"""Values by their form: the field, what the whole text matches, and the words here."""
+LENGTHS = ("seq_len", "target_len", "prompt_len", "context", "answer")
+"""Fields in which k is 1,024 tokens, as lengths of context are written."""

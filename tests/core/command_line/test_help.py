@@ -1,0 +1,227 @@
+"""Help on one screen, and what people type."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from command_line import document, typed
+from loadgauge.core.command_line.estimate import command as estimate
+from loadgauge.core.command_line.main import COMMANDS, VERBS, commands, run, with_verb
+from loadgauge.core.command_line.options.grouped import FIRST, TITLES, USUAL, WORDS, Grouped, groups
+from loadgauge.core.command_line.plan import command as plan
+from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.job import spoken
+
+LARGE = 40
+"""Flags from which on help has headings."""
+
+
+@pytest.fixture(params=COMMANDS)
+def command(request: pytest.FixtureRequest) -> click.Command:
+    found = commands.get_command(click.Context(commands), request.param)
+    assert found is not None
+    return found
+
+
+def test_help_of_a_large_command_is_one_screen_and_all_of_it_has_headings(command: click.Command) -> None:
+    if len(command.params) < LARGE:
+        return
+    assert isinstance(command, Grouped)
+    short, whole = typed(f"{command.name} --help").out, typed(f"{command.name} --help-all").out
+    assert len(short.splitlines()) <= 24
+    assert f"loadgauge {command.name} --help-all" in short
+    listed = [option for options in groups(command).values() for option in options]
+    assert sorted(id(each) for each in listed) == sorted(
+        id(each) for each in command.params if isinstance(each, click.Option) and not each.hidden
+    )
+    for title, options in groups(command).items():
+        section = whole.partition(f"{title}:\n")[2].partition("\n\n")[0]
+        assert all(option.opts[0] in section for option in options), title
+    for name in FIRST.get(str(command.name), USUAL):
+        option = command.flag(name)
+        assert option is not None, name
+        assert any(
+            line.split()[:1] == [option.opts[-1]] or f"  {option.opts[0]}" in line for line in short.splitlines()
+        )
+
+
+def test_the_first_screen_of_estimate_has_the_ten_flags_and_no_line_is_broken() -> None:
+    lines = typed("estimate --help").out.splitlines()
+    flags = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert len(flags) == 10
+    assert all(len(line) <= 80 for line in lines)
+    assert set(USUAL) <= set(WORDS)
+    assert [title for title in TITLES.values() if title in groups(estimate)] == list(groups(estimate))
+
+
+def params(command: click.Command, line: str) -> dict[str, object]:
+    """What a command makes of a line."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        context = command.make_context(str(command.name), shlex.split(line))
+    return dict(context.params)
+
+
+SAID = {
+    "--batch-size 4": "--micro-batch 4", "-b 4": "--micro-batch 4", "--per_device_train_batch_size 2": "--micro-batch 2",
+    "--micro-batch-size 2": "--micro-batch 2", "--mbs 2": "--micro-batch 2", "--global-batch-size 64": "--global-batch 64",
+    "--gbs 64": "--global-batch 64", "--max-seq-len 2048": "--seq-len 2048", "--max_seq_length 2048": "--seq-len 2048",
+    "--seq-length 2048": "--seq-len 2048", "--context-length 8k": "--seq-len 8192", "--cutoff_len 2048": "--seq-len 2048",
+    "--seq-len 8k": "--seq-len 8192", "--seq_len=32K": "--seq-len 32768", "--block-size 1024": "--seq-len 1024",
+    "--fsdp": "--zero 3", "--zero3": "--zero 3", "--zero-stage 2": "--zero 2", "--zero stage3": "--zero 3", "--ddp": "--zero 0",
+    "--gradient-checkpointing": "--recompute full", "--gradient_checkpointing True": "--recompute full",
+    "--gradient_checkpointing false": "--recompute none", "--activation-checkpointing": "--recompute full",
+    "--load-in-4bit": "--qlora", "--load_in_4bit=True": "--qlora", "--4bit": "--qlora", "--lora": "--adapter lora",
+    "--lora-r 8": "--lora-rank 8", "--target-modules q_proj": "--lora-targets q_proj", "--bf16": "--precision bf16",
+    "--precision bfloat16": "--precision bf16", "--dtype float16": "--precision fp16", "--mixed-precision bf16": "--precision bf16",
+    "--torch-dtype bfloat16": "--weights bfloat16", "--weights bf16": "--weights bfloat16", "--fp8": "--precision fp8",
+    "--gpu 8xh100": "--gpu h100 --gpus 8", "--gpu 4090x2": "--gpu 4090 --gpus 2", "--gpu h100:8": "--gpu h100 --gpus 8",
+    "--gpu '2 x 4090'": "--gpu 4090 --gpus 2", "--gpu 24GB": "--memory 24GB", "--memory 24": "--memory 24GB",
+    "--vram 24GB": "--memory 24GB", "--num-gpus 8": "--gpus 8", "--world-size 8": "--gpus 8", "--price '$2'": "--price 2",
+    "--price 2.50USD": "--price 2.50", "--tensor-parallel-size 2": "--tp 2", "--pipeline-model-parallel-size 2": "--pp 2",
+    "--flash-attn": "--attention fa2", "--attn_implementation sdpa": "--attention flash",
+    "--optim adamw_8bit": "--optimizer adamw-8bit",
+    "--optimizer paged_adamw_8bit": "--optimizer paged-adamw-8bit", "--use_liger_kernel": "--kernels liger",
+    "--unsloth": "--framework unsloth", "--dora": "--use-dora", "--grpo": "--task grpo", "--learning_rate 1e-4": "",
+    "--full-finetune": "",    "--task sft": "--task train", "--framework mcore": "--framework megatron",
+}  # fmt: skip
+"""Words of other tools, and the flags here."""
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_what_people_type_is_taken(line: str) -> None:
+    assert params(estimate, f"gpt2 {line}") == params(estimate, f"gpt2 {SAID[line]}")
+
+
+def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
+    found = typed("estimate gpt2 --gpu 8xh100 --fsdp --json")
+    assert found.err == "loadgauge: taken: --gpu 8xh100 as --gpu h100 --gpus 8; --fsdp as --zero 3\n"
+    assert found.out == typed("estimate gpt2 --gpu h100 --gpus 8 --zero 3 --json").out
+    assert not typed("estimate gpt2 --gpu h100").err
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--gradient_accumulation_steps 4", "--global-batch"), ("--load-in-8bit", "--base"), ("--num-nodes 2", "--gpus"),
+        ("--packing", "--seq-len"), ("--dp 4", "--gpus"),
+    ],
+)  # fmt: skip
+def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str) -> None:
+    found = typed(f"estimate gpt2 {line}")
+    assert found.code == 2
+    assert named in found.err
+
+
+def test_no_word_of_another_tool_is_a_flag_here_and_each_is_one_of_a_command() -> None:
+    own = {
+        name for each in (estimate, plan) for option in each.params for name in (*option.opts, *option.secondary_opts)
+    }
+    told = {**spoken.RENAMED, **{name: words[0].split()[0] for name, words in spoken.SWITCHES.items() if words[0]}}
+    assert not {f"--{name}" for name in (*told, *spoken.ASKED, *spoken.HARMLESS)} & own
+    assert set(told.values()) <= own
+    fields = {option.name for option in estimate.params}
+    assert {*spoken.VALUES, *spoken.LENGTHS, *(name for name, _, _ in spoken.PATTERNS)} <= fields
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config"),
+    [
+        ("axolotl", "base_model: Qwen/Qwen3-8B\nbf16: true\nadapter: qlora\nload_in_4bit: true\nsequence_len: 2048\n"
+         "micro_batch_size: 1\ngradient_accumulation_steps: 1\nlora_r: 16\nlora_target_linear: true\n"),
+        ("llamafactory", "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\ndo_train: true\nbf16: true\nfinetuning_type: lora\n"
+         "quantization_bit: 4\nquantization_method: bnb\ncutoff_len: 2048\nper_device_train_batch_size: 1\nlora_rank: 16\n"
+         "lora_target: all\n"),
+    ],
+)  # fmt: skip
+def test_a_trainer_as_a_framework_is_an_empty_file_of_its_own(trainer: str, config: str, tmp_path: Path) -> None:
+    """What is said is said in both, and all else is the trainer's default in both."""
+    path = tmp_path / "job.yaml"
+    path.write_text(config)
+    file = document(f"estimate {shlex.quote(str(path))} --gpu 4090 --gpus 1")
+    found = typed(f"estimate qwen3-8b --gpu 4090 --framework {trainer} --qlora --seq-len 2048 --lora-rank 16 --json")
+    assert json.loads(found.out)["memory"]["parts"] == file["memory"]["parts"]
+    assert found.err.startswith(f"loadgauge: taken: --framework {trainer} as ")
+    assert "--framework huggingface" in found.err
+    assert typed(f"plan qwen3-8b --gpu 4090 --gpus 1 --framework {trainer} --qlora --json").code in (0, 1)
+
+
+ERROR = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def test_a_model_a_file_and_an_error_need_no_command(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("base_model: gpt2\nmicro_batch_size: 1\nnote: CUDA out of memory\n")
+    (tmp_path / "run.log").write_text(f"step 3\n{ERROR}\n")
+    (tmp_path / "snapshot").write_bytes(b"\x80\x04")
+    for words, verb in (
+        (["qwen3-8b", "--gpu", "4090"], "estimate"), (["gpt:1B"], "estimate"), (["--gpu", "4090", "qwen3-8b"], "estimate"),
+        (["no-such-model", "--gpu", "4090"], "estimate"), ([str(tmp_path / "job.yaml")], "estimate"),
+        ([str(tmp_path / "run.log")], "why"), ([str(tmp_path / "snapshot")], "why"), ([ERROR], "why"),
+    ):  # fmt: skip
+        assert with_verb(words) == [verb, *words]
+    for words in (["estimat", "gpt2"], ["plna"], ["nonsense"], ["--help"], ["estimate"], []):
+        assert with_verb(words) == words
+    assert with_verb(["fit", "gpt2"]) == ["estimate", "gpt2"]
+    assert not set(VERBS) & set(COMMANDS)
+    assert set(VERBS.values()) <= set(COMMANDS)
+
+
+def test_why_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(ERROR))
+    piped = typed("why")
+    assert (piped.out, piped.code) == (typed(["why", ERROR]).out, 0)
+    assert piped.out
+
+
+class Terminal(io.StringIO):
+    """A stream that is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_brief_and_a_pipe_all() -> None:
+    line = ["estimate", "gpt2", "--gpu", "l4", "--tokens", "1B", "--price", "2"]
+    with contextlib.redirect_stdout(Terminal()) as terminal:
+        run(line)
+    with contextlib.redirect_stdout(Terminal()) as full:
+        run([*line, "--full"])
+    brief, whole = typed([*line, "--brief"]).out, typed(line).out
+    assert re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).split() == brief.split()
+    assert len(full.getvalue().splitlines()) > 40
+    assert len(whole.splitlines()) > 40
+    assert len(brief.splitlines()) <= 12
+    budget = document(" ".join(line))["time"]
+    told = brief.partition("The run: ")[2].splitlines()[0]
+    assert f"{budget['gpu_hours']:,.0f} GPU-hours, {budget['cost']:,.0f} at 2 per GPU-hour" in told
+
+
+def test_the_remedy_is_in_the_words_of_the_file(tmp_path: Path) -> None:
+    """Pasted into the file, it is the remedy: the same memory as the flags that were named."""
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "base_model: Qwen/Qwen3-8B\nbf16: true\nadapter: lora\nsequence_len: 4096\nmicro_batch_size: 4\n"
+        "gradient_accumulation_steps: 1\nlora_r: 16\nlora_target_linear: true\n"
+    )
+    said = typed(["estimate", str(path), "--gpu", "h100", "--gpus", "1", "--brief"]).out
+    flags = said.partition("\nTry ")[2].partition(":")[0]
+    pieces = " ".join(said.partition(f"In {path}: ")[2].split()).split("; ")
+    with_flags = document(f"estimate {shlex.quote(str(path))} --gpu h100 --gpus 1 {flags}")
+    with path.open("a") as file:
+        file.write("\n".join(pieces) + "\n")
+    there = document(f"estimate {shlex.quote(str(path))} --gpu h100 --gpus 1")
+    assert there["memory"]["total"] == pytest.approx(
+        with_flags["memory"]["total"], rel=0.01
+    )  # axolotl's own number of pieces
+
+
+def test_no_name_of_a_card_is_read_as_several() -> None:
+    for name in gpu_ids():
+        assert params(estimate, f"gpt2 --gpu {name}")["gpu"] == name
