@@ -364,7 +364,8 @@ def test_what_starts_the_job_says_how_many_gpus(tmp_path: Path) -> None:
     assert read(place.read_text(), file=str(place)).job.zero == 3
     (tmp_path / "fsdp.yaml").unlink()
     with pytest.raises(ConfigError, match="names fsdp\\.yaml, which is not there"):
-        read(place.read_text(), file=str(place))
+        read(place.read_text(), file=str(place), strict=True)
+    assert read(place.read_text(), file=str(place)).job.zero == 3
 
 
 def test_a_file_beside_is_looked_through_too(tmp_path: Path) -> None:

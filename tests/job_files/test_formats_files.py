@@ -278,7 +278,7 @@ def test_auto_is_filled_from_the_arguments(tmp_path: Path) -> None:
         read(place.read_text(), file=str(place))
     (tmp_path / "ds.json").unlink()
     with pytest.raises(ConfigError, match=r"names ds.json, which is not there.*give --zero"):
-        read(place.read_text(), file=str(place))
+        read(place.read_text(), file=str(place), strict=True)
     assert read(place.read_text(), file=str(place), given={"zero": 1}).job.zero == 1
 
 

@@ -186,7 +186,11 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
     what, how, count, modules = (
         f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
     )
-    older = () if prefix else ("checkpoint_activations", "checkpoint_num_layers", "moe_layer_recompute")
+    named = (
+        "activations_checkpoint_method",
+        "activations_checkpoint_num_layers",
+    )  # of 2021, when the method was the switch
+    older = () if prefix else ("checkpoint_activations", "checkpoint_num_layers", "moe_layer_recompute", *named)
     owned: tuple[str, ...] = (what, how, count, modules, *([switch] if switch else []), *older)
 
     def read(keys: Keys) -> Facts:
@@ -198,6 +202,9 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
             return {"recompute": "modules:moe"}
         if switch and keys.flag(switch):
             kind = "selective"
+        method, number = how, count
+        if older and keys.has(named[0]):
+            kind, (method, number) = "full", named
         if kind == "selective":
             chosen = keys.words(modules) or ["core_attn"]
             for name in chosen:
@@ -206,11 +213,11 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
             return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
         if kind == "none":
             return {"recompute": "none"}
-        method = keys.choice(how, {"uniform": "group", "block": "layers"}) or usual
-        number = keys.whole(count) or 1
-        if method is None:
+        way = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual
+        each = keys.whole(number) or 1
+        if way is None:
             raise keys.wrong(what, f"full needs {keys.document.shown(how)}")
-        return {"recompute": "full" if (method, number) == ("group", 1) else f"full:{method}={number}"}
+        return {"recompute": "full" if (way, each) == ("group", 1) else f"full:{way}={each}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
@@ -487,10 +494,10 @@ def vision() -> Idea:
     kind, frozen, body = "vision_model_type", "freeze_ViT", "freeze_LM"
 
     def read(keys: Keys) -> Facts:
-        if not keys.has(kind):
+        if not keys.has(kind, frozen, body):
             return {}
         shown, ranks = keys.document.shown(kind), keys.whole("tensor_model_parallel_size") or 1
-        size = VISION.get(str(keys.raw(kind)), max(VISION.values()))
+        size = VISION.get(str(keys.raw(kind) or "clip"), max(VISION.values()))
         held = size * (2 if keys.flag(frozen) else 18) / ranks
         note = f"{shown}: shows images to the model, whose encoder is not counted"
         parts = ("transient",) if keys.flag(frozen) else ("activations", "transient")
