@@ -30,7 +30,7 @@ from loadgauge.job_files.ideas.facts import (
     merge,
     solve,
 )
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over, short
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.configured import configured
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
@@ -68,7 +68,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     version: of the tool, whose defaults are taken where the file does not say
     job, extra: what it says; the model is empty where it names none
     facts: the same before GPUs and batches were worked out, with the keys that say it
-    unread: its keys that no idea reads; auto: keys that it leaves to another file
+    unread: its keys that no idea reads; aside: their values, in words; auto: keys that it leaves to another file
     uncounted: what it asks for that is not counted
     ignored: keys that were left out as asked
     stopped: what it asks for that there is no estimate with, where that was allowed
@@ -83,6 +83,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     extra: Extra = Extra()
     facts: dict[str, Fact] = {}
     unread: tuple[str, ...] = ()
+    aside: dict[str, str] = {}
     auto: tuple[str, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     stopped: tuple[str, ...] = ()
@@ -370,7 +371,9 @@ def _read_alone(
         raise _first(stopped)
     facts = chosen.read(keys, known)
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
-    said = {keys.document.shown(name) for name in keys.document.names()}  # a tool's default stops nothing
+    said = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
+    unread = frozenset(chosen.unread(keys.document))
+    # A tool's default stops nothing.
     doubts = [item for item in noted if item.effect and (item.key in said or keys.document.syntax == "argv")]
     if strict and doubts and not keeping:
         raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
@@ -381,7 +384,8 @@ def _read_alone(
         file=keys.file,
         job=Job(model=""),
         facts=facts,
-        unread=chosen.unread(keys.document),
+        unread=tuple(key for key in said if key in unread),
+        aside={key: value for key, value in said.items() if key in unread},
         uncounted=(*chosen.uncounted(keys), *noted),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
