@@ -209,7 +209,8 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
             chosen = keys.words(modules) or ["core_attn"]
             for name in chosen:
                 if name not in MODULES:
-                    raise keys.wrong(modules, f"{name!r} is not one that is read (read: {', '.join(MODULES)})")
+                    keys.note(modules, f"{name} is recomputed too, and is not read", "saves", "activations")
+            chosen = [name for name in chosen if name in MODULES]
             return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
         if kind == "none":
             return {"recompute": "none"}
@@ -263,7 +264,7 @@ def context(cp: str, comm: str) -> Idea:
         words = set(keys.words(comm) or ["p2p"]) & set(CP_COMM) or {"p2p"}
         given = set(keys.words(comm) or []) - {"p2p", "a2a", "allgather"}
         if any("+" in word for word in given) or len(words) > 1:
-            raise keys.wrong(comm, "one kind of exchange for all layers is read: p2p, a2a or allgather")
+            keys.note(comm, "exchanges in different ways by layer, counted as one", "either")
         return {"cp": ranks, "cp_comm": CP_COMM[words.pop()] if ranks > 1 else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
