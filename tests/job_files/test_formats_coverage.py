@@ -145,9 +145,6 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
     [
         ("a.yaml", LLAMAFACTORY + "use_mca: true\n", "use_mca"),
         ("a.yaml", LLAMAFACTORY.replace("sft", "ppo"), "stage: 'ppo'"),
-        ("a.yaml", LLAMAFACTORY + "use_galore: true\ngalore_target: q_proj\n", "galore_target"),
-        ("a.yaml", LLAMAFACTORY + "use_badam: true\nbadam_mode: ratio\n", "badam_mode"),
-        ("a.yaml", LLAMAFACTORY + "quantization_bit: 8\nquantization_method: hqq\n", "quantization_bit"),
         ("a.yaml", AXOLOTL + "rl: ppo\n", "rl: 'ppo'"),
         ("a.yaml", AXOLOTL + "peft_layer_replication: [[0, 16]]\n", "peft_layer_replication"),
         ("a.yaml", AXOLOTL + "model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers"),
@@ -156,7 +153,6 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.yaml", AXOLOTL + "deepspeed: {zero_optimization: {stage: 3, zero_quantized_weights: true}}\n", "deepspeed.zero_opt"),
         ("a.yaml", TRL + "beta: 0.1\n", "beta: is an argument of another trainer"),
         ("a.yaml", TRL + "num_generations: 8\n", "num_generations"),
-        ("a.yaml", TRL + "optim: galore_adamw\noptim_target_modules: [attn]\n", "optim_target_modules"),
         ("a.yaml", TRL + "torch_dtype: float16\n", "torch_dtype"),
         ("a.sh", "trl online_dpo --model_name_or_path x --output_dir out --max_length 512", "online_dpo: starts a trainer"),
         ("a.sh", "accelerate launch run_nash_md.py --output_dir out --max_length 512", "nash_md.py: starts a trainer"),
@@ -178,6 +174,30 @@ def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_pa
         assert found.err.startswith("loadgauge: ")
         assert found.err.count("\n") == 1
         assert key in found.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "effects", "facts"),
+    [
+        ("a.yaml", LLAMAFACTORY + "use_galore: true\ngalore_target: q_proj\n", {"galore_target": "costs"}, {}),
+        ("a.yaml", LLAMAFACTORY + "use_badam: true\nbadam_mode: ratio\n", {"badam_mode": "either"}, {"optimizer": "badam"}),
+        ("a.yaml", LLAMAFACTORY + "quantization_bit: 8\nquantization_method: hqq\n", {}, {"base": "int8"}),
+        ("a.yaml", LLAMAFACTORY + "quantization_bit: 3\n", {"quantization_bit": "either"}, {"base": "nf4"}),
+        ("a.yaml", TRL + "optim: galore_adamw\noptim_target_modules: [attn]\n", {"optim_target_modules": "costs"}, {}),
+        ("a.sh", "swift sft --model x --tuner_type boft --max_length 512", {"--tuner_type": "either"}, {"lora_rank": 8}),
+        ("a.sh", "swift sft --model x --tuner_type llamapro --max_length 512", {"--tuner_type": "costs"}, {"lora_rank": 8}),
+        ("a.sh", "swift sft --model x --quant_method eetq --max_length 512", {}, {"base": "int8", "qlora": True}),
+        ("a.sh", MEGATRON + " --recompute-granularity selective --recompute-modules new core_attn",
+         {"--recompute-modules": "saves"}, {"recompute": "selective"}),
+    ],
+)  # fmt: skip
+def test_what_has_a_bound_is_named_and_the_nearest_is_counted(
+    name: str, text: str, effects: dict[str, str], facts: dict[str, object]
+) -> None:
+    file = read(text, file=name)
+    named = {item.key: item.effect for item in file.uncounted}
+    assert effects.items() <= named.items()
+    assert {fact: getattr(file.job, fact) for fact in facts} == facts
 
 
 def test_a_key_that_axolotl_has_none_of_is_dropped(tmp_path: Path) -> None:
@@ -364,7 +384,8 @@ def test_what_starts_the_job_says_how_many_gpus(tmp_path: Path) -> None:
     assert read(place.read_text(), file=str(place)).job.zero == 3
     (tmp_path / "fsdp.yaml").unlink()
     with pytest.raises(ConfigError, match="names fsdp\\.yaml, which is not there"):
-        read(place.read_text(), file=str(place))
+        read(place.read_text(), file=str(place), strict=True)
+    assert read(place.read_text(), file=str(place)).job.zero == 3
 
 
 def test_a_file_beside_is_looked_through_too(tmp_path: Path) -> None:

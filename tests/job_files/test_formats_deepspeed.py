@@ -52,10 +52,27 @@ def test_the_configuration_of_the_engine_decides(tmp_path: Path) -> None:
 
 def test_without_it_the_program_says_the_batch_and_flags_the_rest(tmp_path: Path) -> None:
     place = str(tmp_path / "run.sh")
-    with pytest.raises(ConfigError, match="give --zero STAGE --precision NAME"):
-        read(SQUAD.format("engine.json"), file=place)
+    file = read(SQUAD.format("engine.json"), file=place)
+    assert file.job.zero == 0
+    assert [item.effect for item in file.uncounted if "not there" in item.note] == [
+        "either",
+        "either",
+    ]  # precision, ZeRO
+    bare = read(PRETRAIN.replace("sizes.json", "bert_large.json"), file=place)
+    assert bare.job.model == "bert-large"
+    assert [item.share for item in bare.uncounted if "micro-batch" in item.note] == [63]
+    with pytest.raises(ConfigError, match="give --model NAME"):
+        read(PRETRAIN, file=place)
     job = read(SQUAD.format("engine.json --fp16"), file=place, given={"zero": 1}).job
     assert (job.micro_batch, job.precision, job.zero) == (6, "fp16", 1)
+
+
+def test_a_model_from_outside_is_what_the_path_says() -> None:
+    line = "deepspeed main.py --model_name_or_path $1 --max_seq_len 512"
+    file = read(line, file="training_scripts/opt/run_1.3b_lora.sh")
+    assert (file.job.model, file.facts["model"].default) == ("opt-1.3b", True)
+    with pytest.raises(ConfigError, match="--set 1=VALUE"):
+        read(line, file="training_scripts/run.sh")
 
 
 def test_sizes_of_a_model_in_a_file_that_is_named(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_auto_is_filled_from_the_arguments(tmp_path: Path) -> None:
         read(place.read_text(), file=str(place))
     (tmp_path / "ds.json").unlink()
     with pytest.raises(ConfigError, match=r"names ds.json, which is not there.*give --zero"):
-        read(place.read_text(), file=str(place))
+        read(place.read_text(), file=str(place), strict=True)
     assert read(place.read_text(), file=str(place), given={"zero": 1}).job.zero == 1
 
 
@@ -389,6 +389,10 @@ def test_every_key_that_is_not_read_is_listed(tmp_path: Path) -> None:
     both = document(f"convert {place} --to llamafactory")
     assert both["files"][0]["not_read"][-2:] == ["some_new_key", "nested.inner"]
     assert both["text"] == found.out
+    shown = document(f"check --facts {place}")["files"][0]
+    assert (shown["aside"]["sample_packing"], shown["aside"]["some_new_key"]) == ("True", "1")
+    rows = [line.split() for line in typed(f"check --facts {place}").out.splitlines()]
+    assert ["sample_packing", "True", "changes", "neither", "memory", "nor", "time"] in rows
 
 
 def test_what_a_dialect_cannot_say_is_listed(tmp_path: Path) -> None:

@@ -594,3 +594,24 @@ def test_compiled_layers_keep_less(name: str, text: str, tmp_path: Path) -> None
     plain = document(f"estimate {place} --no-compile")
     assert found["memory"]["total"] < plain["memory"]["total"]
     assert any("torch.compile" in line for line in found["not_counted"])
+
+
+def test_texts_that_unsloth_embeds_are_pairs_in_16_bits_without_logits() -> None:
+    """`FastSentenceTransformer.from_pretrained` (unsloth 2026.10, `models/sentence_transformer.py`)."""
+    text = """from unsloth import FastSentenceTransformer
+model = FastSentenceTransformer.from_pretrained(model_name = "unsloth/Qwen3-Embedding-0.6B", max_seq_length = 512)
+model = FastSentenceTransformer.get_peft_model(model, r = 32)
+SentenceTransformerTrainer(model = model, args = SentenceTransformerTrainingArguments(per_device_train_batch_size = 8))
+"""
+    file = read(text, file="a.py")
+    run = file.job
+    assert (run.qlora, run.micro_batch, run.recompute, file.extra.head) == (False, 16, "none", 1)
+    labels = UNSLOTH.format(mark="x").replace("dtype = None", "num_labels = 6")
+    assert (read(labels, file="a.py").extra.head, read(labels, file="a.py").job.qlora) == (6, True)
+
+
+@pytest.mark.parametrize("said", ["quantizer: {_component_: a.b.C}", "tasks: [x]", "max_new_tokens: 300"])
+def test_a_recipe_of_torchtune_without_an_optimizer_trains_nothing(said: str) -> None:
+    text = f"model: {{_component_: torchtune.models.llama2.llama2_7b}}\ncheckpointer: {{checkpoint_dir: a}}\n{said}\n"
+    with pytest.raises(ConfigError, match="trains nothing"):
+        read(text, "torchtune", file="a.yaml")

@@ -102,9 +102,10 @@ def test_automodel_reads_a_model_by_its_sizes_and_one_that_teaches() -> None:
     )
     config = read(text, file="a.yaml").extra.config or {}
     assert (config["model_type"], config["num_hidden_layers"]) == ("llama", 2)
-    both = (AUTO % (", config: {num_hidden_layers: 2}", "", ADAM), "makes a model of other sizes")
-    with pytest.raises(ConfigError, match=both[1]):
-        read(both[0], file="a.yaml")
+    fewer = read(AUTO % (", config: {num_hidden_layers: 2}", "", ADAM), file="a.yaml").extra.config or {}
+    assert (fewer["num_hidden_layers"], fewer["num_experts"]) == (2, 128)
+    other = read(AUTO % ("", "", "dion.Dion"), file="a.yaml")
+    assert (other.job.optimizer, named(other)) == ("adamw-foreach", {"optimizer._target_": "either"})
     taught = AUTO % ("", "", ADAM) + "teacher_model: {pretrained_model_name_or_path: Qwen/Qwen3-32B}\nkd_ratio: 0.5\n"
     assert (read(taught, file="a.yaml").job.task, read(taught, file="a.yaml").job.teacher) == ("gkd", "Qwen/Qwen3-32B")
 

@@ -242,7 +242,10 @@ def test_the_trainers_autocast_goes_before_the_launchers_none(tmp_path: Path) ->
 def test_a_configuration_from_outside_the_file_is_not_passed_over(tmp_path: Path) -> None:
     place = tmp_path / "run.sh"
     place.write_text(SCRIPT.format("--config_file $CONFIG", "true"))
-    assert "only it says the ZeRO stage" in typed(f"estimate {place} --gpu h100-sxm5-80gb").err
+    assert "only it says the ZeRO stage" in typed(f"estimate {place} --gpu h100-sxm5-80gb --strict").err
+    assert [item.effect for item in read(place.read_text(), file=str(place)).uncounted if "$CONFIG" in item.note] == [
+        "either"
+    ]
 
 
 # -- NeMo AutoModel, torchtitan and others -----------------------------------------------------------------------------

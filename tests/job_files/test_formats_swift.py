@@ -84,8 +84,8 @@ SWIFT = "{}swift sft --model Qwen/Qwen2.5-0.5B --max_length 512 --tuner_type ful
         ("", "--task_type reranker", 1, 8),  # one positive and at most 7 negatives
         ("MAX_NEGATIVE_SAMPLES=3 ", "--task_type reranker --per_device_train_batch_size 2", 1, 8),
         ("", "--task_type reranker --packing true", 1, 1),
-        ("", "--task_type generative_reranker --loss_type pointwise_reranker", None, 8),
-        ("", "--task_type embedding", None, 2),
+        ("", "--task_type generative_reranker --loss_type pointwise_reranker", 1, 8),
+        ("", "--task_type embedding", 1, 2),
     ],
 )
 def test_heads_and_sequences_of_a_sample(before: str, words: str, head: int | None, micro: int) -> None:

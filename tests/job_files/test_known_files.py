@@ -67,4 +67,13 @@ def test_the_file_itself_comes_first_and_other_names_stay_unknown(tmp_path: Path
     assert "taken to be" not in own.file
     assert known_file("zero2.json") is None
     with pytest.raises(ConfigError, match=r"mine/zero2\.json, which is not there"):
-        read(AXOLOTL.format("mine/zero2.json"), file="job.yaml")
+        read(AXOLOTL.format("mine/zero2.json"), file="job.yaml", strict=True)
+
+
+@pytest.mark.parametrize(("name", "stage"), [("mine/zero2.json", 2), ("a/my_z3_b.json", 3), ("a/test.json", 0)])
+def test_the_stage_of_a_configuration_that_is_not_there_is_that_of_its_name_and_in_the_range(
+    name: str, stage: int
+) -> None:
+    file = read(AXOLOTL.format(name), file="job.yaml")
+    assert file.job.zero == stage
+    assert [item.effect for item in file.uncounted if name in item.note] == ["either"]

@@ -266,3 +266,42 @@ def test_a_command_that_only_names_a_job_file(tmp_path: Path) -> None:
     script.write_text("torchrun --nproc_per_node=8 run_train.py --config-file model.yaml\n")
     found = read(script.read_text(), file=str(script))
     assert (found.dialect, found.remarks) == ("nanotron", (f"{script} starts it",))
+
+
+GPT = (
+    "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 96 --hidden-size 12288 --num-attention-heads 96"
+    " --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 1536 {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus"),
+    [
+        ("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 16", 128),
+        ("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", 8),
+        ("--num-experts 16 --expert-model-parallel-size 16 --expert-tensor-parallel-size 1", 16),
+    ],
+)
+def test_an_example_that_starts_fewer_gpus_than_its_layout_has_takes_those_that_it_needs(said: str, gpus: int) -> None:
+    file = read(GPT.format(said), file="run.sh")
+    assert file.job.gpus == gpus
+    assert any("are taken" in remark for remark in file.remarks) == (gpus > 8)
+    if gpus == 128:
+        with pytest.raises(ConfigError, match="cannot be split over 128"):
+            read(GPT.format(said), file="run.sh", given={"gpus": 8})
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [("", "full"), ("--activations-checkpoint-num-layers 4", "full:group=4"), ("block 2", "full:layers=2")],
+)
+def test_the_method_of_2021_is_the_switch_of_recomputation(said: str, wanted: str) -> None:
+    """`--activations-checkpoint-method`, None by default, of Megatron-LM 2.5 (`megatron/arguments.py`)."""
+    way, _, number = said.partition(" ") if said.startswith("block") else ("uniform", "", "")
+    more = f" --activations-checkpoint-num-layers {number}" if number else f" {said}"
+    assert read(GPT.format(f"--activations-checkpoint-method {way}{more}"), file="a.sh").job.recompute == wanted
+
+
+def test_frozen_parts_of_a_model_of_images_are_named_without_the_encoders_type() -> None:
+    file = read(GPT.format("--freeze-LM --freeze-ViT"), file="a.sh")
+    assert {item.key: item.effect for item in file.uncounted}["--freeze-LM"] == "saves"

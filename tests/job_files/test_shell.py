@@ -128,6 +128,8 @@ def test_scripts_beside_it_are_read_and_no_others(tmp_path: Path) -> None:
         'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "$HERE/models/small.sh"\nrun "${MODEL_ARGS[@]}"\n'
     )
     file = str(tmp_path / "run.sh")
+    here = Shell('. `pwd`/models/small.sh\nrun "${MODEL_ARGS[@]}"', file=file)
+    assert [word.text for word in here.commands[0]] == ["run", "--num-layers", "2"]
     assert [word.text for word in Shell(script, file=file).commands[0]] == ["run", "--num-layers", "2"]
     outside = Shell('source ../outside.sh\nrun "${MODEL_ARGS[@]}"', file=file)
     assert [word.text for word in outside.commands[0]] == ["run"]
@@ -147,6 +149,7 @@ COMMANDS = {
     "python train.py \\\n  --a 1 \\\n  # --b 2 \\\n  --c 3": ("a", "c"),
     "MODEL_ARGS=(--a 1\n  --b)": ("a", "b"),
     "--a 1\n--b 2": ("a", "b"),
+    "ARGS='--a 1 --b 2 --c'\nsbatch --nodes=2 run.sbatch": ("a", "b", "c"),  # which the script that is started has
     "X=1 env Y=2 nohup python train.py --a 1 > log 2>&1 &": ("a",),
     'ARGS="--a 1"\nexec torchrun train.py $ARGS ${EXTRA_ARGS} "$@"': ("a",),
 }
@@ -155,6 +158,11 @@ COMMANDS = {
 @pytest.mark.parametrize("script", COMMANDS)
 def test_the_command_that_trains(script: str) -> None:
     assert Argv(script).names() == COMMANDS[script]
+
+
+def test_a_program_behind_its_launchers_options_is_no_training_by_its_own_name() -> None:
+    line = "torchrun --nproc_per_node 1 --nnodes 1 --node_rank 0 --master_port 6000 tools/run_server.py --a 1"
+    assert Argv(line).idle == "tools/run_server.py"
 
 
 def test_a_patch_goes_where_the_option_is_written() -> None:

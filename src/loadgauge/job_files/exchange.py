@@ -19,8 +19,18 @@ from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.dialects import recognise
-from loadgauge.job_files.ideas.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over
+from loadgauge.job_files.ideas.facts import (
+    SPLITS,
+    Extra,
+    Fact,
+    describe,
+    enough_gpus,
+    facts_given,
+    facts_of,
+    merge,
+    solve,
+)
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over, short
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.configured import configured
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
@@ -38,6 +48,8 @@ DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
 BESIDE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
 """Keys that name a DeepSpeed configuration in a file of its own."""
+STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
+"""What the name of a configuration says of ZeRO's stage."""
 LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
@@ -56,7 +68,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     version: of the tool, whose defaults are taken where the file does not say
     job, extra: what it says; the model is empty where it names none
     facts: the same before GPUs and batches were worked out, with the keys that say it
-    unread: its keys that no idea reads; auto: keys that it leaves to another file
+    unread: its keys that no idea reads; aside: their values, in words; auto: keys that it leaves to another file
     uncounted: what it asks for that is not counted
     ignored: keys that were left out as asked
     stopped: what it asks for that there is no estimate with, where that was allowed
@@ -71,6 +83,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     extra: Extra = Extra()
     facts: dict[str, Fact] = {}
     unread: tuple[str, ...] = ()
+    aside: dict[str, str] = {}
     auto: tuple[str, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     stopped: tuple[str, ...] = ()
@@ -292,13 +305,16 @@ def read(
     if whole.dropped:
         remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
     if not alone:
-        for other in _read_named(keys, file, frozenset(listed), beside):
+        for other in _read_named(keys, file, frozenset(listed), beside, strict):
             # What the command line of `accelerate launch` says goes before its configuration.
             stated = {"gpus", "nodes", "gpus_per_node"} if other.dialect == "accelerate" and "gpus" in facts else set()
             facts = merge(facts, {name: fact for name, fact in other.facts.items() if name not in stated}, other.file)
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks
+    if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
+        facts, fewer = enough_gpus(facts)
+        remarks = (*remarks, fewer) if fewer else remarks
     job, extra = solve(_with(facts, listed), file)
     used = chosen.newest if release is None else ".".join(map(str, release))
     return msgspec.structs.replace(
@@ -355,7 +371,9 @@ def _read_alone(
         raise _first(stopped)
     facts = chosen.read(keys, known)
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
-    said = {keys.document.shown(name) for name in keys.document.names()}  # a tool's default stops nothing
+    said = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
+    unread = frozenset(chosen.unread(keys.document))
+    # A tool's default stops nothing.
     doubts = [item for item in noted if item.effect and (item.key in said or keys.document.syntax == "argv")]
     if strict and doubts and not keeping:
         raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
@@ -366,7 +384,8 @@ def _read_alone(
         file=keys.file,
         job=Job(model=""),
         facts=facts,
-        unread=chosen.unread(keys.document),
+        unread=tuple(key for key in said if key in unread),
+        aside={key: value for key, value in said.items() if key in unread},
         uncounted=(*chosen.uncounted(keys), *noted),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
@@ -409,7 +428,9 @@ def with_tool(version: str | None, dialect: str) -> str | None:
     return ",".join(filter(None, named)) or None
 
 
-def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[str]) -> list[JobFile]:
+def _read_named(
+    keys: Keys, file: str, known: frozenset[str], beside: frozenset[str], strict: bool = False
+) -> list[JobFile]:
     """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
     named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
     if keys.document.syntax in ("argv", "python"):
@@ -438,20 +459,36 @@ def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[
         if position is None and beside:
             continue
         if position is None:
-            if "zero" in known:
-                continue
-            raise ConfigError(
-                f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
-                key=keys.document.shown(key),
-                file=file,
-            )
+            if "zero" not in known and strict:
+                message = f"names {name}, which is not there, and only it says the ZeRO stage; give --zero"
+                raise ConfigError(message, key=keys.document.shown(key), file=file)
+            if "zero" not in known:
+                files.append(_unseen(name, dialect, keys.document.shown(key), file))
+            continue
         chosen = dialect_of(dialect)
         syntax = SYNTAXES[position.suffix.lower()]
         other = Keys(document(load(position), syntax, chosen, str(position)), str(position), chosen.auto)
         files.append(_read_alone(chosen, other, known))
         if dialect == "accelerate":
-            files += _read_named(other, str(position), known, beside)
+            files += _read_named(other, str(position), known, beside, strict)
     return files
+
+
+def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
+    """A configuration that is not there: the ZeRO stage that its name says, else DeepSpeed's own, with all that it may say."""
+    said = STAGE.search(Path(name).stem.lower())
+    stage = 0 if said is None else 3 if "fsdp" in said[0] else int(said[1])
+    why = "as its name says" if said is not None else "as DeepSpeed itself has it"
+    note = f"{key}: names {name}, which is not there, and only it says the ZeRO stage: {stage} is taken, {why} (--zero)"
+    parts = ("weights", "gradients", "optimizer", "gathered")
+    return JobFile(
+        dialect=dialect,
+        syntax=SYNTAXES.get(Path(name).suffix, "json"),
+        file=name,
+        job=Job(model=""),
+        facts={"zero": Fact(stage, key)},
+        uncounted=(Uncounted(note, key, effect="either", parts=parts, file=of),),
+    )
 
 
 def _of_tool(name: str, told: KnownFile, known: frozenset[str]) -> JobFile:

@@ -212,4 +212,5 @@ def _facts_document(file: JobFile) -> dict[str, Any]:
             for name, fact in file.facts.items()
         ],
         "not_read": list(file.unread),
+        "aside": file.aside,
     }

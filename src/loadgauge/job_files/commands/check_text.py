@@ -29,6 +29,8 @@ def report_facts(file: JobFile) -> None:
         [name, str(fact.value)[:80], f"default of {tool}" if fact.default else fact.key]
         for name, fact in file.facts.items()
     ]
+    counted = {item.key: "is not counted, and in the range" for item in file.uncounted}
+    rows += [[key, value, counted.get(key, "changes neither memory nor time")] for key, value in file.aside.items()]
     draw(
         target, [Column("fact", "left"), Column("value", "left", wrap=True), Column("says it", "left", wrap=True)], rows
     )

@@ -95,7 +95,7 @@ def preference() -> Idea:
         longest = keys.whole(LONGEST) or 512  # TRL's own
         scores = [one for one in keys.words(REWARDS) or [] if "/" in one]
         if len(scores) > 1:
-            raise keys.wrong(REWARDS, "names several reward models; one is read")
+            keys.note(REWARDS, "names several reward models, of which the first is counted", "costs", "weights")
         rounds, weight = keys.whole("gradient_accumulation_steps") or 1, keys.real(BETA)
         weight = keys.real("rl_beta") if weight is None else weight
         at_once, again = (keys.whole("micro_batch_size") or 1) * rounds, keys.whole(TIMES) or 1

@@ -57,7 +57,8 @@ def _adapter() -> Idea:
                 raise keys.wrong(bits, "goes with finetuning_type lora, not with full")
             return {"lora_rank": 0, "qlora": False}
         if number not in (None, 4, 8):
-            raise keys.wrong(bits, f"a base in {number} bits is not read; 4 and 8 bits are")
+            keys.note(bits, "is counted in 4 bits up to 4, and in 8 above", parts="weights", share=0.5)
+            number = 4 if number < 4 else 8
         fours = keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) or "nf4"
         library = keys.choice(method, {"bnb": "bnb", "bitsandbytes": "bnb", "hqq": "hqq"}) or "bnb"
         facts = {"lora_rank": keys.whole("lora_rank") or 8, "lora_targets": inner.read(keys).get("lora_targets")}
@@ -69,18 +70,22 @@ def _adapter() -> Idea:
                 "model_name_or_path", "has matrices of about 2 bits, counted in 16", "saves", "weights gathered", 0.9
             )
         if library == "hqq":
-            if number == 8:
-                raise keys.wrong(bits, "a base of HQQ in 8 bits is not read; 4 bits are")
-            base = "hqq"
+            base = "hqq"  # its 8 bits are as bitsandbytes'
         elif fours == "fp4" and number == 4:
             if keys.flag(nested) is not False:
-                raise keys.wrong(kind, "fp4 with quantised scales is not read; double_quantization: false is")
+                keys.note(
+                    kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1
+                )
             base = "fp4"
         if how == "oft":
             if keys.whole("oft_rank", minimum=0):
-                raise keys.wrong("oft_rank", "says how many blocks there are, which is not read; oft_block_size is")
+                keys.note(
+                    "oft_rank",
+                    "says how many blocks there are, whose size is counted as usual",
+                    parts="optimizer gradients",
+                )
             if keys.real("module_dropout"):
-                raise keys.wrong("module_dropout", "leaves out OFT's rotations at random, which is not modelled")
+                keys.note("module_dropout", "leaves out OFT's rotations at random", "costs", "activations transient")
             chosen = keys.words("oft_target")
             size = keys.whole("oft_block_size") or 32
             named = None if chosen in (None, ["all"]) else ",".join(chosen or [])
@@ -168,12 +173,16 @@ def _optimizer() -> Idea:
             if keys.flag(f"use_{name}"):
                 layerwise = "-layerwise" if keys.flag(f"{name}_layerwise") else ""
                 if str(keys.raw(f"{name}_target") or "all") != "all":
-                    raise keys.wrong(f"{name}_target", "is read where it is all")
+                    keys.note(f"{name}_target", "projects gradients of some layers alone", "costs", "optimizer", 4)
                 every = keys.whole(interval) or 200
                 return {"optimizer": f"{name}{layerwise}:rank={keys.whole(rank) or 16},every={every}"}
         if keys.flag("use_badam"):
             if str(keys.raw("badam_mode") or "layer") != "layer":
-                raise keys.wrong("badam_mode", "is read where it is layer: one layer is trained at a time")
+                keys.note(
+                    "badam_mode",
+                    "trains a share of each matrix, counted as one layer at a time",
+                    parts="gradients optimizer",
+                )
             return {"optimizer": "badam"}
         return {"optimizer": "adam-mini"} if keys.flag("use_adam_mini") else OPTIMIZER.read(keys)
 
@@ -278,9 +287,9 @@ def _stage() -> Idea:
                 "scores by adapters (reward_model_type: lora), which go with finetuning_type lora",
             )
         if keys.whole(bits, minimum=0):
-            raise keys.wrong(bits, "quantises the reward model, which is not counted")
+            keys.note(bits, "quantises the reward model, which is counted whole", "saves", "weights", 0.5)
         if keys.has(adapted):
-            raise keys.wrong(adapted, "loads a reward model with adapters, which is not read")
+            keys.note(adapted, "adds adapters to the reward model, which are not counted", "costs", "weights", 0.1)
         each, rounds = keys.whole("per_device_train_batch_size") or 8, keys.whole("gradient_accumulation_steps") or 1
         return {
             "task": "ppo",

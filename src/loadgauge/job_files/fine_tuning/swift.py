@@ -55,9 +55,13 @@ ADAPTERS = (
 )
 ALIKE = {
     "longlora": ("attends within groups, which takes less time than is counted", "saves", ""),
+    "llamapro": ("trains whole layers that are put between the others", "costs", "weights gradients optimizer activations"),
     "lora_llm": ("trains the encoder of images whole, which is not counted", "costs", "weights gradients optimizer"),
 }  # fmt: skip
 """Tuners that are LoRA with something else, and what that can do."""
+LIBRARIES = ("hqq", "gptq", "awq", "eetq", "fp8", "quanto", "gptq_v2")
+EIGHT = ("eetq", "fp8", "quanto")
+"""Libraries of quantisation, and those that keep 8 bits of a weight."""
 EMBEDDINGS = {"all-embedding": "embed_tokens", "word_embeddings": "embed_tokens", "output_layer": "lm_head"}
 GRADIENTS = 16
 """Sequences that a step has at least, where nothing says how many micro-batches are accumulated."""
@@ -163,8 +167,10 @@ def tuner(keys: Keys, usual: str = "lora") -> str:
         keys.note(name, why, effect, parts)
         return "lora"
     if kind not in ("lora", "adalora", "full"):
-        # Of VeRA's targets it keeps those of one shape, which the file does not say (`get_vera_target_modules`).
-        raise keys.wrong(name, f"{kind} is not read; lora, adalora and full are")
+        keys.note(
+            name, "has adapters of another kind, which are counted as LoRA's", parts="gradients optimizer activations"
+        )
+        return "lora"
     return str(kind)
 
 
@@ -186,9 +192,12 @@ def adapters(usual: str = "lora") -> Idea:
             if number is not None:
                 raise keys.wrong(bits, "goes with tuner_type lora, not with full")
             return {"lora_rank": 0, "qlora": False}
-        library = keys.choice(method, {"bnb": "bnb", "hqq": "hqq", "gptq": "gptq", "awq": "awq"}) or "bnb"
+        library = keys.choice(method, {name: name for name in ("bnb", *LIBRARIES)}) or "bnb"
+        if library in EIGHT:
+            number, library = 8, "bnb"
         if number not in ((None, 4, 8) if library == "bnb" else (None, 4)):
-            raise keys.wrong(bits, f"a base in {number} bits of {library} is not read; 4 bits are, and 8 of bnb")
+            keys.note(bits, "is counted in 4 bits up to 4, and in 8 above", parts="weights", share=0.5)
+            number, library = (4, library) if int(number or 0) <= 4 else (8, "bnb")
         own = stored(keys.agreed(MODEL, keys.word))
         if number is None and (library in ("gptq", "awq") or own in ("gptq", "awq")):
             number, library = 4, own or library
@@ -197,12 +206,15 @@ def adapters(usual: str = "lora") -> Idea:
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
         if (keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) or "nf4") == "fp4":
             if base == "nf4":
-                raise keys.wrong(kind, f"fp4 with quantised scales is not read; {nested} false is")
+                keys.note(
+                    kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1
+                )
             base = "fp4"
         base = library if library != "bnb" else "int8" if number == 8 else base
         save = [EMBEDDINGS.get(name, name) for name in keys.words(saved) or []]
         if "all-norm" in save:
-            raise keys.wrong(saved, "norms that are trained beside the adapters are not read")
+            keys.note(saved, "trains the norms too, which are not counted", "costs", "gradients optimizer", 0.1)
+            save.remove("all-norm")
         quantised = number is not None
         pruned = tuner(keys, usual) == "adalora"
         rank = keys.whole(PRUNED) or 12 if pruned else keys.whole("lora_rank") or 8
@@ -281,13 +293,14 @@ def _optimizer() -> Idea:
             return inner
         for name in more:
             if keys.raw(name) not in (None, False, "false"):
-                raise keys.wrong(name, "is read where it is left out")
+                keys.note(name, "has GaLore project other gradients, or keep them in fewer bits", parts="optimizer")
         known = {"adamw": "", "adamw-8bit": "-8bit", "paged-adamw-8bit": "-8bit", "adafactor": "-adafactor"}
         name = inner["optimizer"]
         base = known.get("adamw" if name.startswith(("adamw-fused", "adamw-foreach", "adamw-loop")) else name)
         layerwise = bool(keys.flag(each))
         if base is None or (layerwise and base == "-adafactor"):
-            raise keys.wrong("optim", f"{name} with GaLore is not read")
+            keys.note("optim", f"GaLore over {name} is counted as over AdamW", parts="optimizer")
+            base = ""
         options = f"rank={keys.whole(rank) or 128},every={keys.whole(gap) or 50}"
         return {"optimizer": f"galore{base}{'-layerwise' if layerwise else ''}:{options}"}
 
@@ -425,8 +438,10 @@ def rlhf() -> Idea:
     return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task", "loss"), read=read, write=write)
 
 
-HEADS = {"causal_lm": None, "seq_cls": 0, "reranker": 1, "generative_reranker": None, "embedding": None}
-"""`task_type`: columns of a classifier in the place of the language model's head, 0: as many as there are labels."""
+HEADLESS = ("generative_reranker", "embedding")
+HEADS = {"causal_lm": None, "seq_cls": 0, "reranker": 1, **dict.fromkeys(HEADLESS, 1)}
+"""`task_type`: columns of a classifier in the place of the language model's head, 0: as many as there are labels. Those that keep
+the head make no logits with it: the last state is the answer, or two rows of the head are taken (`model/patcher.py`)."""
 
 
 def labels() -> Idea:
@@ -435,15 +450,14 @@ def labels() -> Idea:
 
     def read(keys: Keys) -> Facts:
         columns = keys.choice(kind, HEADS)
+        if keys.word(kind) in HEADLESS:
+            keys.note(kind, "holds the language model's head, which makes no logits", "costs", "weights", 0.2)
         return {"head": columns if columns is None or columns else keys.whole(number) or 2}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         columns = facts.get("head")
-        if columns is None:
-            return {
-                kind: keys.raw(kind) if keys.word(kind) in ("generative_reranker", "embedding") else None,
-                number: None,
-            }
+        if columns is None or (columns == 1 and keys.word(kind) in HEADLESS):
+            return {kind: None if columns is None else keys.raw(kind), number: None}
         return {kind: "seq_cls", number: columns}
 
     return Idea(keys=(kind, number), facts=("head",), read=read, write=write)

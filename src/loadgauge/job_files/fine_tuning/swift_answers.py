@@ -113,7 +113,7 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
         """The model of a key that may be a list of one."""
         named = keys.words(name) or []
         if len(named) > 1:
-            raise keys.wrong(name, "several reward models are not read; one is")
+            keys.note(name, "names several models, of which the first is counted", "costs", "weights")
         return named[0] if named else None
 
     def engine(keys: Keys, at_once: int | None) -> Facts:
@@ -150,7 +150,8 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
         facts: Facts = lengths_of(keys) | {"samples": 1}
         if kind == "grpo":
             if keys.has(teacher, server):
-                raise keys.wrong(teacher if keys.has(teacher) else server, "beside rlhf_type grpo is not read")
+                name = teacher if keys.has(teacher) else server
+                keys.note(name, "compares with a teacher too, which is not counted", "costs", "weights transient loss")
             factor, samples = keys.real(weight), keys.whole(samples_of) or 8
             step = batches(keys, samples)
             return (
@@ -168,7 +169,7 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
             )
         if kind == "ppo":
             if (keys.whole(parts) or 1) > 1:
-                raise keys.wrong(parts, "is read where a step is one mini-batch")
+                keys.note(parts, "makes several steps of the optimizer of one, which is counted", "either")
             scores, at_once = one_of(keys, reward), _each(keys) * rounds
             if scores is None:
                 raise keys.wrong("rlhf_type", "'ppo' needs a reward model (reward_model)")
@@ -188,7 +189,9 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
         if keys.has(server):
             raise keys.wrong(server, "is a teacher on GPUs of its own, which the file does not say")
         if keys.flag(sequences):
-            raise keys.wrong(sequences, "generates answers of the teacher, which is not counted")
+            keys.note(
+                sequences, "generates answers of the teacher, which is not counted", "costs", "activations transient"
+            )
         part = keys.real(share)
         part = 0.5 if part is None else part
         if not 0 <= part <= 1:
@@ -197,7 +200,7 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
         own = {"teacher": keys.word(teacher), "frozen_offload": keys.flag(away) or None, "loss_terms": alone}
         if not part:
             if keys.has(likeliest):
-                raise keys.wrong(likeliest, f"is read of answers that the student generates ({share})")
+                keys.note(likeliest, "keeps the likeliest tokens of the teacher alone", "saves", "loss transient")
             return {"task": "gkd", **own}
         own["loss_terms"] = "top-k" if keys.has(likeliest) else alone or "jsd"
         step = batches(keys, 1)

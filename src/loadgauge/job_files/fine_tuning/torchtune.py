@@ -64,6 +64,8 @@ DISTANCES = {
     for ending in ("Loss", "WithChunkedOutputLoss")
 }
 TEACHER = "teacher_model._component_"
+IDLE = ("quantizer._component_", "tasks", "max_new_tokens")
+"""Keys of recipes that quantise, evaluate or generate."""
 PARTS = {f"model.{name}_trainable": name for name in ("encoder", "fusion", "decoder")}
 
 
@@ -114,6 +116,13 @@ def _model() -> Idea:
     quantised = "model.quantize_base"
 
     def read(keys: Keys) -> Facts:
+        idle = (
+            None
+            if any(key.startswith("optimizer") for key in keys.document.names())
+            else next(filter(keys.has, IDLE), None)
+        )
+        if idle is not None:
+            raise keys.wrong(idle, "without an optimizer trains nothing; the file is no training job")
         kind, name = _builder(keys)[1], _named(keys, COMPONENT)
         if name is None:
             return {}

@@ -40,6 +40,21 @@ def _asks(keys: Keys, key: str) -> bool | None:
     return keys.flag(key)
 
 
+def _texts(keys: Keys) -> int:
+    """Return how many sequences a row has: of texts that are embedded and compared at least two (sentence-transformers)."""
+    return 2 if any("SentenceTransformer" in name for name in getattr(keys.document, "program", ())) else 1
+
+
+def _head() -> Idea:
+    """A classifier of labels, or the states of texts that are embedded, in the place of logits."""
+    number = "model.num_labels"
+
+    def read(keys: Keys) -> Facts:
+        return {"head": keys.whole(number) or (1 if _texts(keys) > 1 else None)}
+
+    return Idea(keys=(number,), facts=("head",), read=read, write=lambda facts, keys: {})
+
+
 FOUR, EIGHT, HALF, FULL = (
     f"model.{name}" for name in ("load_in_4bit", "load_in_8bit", "load_in_16bit", "full_finetuning")
 )
@@ -49,7 +64,8 @@ def _quantised() -> Idea:
     def read(keys: Keys) -> Facts:
         if keys.flag(FULL):
             return {"qlora": False}
-        bits = "int8" if keys.flag(EIGHT) else "nf4" if keys.flag(FOUR) is not False and not keys.flag(HALF) else None
+        four = keys.flag(FOUR) if keys.has(FOUR) else _texts(keys) == 1  # `FastSentenceTransformer` loads 16 bits
+        bits = "int8" if keys.flag(EIGHT) else "nf4" if four and not keys.flag(HALF) else None
         # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
         return {"qlora": bits is not None, "base": bits, "kbit_upcast": "none" if bits else None}
 
@@ -123,7 +139,8 @@ def _checkpointing() -> Idea:
     )
 
     def read(keys: Keys) -> Facts:
-        word = next((value for name in (key, other) if (value := keys.raw(name)) is not None), "unsloth")
+        usual = "unsloth" if _texts(keys) == 1 else False
+        word = next((value for name in (key, other) if (value := keys.raw(name)) is not None), usual)
         off = word is False or str(word).lower() == "false"
         # With its own word the inputs of layers go to the host (unsloth_zoo's `Unsloth_Offloaded_Gradient_Checkpointer`).
         moved = "checkpoints" if word == "unsloth" else "none"
@@ -238,7 +255,7 @@ def _batch(keys: Keys) -> tuple[int, int]:
     micro = keys.whole("args.per_device_train_batch_size") or (4 if _own(keys) else 8)
     count = keys.whole("args.gradient_accumulation_steps") or (2 if _own(keys) else 1)
     if not keys.has("args.num_generations", "args.max_completion_length"):
-        return micro, count
+        return micro * _texts(keys), count
     group = keys.whole("args.num_generations") or 8
     ranks = int(keys.given.get("gpus") or 1)
     stated = keys.has("args.steps_per_generation", "args.generation_batch_size")
@@ -252,7 +269,8 @@ def _batches() -> Idea:
     facts = ("micro_batch", "accumulation")
 
     def write(values: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: values.get(fact) or 1 for key, fact in zip(ROWS, facts, strict=True)}
+        sizes = ((values.get("micro_batch") or 1) // _texts(keys), values.get("accumulation") or 1)
+        return dict(zip(ROWS, sizes, strict=True))
 
     return Idea(keys=ROWS, facts=facts, read=lambda keys: dict(zip(facts, _batch(keys), strict=True)), write=write)
 
@@ -334,6 +352,7 @@ UNSLOTH = Dialect(
     blank={"python": SCRIPT},
     ideas=(
         row("model", "model.model_name", kind="word"),
+        _head(),
         _quantised(),
         _adapter(),
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),

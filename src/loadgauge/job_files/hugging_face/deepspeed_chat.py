@@ -6,6 +6,7 @@ Other programs that take `--deepspeed_config`, as DeepSpeed's own examples do, a
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
@@ -28,6 +29,8 @@ CONFIG, SIZES = "deepspeed_config", "cf"
 NAMED = ("model_name_or_path", ACTOR, "model_name", "bert_model")
 BATCHES = ("per_device_train_batch_size", "train_batch_size", "batch_size")
 HALF = {"fp16": "fp16", "bf16": "bf16"}
+MOST = 64
+"""Sequences of a micro-batch that nothing says, at the most."""
 HEAD = 2
 """Columns of the head of BERT's scripts with `--bert_model`: an answer's two ends, or a sentence's class."""
 
@@ -38,18 +41,22 @@ def _own(keys: Keys) -> bool:
 
 
 def _told(keys: Keys) -> bool:
-    """Return whether the engine's configuration is there to be read. Raises `ConfigError`, with all flags that say what only it
-    does, where it is named, is not there, and neither they nor other keys say it."""
+    """Return whether the engine's configuration is there to be read; what only it says is noted where it is not. Raises
+    `ConfigError` where nothing says the model."""
     name = keys.raw(CONFIG)
     if not isinstance(name, str) or keys.alone or beside(name, keys) is not None:
         return isinstance(name, str)
-    asked = [] if "model" in keys.given or keys.has(*NAMED) or _sizes(keys) else ["--model NAME"]
-    asked += [] if "zero" in keys.given else ["--zero STAGE"]
-    asked += [] if {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES) else ["--micro-batch N"]
-    asked += [] if "precision" in keys.given or keys.has("dtype", *HALF) else ["--precision NAME"]
-    if asked:
-        message = f"names {name}, which is not there, and only it says how the engine trains; give {' '.join(asked)}"
-        raise keys.wrong(CONFIG, message)
+    if "model" not in keys.given and not keys.has(*NAMED) and not _sizes(keys):
+        raise keys.wrong(CONFIG, f"names {name}, which is not there, nor is the model's own file; give --model NAME")
+    batch = {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES)
+    exact = "precision" in keys.given or keys.has("dtype", *HALF)
+    if not batch:
+        why = f"is not there, and only it says the micro-batch: 1 is counted, and the range has up to {MOST}"
+        keys.note(CONFIG, why, "costs", "activations transient loss", MOST - 1)
+    if not exact:
+        keys.note(
+            CONFIG, "is not there, and only it says the precision", "either", "weights gradients activations loss"
+        )
     return False
 
 
@@ -161,7 +168,11 @@ def _sizes(keys: Keys) -> Facts:
     except (ValueError, AttributeError):
         config = None
     if not isinstance(config, dict):
-        return {}
+        stem = Path(str(name)).stem.lower().replace("_", "-")
+        size = next((size for size in ("bert-large", "bert-base") if stem.startswith(size)), None)
+        if size is not None:
+            keys.remarks[f"{name} is not there, and is taken for {size}, as its name says"] = None
+        return {} if size is None else {"model": size}
     keys.note(SIZES, "logits are made of masked tokens alone", effect="saves", parts="loss transient")
     return {"config": {"model_type": "bert", "tie_word_embeddings": True, **config, "vocab_size": 30528}}
 

@@ -370,8 +370,10 @@ def _quantised() -> Idea:
         base = keys.choice(kind, {"nf4": "nf4-single", "fp4": "fp4"}) or "nf4-single"
         if keys.flag(nested):
             if base == "fp4":
-                raise keys.wrong(nested, "quantised scales of fp4 are not read; those of nf4 are")
-            base = "nf4"
+                keys.note(
+                    kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1
+                )
+            base = "nf4" if base != "fp4" else base
         return {"qlora": True, "base": base} | _trl_run(keys) | whole
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -419,10 +421,10 @@ def _trl_loss() -> Idea:
         kernels = "liger" if keys.flag(liger) or keys.flag(old) else "native"
         if trainer in ("orpo", "cpo", "reward", "gkd"):
             if kernels == "liger":
-                raise keys.wrong(liger, f"with TRL's {trainer} is not read")
+                keys.note(liger, f"takes TRL's {trainer} loss in pieces, or not at all", "saves", "loss transient")
             return {"loss": "auto", "kernels": kernels}
         if kernels == "liger" and not keys.since(1, 16):
-            raise keys.wrong(liger, f"with TRL's {trainer} is read of release 1.16 and later")
+            keys.note(liger, "takes the loss in pieces, with the head", "saves", "loss transient")
         return {"loss": "tiled" if keys.since(1, 16) else "float32", "kernels": kernels}
 
     def read(keys: Keys) -> Facts:

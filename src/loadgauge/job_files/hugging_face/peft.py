@@ -67,7 +67,11 @@ def _method() -> Idea:
         size = SIZES.get(method)
         number = None if size is None else keys.whole(size, minimum=0) or None
         if method == "oft" and number is None and keys.whole(OFT_BLOCKS, minimum=0):
-            raise keys.wrong(OFT_BLOCKS, "says how many blocks there are, which is not read; oft_block_size is")
+            keys.note(
+                OFT_BLOCKS,
+                "says how many blocks there are, whose size is counted as usual",
+                parts="gradients optimizer",
+            )
         saved = keys.words(SAVED)
         facts: Facts = {
             "adapter": None if method == "lora" else method,
@@ -78,13 +82,13 @@ def _method() -> Idea:
         }
         if known is not None and known.virtual:
             if str(keys.raw(REPARAMETERIZED) or "MLP").upper() != "MLP":
-                raise keys.wrong(REPARAMETERIZED, "is read where it is MLP")
+                keys.note(REPARAMETERIZED, "has another encoder than an MLP", parts="gradients optimizer activations")
             facts["virtual_tokens"] = keys.whole(TOKENS)
         if method == "ia3":
             fed = [name.rpartition(".")[2] for name in keys.words(FEED) or []]
             odd = next((name for name in fed if name not in ("down_proj", "fc2", "dense_4h_to_h", "c_proj")), None)
             if odd is not None:
-                raise keys.wrong(FEED, f"{odd!r} is not read; the last matrix of the MLP is")
+                keys.note(FEED, f"{odd!r} is scaled at its input too", parts="activations", share=0.5)
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

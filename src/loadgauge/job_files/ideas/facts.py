@@ -213,6 +213,31 @@ def _gpus(facts: Mapping[str, Fact], file: str) -> int | None:
     return product
 
 
+def enough_gpus(facts: Mapping[str, Fact]) -> tuple[dict[str, Fact], str]:
+    """The facts of a file that starts fewer GPUs than its layout has ranks (an example that is to be started on more nodes), with
+    the nodes that it needs at least, and a remark on that.
+
+    >>> facts = {"gpus_per_node": Fact(8, "nproc"), "nodes": Fact(1, "nnodes"), "tp": Fact(8, "tp"), "pp": Fact(4, "pp")}
+    >>> enough_gpus(facts)[0]["nodes"].value, enough_gpus({**facts, "pp": Fact(1, "pp")})[1]
+    (4, '')
+    """
+    sizes = {name: int(_value(facts, name) or 1) for name in (*SPLITS, "ep", "etp")}
+    counted = [facts[name] for name in ("gpus", "nodes", "gpus_per_node") if name in facts]
+    started = _gpus(facts, "")
+    ranks = sizes["pp"] * math.lcm(sizes["tp"] * sizes["cp"], sizes["ep"] * sizes["etp"])
+    if started is None or started >= ranks or split_of(_value(facts, "placement")):
+        return dict(facts), ""
+    node = int(_value(facts, "gpus_per_node") or started)
+    nodes = -(-ranks // node)
+    key = counted[0].key
+    more = {"nodes": Fact(nodes, key, True), "gpus_per_node": Fact(node, key, True)}
+    rest = {name: fact for name, fact in facts.items() if name not in ("gpus", "dp", "shards")}
+    return {
+        **rest,
+        **more,
+    }, f"starts {started} GPUs, and its layout has {ranks} ranks at least: {nodes * node} are taken"
+
+
 def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: str) -> tuple[int | None, int | None]:
     """Replicas of ZeRO's shards, and data-parallel ranks, where they are known."""
     replicas, shards, dp = (facts.get(name) for name in ("replicas", "shards", "dp"))

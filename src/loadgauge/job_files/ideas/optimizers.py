@@ -39,7 +39,7 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
         options = []
         for argument, value in found.items():
             if low is None or argument not in (*LOW_RANK, *HARMLESS):
-                raise keys.wrong(given, f"{argument!r} of {keys.raw(key) or name} is not read")
+                keys.note(given, f"gives the optimizer {argument}, which is not read", parts="optimizer", share=0.5)
             if argument in LOW_RANK:
                 if not (value.isascii() and value.isdecimal()):
                     raise keys.wrong(given, f"{argument}={value}: must be a whole number")
@@ -49,7 +49,7 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
         if low is not None and str(keys.raw(targets)).replace("_", "-") == "all-linear":
             options.append("head")
         elif low is not None and keys.raw(targets) is not None and not _blocks(keys.words(targets) or []):
-            raise keys.wrong(targets, "is read where it is all-linear, or names attention and MLP (attn, mlp)")
+            keys.note(targets, "projects gradients of some layers alone", "costs", "optimizer", 4)
         return {"optimizer": ":".join(filter(None, (name, ",".join(options))))}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -95,13 +95,16 @@ def instantiated(
         backward.setdefault(ours, theirs)
 
     def read(keys: Keys) -> Facts:
-        name = keys.choice(component, words)
+        own = str(keys.raw(component) or "")
+        if "." in own and own not in words:
+            keys.note(component, "is an optimizer that is not read, counted as AdamW", parts="optimizer")
+        name = "adamw" if "." in own and own not in words else keys.choice(component, words)
         quick, lists = keys.flag(fused), keys.flag(foreach)
         if quick and lists:
             raise keys.wrong(foreach, f"contradicts {keys.document.shown(fused)}")
         for key in beside:
             if keys.raw(key) not in (None, False):
-                raise keys.wrong(key, "is read where it is false")
+                keys.note(key, "runs the optimizer another way", parts="optimizer gradients")
         if name == "adamw":
             name = (
                 "adamw-fused" if quick else "adamw-loop" if False in (quick, lists) and not lists else "adamw-foreach"

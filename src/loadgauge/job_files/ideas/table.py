@@ -15,6 +15,7 @@ from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.stacks import NEWEST
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
+from loadgauge.job_files.ideas.words import model_of_path
 
 LARGEST = 10**9
 IDLE = ""
@@ -422,6 +423,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             for name, value in values.items():
                 if value is not None:
                     facts[name] = Fact(value, _shown(keys, idea, there, value), default=not present)
+        if [name for _, name in unknown] == ["model"] and (named := model_of_path(keys.file)) is not None:
+            keys.remarks[f"its model, which comes from outside the file, is taken for {named}, as its path says"] = None
+            facts["model"], unknown = Fact(named, str(unknown[0][0].key), default=True), []
         if unknown:
             raise _missing(keys, unknown, named=bool(given & {"model"} or facts.keys() & {"model", "config"}))
         return facts

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 
 from loadgauge.core.definitions.job.spoken import ATTENTION as ATTENTION
 from loadgauge.core.definitions.job.spoken import TORCH_OPTIMIZERS as TORCH_OPTIMIZERS
+from loadgauge.core.families.catalogue import repositories
+from loadgauge.core.families.named.derived import derive
 
 STORED = re.compile(r"(?i)[-_](gptq|awq|aqlm)(?=$|[-_])")
 """A checkpoint whose matrices are quantised already, by its name."""
@@ -19,6 +22,22 @@ def stored(name: str | None) -> str | None:
     """
     match = STORED.search(name or "")
     return None if match is None else match[1].lower()
+
+
+def model_of_path(file: str) -> str | None:
+    """The model that the names of a file and of the folders around it say, by a family and its size.
+
+    >>> model_of_path("scripts/llama2/run_llama2_7b.sh"), model_of_path("opt/single_node/run_1.3b_lora.sh"), model_of_path("a.sh")
+    ('llama-2-7b', 'opt-1.3b', None)
+    """
+    *folders, last = [
+        re.split(r"[_\s-]+", PurePath(part).stem if part.endswith(".sh") else part)
+        for part in PurePath(file).parts[-5:]
+    ] or [[]]
+    size = next((word for word in last if re.fullmatch(r"(?i)\d+(?:\.\d+)?[bm]", word)), None)
+    before = [*last[: last.index(size)][::-1], *(word for folder in folders[::-1] for word in folder)] if size else []
+    alike = (derive(f"{word}-{size}", repositories()) for word in before)
+    return next((model.base for model in alike if model is not None and not model.changes), None)
 
 
 AXOLOTL_OPTIMIZERS = {

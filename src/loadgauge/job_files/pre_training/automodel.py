@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
+from loadgauge.core.families.named.listed import changed
 from loadgauge.job_files.hugging_face.huggingface import compiled, liger
 from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
@@ -79,7 +81,9 @@ def _model() -> Idea:
         if other is None or not isinstance(section, dict):
             return {"model": None if name is None else _named(name)}
         if name is not None:
-            raise keys.wrong(other, "makes a model of other sizes than its name says; without it there is an estimate")
+            said = {key: section[key] for key in SIZES if section.get(key) not in (None, [])}
+            keys.remarks[f"{keys.document.shown(other)} changes the sizes of {name}"] = None
+            return {"config": changed(config(find(_named(name)).spec.name), said)}
         kind = section.get("model_type") or _model_type(str(section.get("_target_")))
         return {"config": {str(key): value for key, value in section.items()} | {"model_type": kind}}
 
@@ -249,13 +253,18 @@ def _adapter() -> Idea:
         everything = bool(keys.flag(every)) or not chosen or set(chosen) & {"*_proj", "*", "all-linear"}
         names = [name.rpartition(".")[2].lstrip("*") for name in chosen]
         if not everything and any("*" in name for name in names):
-            raise keys.wrong(modules, "a pattern of names is not read; *_proj and names of layers are")
+            keys.note(
+                modules, "is a pattern, which is counted as all layers", "saves", "activations gradients optimizer"
+            )
+            everything = True
         quantised = bool(keys.flag(four))
         base = keys.choice(kind, {"nf4": "nf4-single", "fp4": "fp4"}) or "nf4-single"
         if quantised and keys.flag(nested):
             if base == "fp4":
-                raise keys.wrong(nested, "quantised scales of fp4 are not read; those of nf4 are")
-            base = "nf4"
+                keys.note(
+                    kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1
+                )
+            base = "nf4" if base != "fp4" else base
         if keys.flag(eight):
             quantised, base = True, "int8"
         return {

@@ -147,7 +147,11 @@ def _lora() -> Idea:
         if not keys.has(rank, modules, "peft._target_"):
             return {"lora_rank": 0}
         if (kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"):
-            raise keys.wrong("peft._target_", f"{kind!r} is not read; LoRA is")
+            keys.note(
+                "peft._target_",
+                "has adapters of another kind, counted as LoRA's",
+                parts="gradients optimizer activations",
+            )
         chosen = keys.words(modules) or list(TARGETS)
         mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
         if mixers:  # of Mamba's layers

@@ -186,31 +186,39 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
     what, how, count, modules = (
         f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
     )
-    older = () if prefix else ("checkpoint_activations", "checkpoint_num_layers", "moe_layer_recompute")
+    named = (
+        "activations_checkpoint_method",
+        "activations_checkpoint_num_layers",
+    )  # of 2021, when the method was the switch
+    older = () if prefix else ("checkpoint_activations", "checkpoint_num_layers", "moe_layer_recompute", *named)
     owned: tuple[str, ...] = (what, how, count, modules, *([switch] if switch else []), *older)
 
     def read(keys: Keys) -> Facts:
         kind = keys.choice(what, {"full": "full", "selective": "selective", "none": "none"}) or "none"
         if older and keys.flag(older[0]):
-            number = keys.whole(older[1]) or 1
-            return {"recompute": "full" if number == 1 else f"full:group={number}"}
+            group = keys.whole(older[1]) or 1
+            return {"recompute": "full" if group == 1 else f"full:group={group}"}
         if older and keys.flag(older[2]) and kind == "none":
             return {"recompute": "modules:moe"}
         if switch and keys.flag(switch):
             kind = "selective"
+        method, number = how, count
+        if older and keys.has(named[0]):
+            kind, (method, number) = "full", named
         if kind == "selective":
             chosen = keys.words(modules) or ["core_attn"]
             for name in chosen:
                 if name not in MODULES:
-                    raise keys.wrong(modules, f"{name!r} is not one that is read (read: {', '.join(MODULES)})")
+                    keys.note(modules, f"{name} is recomputed too, and is not read", "saves", "activations")
+            chosen = [name for name in chosen if name in MODULES]
             return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
         if kind == "none":
             return {"recompute": "none"}
-        method = keys.choice(how, {"uniform": "group", "block": "layers"}) or usual
-        number = keys.whole(count) or 1
-        if method is None:
+        way = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual
+        each = keys.whole(number) or 1
+        if way is None:
             raise keys.wrong(what, f"full needs {keys.document.shown(how)}")
-        return {"recompute": "full" if (method, number) == ("group", 1) else f"full:{method}={number}"}
+        return {"recompute": "full" if (way, each) == ("group", 1) else f"full:{way}={each}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
@@ -256,7 +264,7 @@ def context(cp: str, comm: str) -> Idea:
         words = set(keys.words(comm) or ["p2p"]) & set(CP_COMM) or {"p2p"}
         given = set(keys.words(comm) or []) - {"p2p", "a2a", "allgather"}
         if any("+" in word for word in given) or len(words) > 1:
-            raise keys.wrong(comm, "one kind of exchange for all layers is read: p2p, a2a or allgather")
+            keys.note(comm, "exchanges in different ways by layer, counted as one", "either")
         return {"cp": ranks, "cp_comm": CP_COMM[words.pop()] if ranks > 1 else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -487,10 +495,10 @@ def vision() -> Idea:
     kind, frozen, body = "vision_model_type", "freeze_ViT", "freeze_LM"
 
     def read(keys: Keys) -> Facts:
-        if not keys.has(kind):
+        if not keys.has(kind, frozen, body):
             return {}
         shown, ranks = keys.document.shown(kind), keys.whole("tensor_model_parallel_size") or 1
-        size = VISION.get(str(keys.raw(kind)), max(VISION.values()))
+        size = VISION.get(str(keys.raw(kind) or "clip"), max(VISION.values()))
         held = size * (2 if keys.flag(frozen) else 18) / ranks
         note = f"{shown}: shows images to the model, whose encoder is not counted"
         parts = ("transient",) if keys.flag(frozen) else ("activations", "transient")

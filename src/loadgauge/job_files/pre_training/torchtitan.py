@@ -80,7 +80,8 @@ def _recompute() -> Idea:
         for word, key in zip(POLICIES, chosen, strict=True):
             if keys.has(key):
                 if word == "memory_budget":
-                    raise keys.wrong(key, "what torch.compile chooses to keep is not known; full, selective or none is")
+                    keys.note(key, "keeps what torch.compile chooses; nothing again is counted", "saves", "activations")
+                    return {"recompute": "none"}
                 return {"recompute": {"selective": "per-op"}.get(word, word)}
         kind = keys.choice(mode, {"none": "none", "full": "full", "selective": "selective"})
         if kind == "selective" or (kind is None and keys.document.syntax == "toml"):
@@ -303,7 +304,7 @@ def _compiled() -> Idea:
     def read(keys: Keys) -> Facts:
         facts = inner.read(keys)
         if facts["compile"] and set(keys.words(parts) or WHOLE) != WHOLE:
-            raise keys.wrong(parts, "compiles a part, which is not read; model and loss together are")
+            keys.note(parts, "compiles a part alone", "costs", "activations transient loss")
         return facts
 
     return Idea(keys=(*inner.keys, parts), facts=inner.facts, read=read, write=inner.write)

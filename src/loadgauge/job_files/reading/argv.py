@@ -89,7 +89,7 @@ class Argv:
         ranks = [_rank(command) for command in commands]
         best = max(ranks, default=0)
         lines = [word for command in self.shell.commands if command[0].text.startswith("-") for word in command]
-        if best < 1 or (lines and best < 2):
+        if best < 2:
             held = [
                 word._replace(first=index == 0)
                 for value in self.shell.values.values()
@@ -97,7 +97,7 @@ class Argv:
                 if re.match(r"\s*--[A-Za-z]", text.text)
                 for index, word in enumerate(self.shell.words_in(text))
             ]
-            if lines or (held and best < 1 and sum(map(_begins, held)) > max(map(_count, commands), default=0)):
+            if lines or (held and sum(map(_begins, held)) > max(map(_count, commands), default=0)):
                 return lines or held
         if not commands:
             return [word for command in self.shell.commands for word in command]
@@ -361,10 +361,10 @@ def _program(command: list[Word]) -> list[Word]:
 def _rank(command: list[Word]) -> int:
     """2 for a command that trains by its name, 1 for one that may, 0 for one that does something else."""
     program = [word.text for word in command[:40] if " " not in word.text and "=" not in word.text]
-    names = [text for text in program if not text.startswith("--")][:6]
-    script = next((position + 1 for position, text in enumerate(names) if text.endswith(".py")), len(names))
-    names = names[:script]  # what comes after are values of options
-    if any(OTHERWISE.search(name) for name in names[:4]):
+    names = [text for text in program if not text.startswith("--")]
+    script = next((position for position, text in enumerate(names) if text.endswith(".py")), 6)
+    names = [*names[: min(script, 3)], *names[script : script + 1]]  # between them and after are values of options
+    if any(OTHERWISE.search(name) for name in names):
         return 0
     return 1 + any(TRAINS.search(name) for name in names)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.files import read_text
+from loadgauge.job_files.reading.known_files import HERE
 from loadgauge.job_files.reading.shell_values import ASSIGNED, UNSET, Value, Values, Word, plain, quotient, settled
 from loadgauge.job_files.reading.shell_words import DEEPEST, MOST_WORDS, Listing, Node, Piece, Text, Token, Tree, tokens
 
@@ -364,6 +365,7 @@ class Shell(Values):
             self.arguments, self.text = before, text
 
     def _sourced(self, name: str, noted: bool = True) -> None:
+        name = HERE.sub("", name)
         if noted and (asked := re.search(r"\$\{?([A-Za-z_]\w*|[1-9])\}?", name)) is not None:
             self.notes.append(f"{name} is not read, whose name follows from {asked[1]}: add --set {asked[1]}=VALUE")
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:

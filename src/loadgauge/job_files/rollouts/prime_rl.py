@@ -340,7 +340,13 @@ def _trainer() -> Idea:
         again = _section(keys, _of(keys, ac), usual=True)
         word = "full"
         if again and keys.choice(_of(keys, mode), {"full": "full", "selective": "selective"}) == "selective":
-            raise keys.wrong(_of(keys, mode), "'selective' keeps parts of layers by name, which is not read; full is")
+            keys.note(
+                _of(keys, mode),
+                "keeps parts of layers by name; whole layers are counted again",
+                "costs",
+                "activations",
+                10,
+            )
         step = keys.whole(_of(keys, every)) or 1
         if again and step > 1:
             word = f"full:every={step}"
