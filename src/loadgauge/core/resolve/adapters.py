@@ -168,32 +168,39 @@ def _placed(
     )
     lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
     sorts = _kinds(model, lora)
-    linear = frozenset(target for kind in sorts for target in kind.values())
-    possible = linear | (_others(model, framework) if known is None else frozenset())
+    others = _others(model, framework)
+    found = frozenset(target for kind in sorts for target in kind.values())
+    refused = frozenset({"mamba.output"} if others and model.model_type in NOT_OF_MAMBA else ())
+    linear = (found if others else found - BESIDE) - refused
+    possible = linear | (others if known is None else frozenset())
     if known is None or known.targets is None:
         usual, why = "all", f"every linear layer of a block: {', '.join(sorted(linear))}"
     else:
         usual, why = ",".join(sorted(linear & known.targets)), f"PEFT's choice for {known.title}"
     wanted = fill("lora_targets", usual, why)
-    if wanted == "all":
+    if refused and wanted in EVERY:
+        assumed["--lora-targets"] = f"{', '.join(sorted(linear))} (PEFT refuses out_proj of {model.model_type} models)"
+    if wanted in EVERY:
         return lora if known is None and linear <= ALL_TARGETS else msgspec.structs.replace(lora, targets=linear)
     if (pattern := target_pattern(wanted)) is not None:
         chosen = frozenset(target for target, _ in _matched(pattern, model, sorts))
         if not chosen:
             raise ConfigError(f"{wanted!r} fits no linear layer of {model.name}", key="lora_targets")
         return msgspec.structs.replace(lora, targets=chosen)
-    words: dict[str, frozenset[str]] = {"all": linear, "attention": linear & ATTENTION_TARGETS}
+    words = dict.fromkeys(EVERY, linear) | {"attention": linear & ATTENTION_TARGETS}
     names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
     if lora.stored is not None and any(name.startswith("experts.") for name in names):
         raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
     chosen, ignored = frozenset[str](), []
     for name in names:
-        found = words.get(name) or _by_name(name, model, sorts, possible, apart=framework in APART)
-        chosen |= found
-        ignored += [] if found else [name]
+        meant = words.get(name) or _by_name(name, model, sorts, possible | refused, apart=framework in APART)
+        if meant & refused:
+            raise ConfigError(f"PEFT refuses {name!r} of {model.model_type} models", key="lora_targets")
+        chosen |= meant
+        ignored += [] if meant else [name]
     if not chosen:
         raise ConfigError(
-            f"no linear layer {names[0]!r} in this model (known: all, attention, {', '.join(sorted(possible))})",
+            f"no linear layer {names[0]!r} in this model (known: all-linear, attention, {', '.join(sorted(possible))})",
             key="lora_targets",
         )
     if ignored:
@@ -236,6 +243,13 @@ def _by_name(
     return frozenset(found)
 
 
+EVERY = ("all", "all-linear")
+"""Words for every linear layer of the blocks."""
+BESIDE = frozenset({"shared_gate"})
+"""Linear layers that PEFT finds beside those of attention and MLP, and other libraries leave alone."""
+NOT_OF_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Types of models whose `out_proj` PEFT refuses, since their kernel reads its matrix without calling it (peft 0.17 to 0.21,
+`_check_lora_target_modules_mamba`)."""
 REPEATED = 4
 """Repetitions in a regular expression on names beyond which it is not tried, since it may take very long."""
 
@@ -345,9 +359,10 @@ def _kinds(model: ModelSpec, lora: Lora) -> list[dict[str, str]]:
     """Return the operations of each block that can have adapters, with the targets that they are."""
     kinds = []
     for block in model.blocks:
-        names = block_layer(block, model.hidden_size, View(tokens=1, pairs=1)).names
+        bare = msgspec.structs.replace(lora, targets=frozenset())
+        names = block_layer(block, model.hidden_size, View(tokens=1, pairs=1, lora=bare)).names
         mixed = frozenset(name for name in names if name.partition(".")[0] in MIXERS)
-        view = View(tokens=1, pairs=1, lora=msgspec.structs.replace(lora, targets=ALL_TARGETS | mixed))
+        view = View(tokens=1, pairs=1, lora=msgspec.structs.replace(lora, targets=ALL_TARGETS | BESIDE | mixed))
         adapted = block_layer(msgspec.structs.replace(block, adapted=True), model.hidden_size, view).names
         operations = [name.removesuffix(".lora_a") for name in adapted if name.endswith(".lora_a")]
         kinds.append({name: name if name in mixed else name.rpartition(".")[2] for name in operations})

@@ -21,6 +21,7 @@ CONTAINERS = {
     "mlp": ("mlp", "feed_forward", "block_sparse_moe", "ffn"),
     "mlp.shared": ("mlp.shared_experts", "mlp.shared_expert", "mlp.shared_mlp"),
     "mamba": ("mamba", "mixer"), "delta": ("linear_attn",), "convolution": ("conv",), "lightning": ("self_attn",),
+    "kda": ("self_attn",),
 }  # fmt: skip
 """Modules of a layer by transformers' names; what is in them has the name before the last dot."""
 MODULES = {
@@ -29,8 +30,8 @@ MODULES = {
     "output": ("o_proj", "out_proj", "c_proj", "dense", "Wo", "wo"), "query_down": ("q_a_proj",), "query_up": ("q_b_proj",),
     "key_value_down": ("kv_a_proj_with_mqa",), "key_value_up": ("kv_b_proj",), "key_value_norm": ("kv_a_layernorm",),
     "gate": ("gate_proj", "w1"), "up": ("up_proj", "w3", "fc1", "c_fc", "fc_in", "dense_h_to_4h"),
-    "gate_up": ("gate_up_proj", "Wi"),
-    "down": ("down_proj", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h"), "router": ("gate", "router"),
+    "gate_up": ("gate_up_proj", "Wi", "input_linear"),
+    "down": ("down_proj", "output_linear", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h"), "router": ("gate", "router"),
     "shared_gate": ("shared_expert_gate",),
 }  # fmt: skip
 """Layers of those modules."""
@@ -38,7 +39,9 @@ MIXED = {
     "delta.qkv": ("in_proj_qkv",), "delta.gate": ("in_proj_z",), "delta.rates": ("in_proj_b",), "delta.steps": ("in_proj_a",),
     "delta.qkvz": ("in_proj_qkvz",), "delta.rates_steps": ("in_proj_ba",), "mamba.input": ("in_proj",),
     "mamba.parameters": ("x_proj",), "mamba.step": ("dt_proj",), "convolution.input": ("in_proj",), "lightning.qkv": ("qkv_proj",),
-    "kda.qkv": ("q_proj", "k_proj", "v_proj"), "lightning.gate": ("output_gate",),
+    "kda.qkv": ("q_proj", "k_proj", "v_proj"), "kda.query": ("q_proj",), "kda.key": ("k_proj",), "kda.value": ("v_proj",),
+    "kda.decay_down": ("f_a_proj",), "kda.decay": ("f_b_proj", "f_proj"), "kda.gate_down": ("g_a_proj",),
+    "kda.gate": ("g_b_proj", "g_proj"), "kda.rates": ("b_proj",), "lightning.gate": ("output_gate",),
     **{f"{mixer}.output": ("out_proj",) for mixer in MIXERS}, "kda.output": ("o_proj",),
 }  # fmt: skip
 """Layers of mixers without softmax, by their whole names."""

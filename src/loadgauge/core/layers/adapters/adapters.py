@@ -241,6 +241,17 @@ def as_stored(lora: Lora | None, operations: Sequence[Operation]) -> tuple[Opera
     )
 
 
+def passed_by(build: Writer, name: str, base: Tensor, shape: AdapterShape) -> Tensor:
+    """Add the matrices of an adapter that nothing runs; returns the frozen layer's result, as it was."""
+    lora = build.view.lora
+    assert lora is not None
+    wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4
+    for part, sizes in (("lora_a", (lora.rank, shape.i)), ("lora_b", (shape.o, lora.rank))):
+        weight = Weight(f"{name}.{part}.weight", sizes[0] * sizes[1], wide=wide, shape=sizes, cast=False)
+        build.operations.append(Operation(f"{name}.{part}", "view", (), (), (weight,)))
+    return base
+
+
 def _products(
     build: Writer, name: str, source: Tensor, kept: tuple[Tensor, ...], itemsize: Size, shape: AdapterShape
 ) -> Tensor:

@@ -42,7 +42,11 @@ def activate(build: Builder, name: str, x: Tensor, activation: str) -> Tensor:
     inside = KEPT_INSIDE[activation] if build.kernels.activation == "unfused" else 0
     extra = tuple(Tensor(f"{name}.inside{index}", x.numel, x.itemsize) for index in range(inside))
     if activation == "relu2" and extra:
-        return build.elementwise(name, (x,), output, keeps=extra)
+        # Autocast squares a float32 copy of what ReLU leaves, and returns float32.
+        square = build.float32(f"{name}.float32", x.numel)
+        widened = build.autocast and x.itemsize != 4
+        output = Tensor(name, x.numel, 4) if widened else output
+        return build.elementwise(name, (x,), output, keeps=(*extra, square) if widened else extra)
     return build.elementwise(name, (x,), output, keeps=(keeps, *extra))
 
 

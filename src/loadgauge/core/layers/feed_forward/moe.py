@@ -74,7 +74,7 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor 
         shared = _shared(build, x, spec, hidden_size)
     else:
         local = build.local_tokens
-        score = build.linear("mlp.shared_gate", x, local, hidden_size, 1, exact=True)
+        score = build.linear("mlp.shared_gate", x, local, hidden_size, 1, exact=True, adapter="shared_gate")
         gate = build.tensor("mlp.shared_sigmoid", local)
         build.elementwise("mlp.shared_sigmoid", (score,), gate, keeps=(gate,))
         weighted = build.tensor("mlp.shared_weighted", shared.numel)

@@ -100,8 +100,9 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
 def _decay(build: Builder, steps: Tensor, heads: Size) -> Tensor:
     """g = -exp(A_log) softplus(step + bias), in float32: both factors are kept, and what made them."""
     output = build.float32("delta.decay", steps.numel)
-    kept = [build.float32(f"delta.decay.{name}", steps.numel) for name in ("biased", "softplus")]
-    kept += [build.float32(f"delta.decay.{name}", heads) for name in ("exponential", "negative")]
+    trained = build.trains("delta.decay")  # what its own gradient reads is not kept where it is frozen
+    kept = [build.float32(f"delta.decay.{name}", steps.numel) for name in ("biased", "softplus")[: 1 + trained]]
+    kept += [build.float32(f"delta.decay.{name}", heads) for name in ("negative", "exponential")[: 1 + trained]]
     weights = tuple(
         Weight(f"delta.{name}.weight", heads, build.view.tp, "vector", build.trains(f"delta.{name}"))
         for name in ("decay", "step")
@@ -166,7 +167,8 @@ def _gated_norm(build: Builder, x: Tensor, gate: Tensor, heads: Size, width: Siz
         exact, copied = build.float32, build.dtypes.activation != 4
         keeps = [exact("delta.norm.float32", x.numel) if copied else x]
         keeps.append(exact("delta.gate.float32", x.numel) if copied else gate)
-        keeps += [build.tensor(f"delta.norm.{name}", x.numel) for name in ("normalised", "weighted")]
+        products = ("weighted", "normalised")[: 1 + build.trains("delta.norm")]
+        keeps += [build.tensor(f"delta.norm.{name}", x.numel) for name in products]
         keeps += [Tensor("delta.norm.rstd", tokens * heads, 4, "statistic"), exact("delta.gate.silu", x.numel)]
     build.operations.append(Operation("delta.norm", "norm", (x, gate), (output,), (weight,), keeps=tuple(keeps)))
     return output

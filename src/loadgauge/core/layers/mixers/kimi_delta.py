@@ -55,7 +55,13 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
         latent = build.linear(f"kda.{name}_down", source, tokens, hidden_size, width, kept_input=kept)
         return build.linear(f"kda.{name}", latent, tokens, width, inner, shards=view.tp)
 
-    mixed = project("qkv", 3 * inner, first=True)
+    if view.lora is not None:
+        # The modules are three, and have an adapter each.
+        parts = [project(name, inner, first=name == "query") for name in ("query", "key", "value")]
+        mixed = build.tensor("kda.qkv", 3 * tokens * inner)
+        build.operations.append(Operation("kda.qkv", "view", tuple(parts), (mixed,)))
+    else:
+        mixed = project("qkv", 3 * inner, first=True)
     active = causal_convolution(
         build,
         "kda.convolution",

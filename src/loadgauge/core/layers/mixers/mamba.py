@@ -59,6 +59,7 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
         mixed = _fused(build, spec, projected, heads, groups)
         gated = _gate(build, spec, projected, mixed, heads, groups)
     forward, backward, workspace = build.leave(hidden_size)
+    joint = build.kernels.joint_output and not reference
     return build.linear(
         "mamba.output",
         gated,
@@ -69,7 +70,8 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
         shards=view.tp,
         bias_shards=1,
         output=build.hidden("mamba.output", hidden_size),
-        kept_input=mixed if build.kernels.joint_output and not reference else None,
+        kept_input=mixed if joint else None,
+        called=not joint,
         forward_comm=(*back, *forward),
         backward_comm=(*back, *backward),
         workspace=maximum(workspace, returning),

@@ -16,6 +16,7 @@ from loadgauge.core.layers.adapters.adapters import (
     adapted,
     as_stored,
     fused_adapter,
+    passed_by,
     peft_adapted,
     quantised_result,
     saved_copy,
@@ -134,13 +135,15 @@ class Builder(Writer):
         held: bool = False,
         operation: OperationKind = "gemm",
         around: tuple[Tensor, ...] = (),
+        called: bool = True,
     ) -> Tensor:
         """y[rows, o] = x[rows, i] w[i, o] (+ bias): 2 rows i o FLOPs forward, as much for each gradient.
 
         Keeps `kept_input` (x itself unless a shard stands for it) when the weight is trainable, and only then.
         `adapter` names it among the LoRA targets. `weight=False`: the matrix is another operation's (tied embeddings).
         `exact`: no recipe of 8 or 4 bits applies to it; `held`: its input is kept in 16 bits by another operation;
-        `operation`: the kind of operation that it is; `around`: what the module that calls it holds meanwhile.
+        `operation`: the kind of operation that it is; `around`: what the module that calls it holds meanwhile;
+        `called`: its module is, so that PEFT's adapter runs: a kernel that reads the matrix itself passes it by.
         """
         lora, low = self.view.lora, None if exact else self.low
         adapter = name if name.partition(".")[0] in MIXERS else adapter
@@ -241,7 +244,9 @@ class Builder(Writer):
             return out
         if tuned:
             return after(self, name, adapter, given, out, shape, around)
-        return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)
+        if not peft:
+            return adapted(self, name, x, kept, out, shape)
+        return peft_adapted(self, name, given, out, shape, around) if called else passed_by(self, name, out, shape)
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------
 
