@@ -20,6 +20,7 @@ from loadgauge.core.base.package_data import read_bytes
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu as card_named
 from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.model.kernels import WRITTEN_KERNELS, written_norm_bytes
 from loadgauge.core.definitions.training.precision import TRANSFORMER_ENGINE
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.roofline import Machine, gemm_seconds, grouped_seconds, operation_seconds
@@ -293,12 +294,17 @@ _KERNELS = {
 }  # fmt: skip
 
 
+ADDED = ("fused_add_rms_norm", "huggingface")
+"""A residual sum and the norm after it; of that source each is written out."""
+ITEMSIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
 def memory_family(row: dict[str, str]) -> str | None:
     """Return the family of a kernel that memory bounds (`Efficiencies.memory`); None for what no family describes."""
     name = row["op"]
     if name in _ELEMENTWISE:
         return "elementwise"
-    if name == "rms_norm" and row["kernel"] in _KERNELS:
+    if row["kernel"] in _KERNELS and (name == "rms_norm" or (name, row["kernel"]) == ADDED):
         return f"norm-{_KERNELS[row['kernel']]}"
     if name.startswith("quantise"):
         return "quantise"
@@ -313,6 +319,11 @@ def streams() -> Iterator[Measured]:
     """Yield kernels that memory bounds and that move more than `LARGE` bytes."""
     for row in _known("membound"):
         family = memory_family(row)
+        if family == "norm-written":
+            # Counted over the kernels; the gain of that module is float32, and a sum before it reads two tensors and writes one.
+            back = row["direction"] == "bwd"
+            element = written_norm_bytes(ITEMSIZES[row["dtype"]], 4)[back] + 12 * (row["op"] == ADDED[0])
+            row = row | {"bytes": str(element * float(row["rows"]) * float(row["cols"]))}
         if family is not None and row["bytes"] and float(row["bytes"]) >= LARGE:
             yield _measured(f"{family}, {'backward' if row['direction'] == 'bwd' else 'forward'}", row)
 
@@ -320,8 +331,14 @@ def streams() -> Iterator[Measured]:
 def stream_seconds(one: Measured, known: Efficiencies) -> float:
     """Return the predicted time of a kernel that memory bounds [s]."""
     share = known.memory[memory_family(one.row) or "elementwise"]
-    rate = share.backward if one["direction"] == "bwd" else share.forward
-    return one.number("bytes") / (card_named(one.gpu).memory_bandwidth * rate) + known.launch
+    back = one["direction"] == "bwd"
+    rate = share.backward if back else share.forward
+    return one.number("bytes") / (card_named(one.gpu).memory_bandwidth * rate) + kernels_of(one) * known.launch
+
+
+def kernels_of(one: Measured) -> int:
+    """Return how many kernels a row of `streams` launches."""
+    return WRITTEN_KERNELS[one["direction"] == "bwd"] if one.kind.startswith("norm-written") else 1
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------

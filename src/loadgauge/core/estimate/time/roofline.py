@@ -19,7 +19,7 @@ from loadgauge.core.base.algebra import Size, both_count, ceil_div, minimum, sam
 from loadgauge.core.base.errors import NotStated
 from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, chip_of
 from loadgauge.core.definitions.hardware.hardware import Gpu
-from loadgauge.core.definitions.model.kernels import LowPrecision
+from loadgauge.core.definitions.model.kernels import WRITTEN_KERNELS, LowPrecision
 from loadgauge.core.definitions.model.lora import BaseFormat
 from loadgauge.core.definitions.training.software import factor, host_seconds
 from loadgauge.core.definitions.training.training import Training
@@ -324,6 +324,10 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
     if operation.gemms:
         return _products(operation, machine)
     if operation.moves is not None:
+        if operation.kind == "norm":
+            rate, launch = machine.memory("norm-written"), machine.launch
+            ahead, back = operation.moves[0] / rate.forward, operation.moves[1] / rate.backward
+            return OperationTime(ahead + WRITTEN_KERNELS[0] * launch, back + WRITTEN_KERNELS[1] * launch, 0)
         ahead, back = (_streamed(nbytes, machine) for nbytes in operation.moves)
         return OperationTime(ahead, back, 0)
     permutes = operation.kind == "collective"
@@ -347,7 +351,8 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
 def _family(operation: Operation, machine: Machine) -> str:
     """The family of kernels that an operation without products belongs to: a key of `Efficiencies.memory`."""
     if operation.kind == "norm":
-        return f"norm-{machine.norm}"
+        # Of a written-out one, what it moves is listed; PyTorch's own kernel is what else such a module has.
+        return f"norm-{'eager' if machine.norm == 'written' else machine.norm}"
     if operation.kind == "loss":
         return machine.loss
     if operation.kind == "collective":

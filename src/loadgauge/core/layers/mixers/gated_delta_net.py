@@ -168,7 +168,10 @@ def _gated_norm(build: Builder, x: Tensor, gate: Tensor, heads: Size, width: Siz
         keeps.append(exact("delta.gate.float32", x.numel) if copied else gate)
         keeps += [build.tensor(f"delta.norm.{name}", x.numel) for name in ("normalised", "weighted")]
         keeps += [Tensor("delta.norm.rstd", tokens * heads, 4, "statistic"), exact("delta.gate.silu", x.numel)]
-    build.operations.append(Operation("delta.norm", "norm", (x, gate), (output,), (weight,), keeps=tuple(keeps)))
+    moves = build.norm_moves(x, output, trained=weight.trainable)
+    build.operations.append(
+        Operation("delta.norm", "norm", (x, gate), (output,), (weight,), keeps=tuple(keeps), moves=moves)
+    )
     return output
 
 
