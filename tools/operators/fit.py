@@ -329,7 +329,7 @@ def fit_memory(known: Efficiencies) -> tuple[Efficiencies, dict[str, Figure]]:
                 share = (
                     one.number("bytes")
                     / card_named(one.gpu).memory_bandwidth
-                    / (one.seconds - ops.kernels_of(one) * known.launch)
+                    / (one.seconds - (one.number("kernels") or 1) * known.launch)
                 )
                 by_card.setdefault(one.gpu, []).append(share)
             ways.append(statistics.median(map(statistics.median, by_card.values())) if by_card else 0)

@@ -17,7 +17,7 @@ from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.hardware import calibration
 from loadgauge.core.definitions.hardware.calibration import HIGHEST, Both, efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu, gpu_ids
-from loadgauge.core.definitions.training.software import bounds, factor
+from loadgauge.core.definitions.training.software import bounds, factor, kind_of
 from loadgauge.core.estimate.time import roofline
 from loadgauge.core.families.catalogue import models
 from loadgauge.evidence.validate import operators
@@ -176,7 +176,7 @@ def test_every_card_has_figures() -> None:
 def test_what_nobody_measured_has_the_wider_range() -> None:
     assert efficiencies("rtx4090").basis == "assumed"
     assert efficiencies("h100-sxm5-80gb").basis == "measured"
-    own, other = bounds(factor()), bounds(factor(), tables=False)
+    own, other = bounds(kind_of()), bounds(kind_of(), tables=False)
     assert other[0] < own[0] < 1 < own[1] < other[1]
 
 

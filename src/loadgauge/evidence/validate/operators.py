@@ -66,7 +66,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     def number(self, name: str) -> float:
         """Return a column as a number; 0 where it is empty."""
-        return float(self.row[name] or 0)
+        return float(self.row.get(name) or 0)
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,7 +296,6 @@ _KERNELS = {
 
 ADDED = ("fused_add_rms_norm", "huggingface")
 """A residual sum and the norm after it; of that source each is written out."""
-ITEMSIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def memory_family(row: dict[str, str]) -> str | None:
@@ -322,8 +321,11 @@ def streams() -> Iterator[Measured]:
         if family == "norm-written":
             # Counted over the kernels; the gain of that module is float32, and a sum before it reads two tensors and writes one.
             back = row["direction"] == "bwd"
-            element = written_norm_bytes(ITEMSIZES[row["dtype"]], 4)[back] + 12 * (row["op"] == ADDED[0])
-            row = row | {"bytes": str(element * float(row["rows"]) * float(row["cols"]))}
+            element = written_norm_bytes(4 if row["dtype"] == "fp32" else 2, 4)[back] + 12 * (row["op"] == ADDED[0])
+            row = row | {
+                "bytes": str(element * float(row["rows"]) * float(row["cols"])),
+                "kernels": str(WRITTEN_KERNELS[back]),
+            }
         if family is not None and row["bytes"] and float(row["bytes"]) >= LARGE:
             yield _measured(f"{family}, {'backward' if row['direction'] == 'bwd' else 'forward'}", row)
 
@@ -333,12 +335,10 @@ def stream_seconds(one: Measured, known: Efficiencies) -> float:
     share = known.memory[memory_family(one.row) or "elementwise"]
     back = one["direction"] == "bwd"
     rate = share.backward if back else share.forward
-    return one.number("bytes") / (card_named(one.gpu).memory_bandwidth * rate) + kernels_of(one) * known.launch
-
-
-def kernels_of(one: Measured) -> int:
-    """Return how many kernels a row of `streams` launches."""
-    return WRITTEN_KERNELS[one["direction"] == "bwd"] if one.kind.startswith("norm-written") else 1
+    return (
+        one.number("bytes") / (card_named(one.gpu).memory_bandwidth * rate)
+        + (one.number("kernels") or 1) * known.launch
+    )
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------

@@ -284,9 +284,8 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
 def _held_back(card: Gpu) -> float:
     """How many times as fast the tensor cores of the chip could be, where they are held back by design; else 1."""
     peak = card.peaks.bf16 or card.peaks.fp16
-    if peak is None or not card.multiprocessors:
-        return 1.0
-    spare = WHOLE.get(chip_of(card), 0.0) * card.multiprocessors / peak.value
+    whole = WHOLE.get(chip_of(card), 0.0) * (card.multiprocessors or 0)
+    spare = whole / peak.value if peak is not None else 0.0
     return spare if spare >= HELD_BACK else 1.0
 
 
