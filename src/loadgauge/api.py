@@ -114,6 +114,7 @@ class Flags(TypedDict, total=False):
     checkpoint_seconds: float
     restart_seconds: float
     measured: str
+    tuning: Literal["recipe", "usual", "first"]
 
 
 class TaskFlags(Flags, total=False):

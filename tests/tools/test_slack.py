@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from accuracy import slack
-from accuracy.slack import NOISE, SPREADS, Fit, Left, Timed, by_source, calibrated_level, covered, left_out
+from accuracy.slack import NOISE, SPREADS, Fit, Held, Left, Timed, by_source, calibrated, class_of, held, left_out
 
 
 def row(source: str, configuration: str, value: float, *, experts: bool = False) -> Timed:
@@ -61,19 +61,34 @@ def test_the_prediction_is_the_mean_of_a_normal_distribution_given_the_rows(monk
     assert deviation[0] == pytest.approx(math.sqrt(own - shared**2 / own), rel=1e-6)
 
 
-def test_the_level_holds_the_wanted_share() -> None:
+def test_the_shortest_range_holds_the_wanted_share_of_sources_left_out() -> None:
     left = left_out(drawn(3))
-    level = calibrated_level(left)
-    assert min(covered(left, level), by_source(left, level)) >= slack.COVERAGE
-    assert min(covered(left, level - 0.01), by_source(left, level - 0.01)) < slack.COVERAGE
-    # Drawn from the model itself, the level is that of a normal distribution, but for chance.
-    assert level == pytest.approx(1.28, abs=0.3)
+    best, apart = calibrated(left, "pretraining")
+    assert by_source(apart) >= slack.COVERAGE
+    # Drawn from the model itself, the range is that of a normal distribution over sources, but for chance.
+    spread = math.sqrt(sum(one**2 for one in SPREADS.values()) + NOISE**2)
+    assert (best.high - best.low) / 2 == pytest.approx(1.28 * spread, rel=0.35)
+    assert best.middle == 0
+
+
+def test_a_range_is_made_of_the_other_sources() -> None:
+    left = [Left(row(f"S{each}", "a", 0.0), error) for each, error in enumerate((0.1, -0.1, 0.0, 5.0))]
+    apart = {one.row.source: one for one in held(left, "pretraining", (0.0, 0.0))}
+    assert (apart["S3"].low, apart["S3"].high) == (-0.1, 0.1)
+    assert not apart["S3"].inside
+    assert apart["S2"].inside
+
+
+def test_who_tuned_a_run_moves_its_middle_as_far_as_there_are_sources() -> None:
+    left = [Left(row(source, "a", 0.0), 0.2) for source in ("KOR", "DG", "MB", "NEMO")]
+    assert class_of(left, "recipe", (0.1, 0.1)).middle == pytest.approx(-0.2 * 4 / (4 + slack.POOLED))
+    assert class_of(left, "pretraining", (0.1, 0.1)).middle == 0
 
 
 def test_what_a_row_does_not_state_widens_its_range() -> None:
-    plain = Left(row("A", "a", 0.0), error=-0.4, deviation=0.1)
-    assert not plain.inside(1.0)
-    assert Left(plain.row._replace(widened=(0.0, 0.35)), error=-0.4, deviation=0.1).inside(1.0)
+    plain = Held(row("A", "a", 0.0), -0.4, -0.1, 0.1)
+    assert not plain.inside
+    assert plain._replace(row=plain.row._replace(widened=(0.0, 0.35))).inside
 
 
 def test_after_a_run_only_what_differs_between_configurations_is_left() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from accuracy.causes import FAR, far_off, listed
 from accuracy.memory_range import FEWEST, calibrated_level, covered, left_out, residuals
-from accuracy.slack import Left
-from accuracy.slack import calibrated_level as slack_level
+from accuracy.slack import Held
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.core.definitions.training.software import software
 from loadgauge.evidence.published.source_rows import SourceRow
@@ -52,7 +51,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def page(
     records: Sequence[Record],
     runs: Sequence[Run],
-    apart: Sequence[Left] = (),
+    apart: Sequence[Held] = (),
     today: datetime.date | None = None,
 ) -> str:
     """The whole page, in Markdown.
@@ -103,10 +102,12 @@ def _counted(records: Sequence[Record], runs: Sequence[Run], kind: str) -> list[
     return [record for record in records if kinds.get(record.id) == kind]
 
 
-def _headline(records: Sequence[Record], runs: Sequence[Run], apart: Sequence[Left]) -> str:
+def _headline(records: Sequence[Record], runs: Sequence[Run], apart: Sequence[Held]) -> str:
     rows = []
     if apart:
-        rows.append(_line("**step time, quality A and B, sources left out**", errors(_as_records(apart))))
+        tables, reports = ([one for one in apart if one.row.report is of] for of in (False, True))
+        rows.append(_line("**step time, quality A and B, sources left out**", errors(_as_records(tables))))
+        rows.append(_line("step time, users' reports, as typed", errors(_as_records(reports))))
     for quantity, name in (("time", "step time"), ("memory", "peak memory, allocated")):
         for qualities in ("A", "B"):
             of = _of(records, quantity, qualities)
@@ -240,7 +241,7 @@ def _korthikanti(records: Sequence[Record], stated: Mapping[str, SourceRow]) -> 
 Mean {percent(mean)}, largest {percent(largest)}. Peers, mean (largest): {PEERS}."""
 
 
-def _as_records(apart: Sequence[Left]) -> list[Record]:
+def _as_records(apart: Sequence[Held]) -> list[Record]:
     """The errors of runs whose source was left out, as records."""
     return [
         Record(
@@ -251,13 +252,12 @@ def _as_records(apart: Sequence[Left]) -> list[Record]:
     ]  # fmt: skip
 
 
-def _sources_left_out(apart: Sequence[Left]) -> str:
-    level = slack_level(apart)
+def _sources_left_out(apart: Sequence[Held]) -> str:
     by_id = {one.row.id: one for one in apart}
 
     def line(name: str, group: Sequence[Record]) -> list[str]:
-        inside = [by_id[record.id].inside(level) for record in group]
-        widths = sorted(by_id[record.id].width(level) for record in group)
+        inside = [by_id[record.id].inside for record in group]
+        widths = sorted(by_id[record.id].width for record in group)
         found = errors(group)
         return [
             name, str(found.rows), str(found.configurations), percent(found.median), percent(found.p90),
@@ -265,24 +265,34 @@ def _sources_left_out(apart: Sequence[Left]) -> str:
         ]  # fmt: skip
 
     records = _as_records(apart)
-    kinds = {True: "with experts", False: "dense"}
     rows = [line("all", records)]
-    for experts in (False, True):
-        rows.append(line(kinds[experts], [record for record in records if by_id[record.id].row.experts is experts]))
+    for name, value in (("tables", False), ("users' reports", True)):
+        rows.append(line(name, [record for record in records if by_id[record.id].row.report is value]))
+    for name in dict.fromkeys(one.row.kinds[0] for one in apart):
+        rows.append(line(name, [record for record in records if by_id[record.id].row.kinds[0] == name]))
     sources = grouped(records, lambda record: record.source)
     rows += [line(name, group) for name, group in sorted(sources.items())]
     head = ("", "rows", "configurations", "median", "p90", "bias", "inside their range", "half-width")
     known = software()
+    classes = [
+        [one.name, str(one.sources), f"{one.factor:.2f}", f"{one.low:.2f} to {one.high:.2f}", percent(one.covered)]
+        for one in known.kinds
+    ]
     return f"""## Sources left out
 
 Step times of quality A and B, each source predicted without any of its own rows, nor those of the same runs or machine under
 another name: the rates of kernels come from measurements of single operations, the factor of software and the width of the range
-from the *other* sources (`tools/accuracy/slack.py`). The range is to hold 80 %, both of rows (those of a configuration share one
-vote) and of the rows of a source on average; the width is the lowest that does. After one run of one's own the range is
+from the *other* sources (`tools/accuracy/slack.py`). The range of a class (the stack, or experts) is the shortest that holds 80 %
+of the rows of a source left out, on average over sources; what users report is among them, from its command line alone. After one
+run of one's own the range is
 {known.low_measured:.2f} to {known.high_measured:.2f} of the rescaled prediction. A GPU without tables of its own has a range
 {known.transferred:.2f} times as wide, as a logarithm.
 
-{table(head, rows)}"""
+{table(head, rows)}
+
+The classes, and what `--tuning` takes:
+
+{table(("class", "sources", "compute x", "range", "inside, left out"), classes)}"""
 
 
 def _far(records: Sequence[Record], stated: Sequence[SourceRow]) -> str:
@@ -339,9 +349,9 @@ def generate(cross_validate: bool = True, say: Callable[[str], object] | None = 
         say(f"{len(runs.runs)} runs")
     records = validate(runs)
     _keep_causes(records)
-    apart: list[Left] = []
+    apart: list[Held] = []
     if cross_validate:
         from accuracy import slack
 
-        apart = slack.left_out(slack.timed(runs.runs))
+        apart = slack.kept_apart([*slack.left_out(slack.timed(runs.runs)), *slack.reported()])
     return page(records, runs.runs, apart)

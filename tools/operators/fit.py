@@ -32,7 +32,7 @@ CENTRE = (
 SWEEP = ops.SWEEP
 MEMORY = {
     "elementwise": (0.86, 0.86), "norm-fused": (0.75, 0.63), "norm-compiled": (0.70, 0.32), "norm-eager": (0.55, 0.25),
-    "norm-written": (0.067, 0.038),
+    "norm-written": (0.7, 0.7),
     "quantise": (0.70, 0.72), "quantise-fp8": (0.5, 0.5), "quantise-fp8-block": (0.5, 0.5), "quantise-fp4": (0.5, 0.5),
     "permute-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
 }  # fmt: skip
@@ -326,7 +326,11 @@ def fit_memory(known: Efficiencies) -> tuple[Efficiencies, dict[str, Figure]]:
             mine = [one for one in rows if one.kind == f"{name}, {way}"]
             by_card: dict[str, list[float]] = {}
             for one in mine:
-                share = one.number("bytes") / card_named(one.gpu).memory_bandwidth / (one.seconds - known.launch)
+                share = (
+                    one.number("bytes")
+                    / card_named(one.gpu).memory_bandwidth
+                    / (one.seconds - (one.number("kernels") or 1) * known.launch)
+                )
                 by_card.setdefault(one.gpu, []).append(share)
             ways.append(statistics.median(map(statistics.median, by_card.values())) if by_card else 0)
         if not any(ways):

@@ -74,5 +74,5 @@ def test_a_small_model_waits_for_its_launches():
 
 def test_a_large_batch_hides_the_host():
     # The GPU works longer than the host: eight times the tokens take eight times as long, to what a launch takes.
-    assert step(micro_batch=256, seq_len=1024) == pytest.approx(8 * step(micro_batch=32, seq_len=1024), rel=0.02)
+    assert step(micro_batch=256, seq_len=1024) == pytest.approx(8 * step(micro_batch=32, seq_len=1024), rel=0.025)
     assert host_seconds("graphs") == 0

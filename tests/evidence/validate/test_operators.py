@@ -15,9 +15,9 @@ from command_line import document, typed
 from loadgauge.core.base import package_data
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.hardware import calibration
-from loadgauge.core.definitions.hardware.calibration import Both, efficiencies
+from loadgauge.core.definitions.hardware.calibration import HIGHEST, Both, efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu, gpu_ids
-from loadgauge.core.definitions.training.software import bounds, factor
+from loadgauge.core.definitions.training.software import bounds, factor, kind_of
 from loadgauge.core.estimate.time import roofline
 from loadgauge.core.families.catalogue import models
 from loadgauge.evidence.validate import operators
@@ -176,7 +176,7 @@ def test_every_card_has_figures() -> None:
 def test_what_nobody_measured_has_the_wider_range() -> None:
     assert efficiencies("rtx4090").basis == "assumed"
     assert efficiencies("h100-sxm5-80gb").basis == "measured"
-    own, other = bounds(factor()), bounds(factor(), tables=False)
+    own, other = bounds(kind_of()), bounds(kind_of(), tables=False)
     assert other[0] < own[0] < 1 < own[1] < other[1]
 
 
@@ -184,6 +184,21 @@ def test_faster_chips_keep_their_order() -> None:
     """Watts for each FLOP/s: of cards of one chip, the one with fewer sustains the smaller share."""
     starved, fed = efficiencies("h100-pcie-80gb"), efficiencies("h800-sxm5-80gb")
     assert starved.matmul * starved.throttle < fed.matmul * fed.throttle
+
+
+@pytest.mark.parametrize(("held", "whole"), [("rtx4090", "l40s"), ("l40", "l40s"), ("h20-96gb", "h100-sxm5-80gb")])
+def test_a_card_held_back_by_design_is_not_slowed_by_its_power(held: str, whole: str) -> None:
+    """The same chip at more watts for each product: it reaches the share of one that no power limits, and no more than the chip."""
+    shares = {name: efficiencies(name).matmul * efficiencies(name).throttle for name in (held, whole)}
+    assert shares[held] == pytest.approx(HIGHEST)
+    rates = {name: shares[name] * gpu(name).peak("bf16") / gpu(name).multiprocessors for name in shares}
+    assert rates[held] < 1.1 * rates[whole]
+
+
+def test_a_card_of_the_chips_rate_is_slowed_by_its_power() -> None:
+    low = efficiencies("l4")
+    assert low.throttle == efficiencies("l40s").throttle
+    assert low.matmul * low.throttle < HIGHEST * low.throttle
 
 
 # -- whole runs from tables alone --------------------------------------------------------------------------------------

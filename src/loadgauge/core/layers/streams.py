@@ -58,8 +58,11 @@ def _mixed(build: Builder, name: str, x: Tensor, count: Size, hidden: Size, colu
     normed = build.float32(f"{name}.norm", x.numel)
     # The square and the product both keep what goes in.
     build.operations.append(
-        Operation(f"{name}.norm", "norm", (wide,), (normed,), keeps=(wide, root), backward_workspace=2 * normed.nbytes)
-    )
+        Operation(
+            f"{name}.norm", "norm", (wide,), (normed,), keeps=(wide, root), backward_workspace=2 * normed.nbytes,
+            moves=build.norm_moves(wide, normed, gain=False),
+        )
+    )  # fmt: skip
     mixed = build.linear(
         f"{name}.mix",
         normed,

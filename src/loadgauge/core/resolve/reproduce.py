@@ -218,6 +218,7 @@ def _hosted(job: Job, kind: Training, recompute: str) -> dict[str, Any]:
         "end_units": job.end_units,
         "gradient_sync": job.gradient_sync,
         "engine": job.engine,
+        "tuning": job.tuning,
         **{name: getattr(job, name) for name in ("host_link", "host_bandwidth", "nvme_bandwidth")},
     }
 

@@ -159,7 +159,13 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
         kind = msgspec.structs.replace(kind, framework=own)
     zero, around = fill("zero", 0), _around(job, degrees["pp"])
-    kind = with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
+    kind = with_kernel(
+        job,
+        msgspec.structs.replace(kind.under(zero), around=around, tuning=job.tuning or "usual"),
+        card,
+        stack,
+        assumed,
+    )
     says_what_is_loaded(job, chosen, kind, stack, assumed)
     kind = overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed)
     if job.precision in (None, "bf16", "fp16"):
@@ -316,6 +322,7 @@ def _whole_run(job: Job) -> None:
             "order",
             "tokens",
             "measured",
+            "tuning",
         ):
             if getattr(job, name) is not None:
                 raise ConfigError("goes with --gpu", key=name)

@@ -13,7 +13,7 @@ from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import Attention, LatentAttention, ModelSpec
 from loadgauge.core.definitions.serving.inference import Inference
 from loadgauge.core.definitions.serving.serving import serving
-from loadgauge.core.definitions.training.software import bounds, factor
+from loadgauge.core.definitions.training.software import bounds, factor, kind_of
 from loadgauge.core.serving.decode import Server, Steady, serve, slots_of
 from loadgauge.core.serving.memory import Memory, largest_batch, memory
 from loadgauge.core.serving.passes import split
@@ -94,7 +94,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """Factors on the seconds of the prompts' pass: of a first token in a server; of a score, those of a training step."""
         if self.asked.task == "generate":
             return known_range().first_low, known_range().first_high
-        low, high = bounds(factor(experts=self.model.has_experts))
+        low, high = bounds(kind_of(experts=self.model.has_experts))
         return self.software * low, self.software * high
 
     @property

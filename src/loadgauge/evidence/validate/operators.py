@@ -20,6 +20,7 @@ from loadgauge.core.base.package_data import read_bytes
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu as card_named
 from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.model.kernels import WRITTEN_KERNELS, written_norm_bytes
 from loadgauge.core.definitions.training.precision import TRANSFORMER_ENGINE
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.roofline import Machine, gemm_seconds, grouped_seconds, operation_seconds
@@ -65,7 +66,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     def number(self, name: str) -> float:
         """Return a column as a number; 0 where it is empty."""
-        return float(self.row[name] or 0)
+        return float(self.row.get(name) or 0)
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,12 +294,16 @@ _KERNELS = {
 }  # fmt: skip
 
 
+ADDED = ("fused_add_rms_norm", "huggingface")
+"""A residual sum and the norm after it; of that source each is written out."""
+
+
 def memory_family(row: dict[str, str]) -> str | None:
     """Return the family of a kernel that memory bounds (`Efficiencies.memory`); None for what no family describes."""
     name = row["op"]
     if name in _ELEMENTWISE:
         return "elementwise"
-    if name == "rms_norm" and row["kernel"] in _KERNELS:
+    if row["kernel"] in _KERNELS and (name == "rms_norm" or (name, row["kernel"]) == ADDED):
         return f"norm-{_KERNELS[row['kernel']]}"
     if name.startswith("quantise"):
         return "quantise"
@@ -313,6 +318,14 @@ def streams() -> Iterator[Measured]:
     """Yield kernels that memory bounds and that move more than `LARGE` bytes."""
     for row in _known("membound"):
         family = memory_family(row)
+        if family == "norm-written":
+            # Counted over the kernels; the gain of that module is float32, and a sum before it reads two tensors and writes one.
+            back = row["direction"] == "bwd"
+            element = written_norm_bytes(4 if row["dtype"] == "fp32" else 2, 4)[back] + 12 * (row["op"] == ADDED[0])
+            row = row | {
+                "bytes": str(element * float(row["rows"]) * float(row["cols"])),
+                "kernels": str(WRITTEN_KERNELS[back]),
+            }
         if family is not None and row["bytes"] and float(row["bytes"]) >= LARGE:
             yield _measured(f"{family}, {'backward' if row['direction'] == 'bwd' else 'forward'}", row)
 
@@ -320,8 +333,12 @@ def streams() -> Iterator[Measured]:
 def stream_seconds(one: Measured, known: Efficiencies) -> float:
     """Return the predicted time of a kernel that memory bounds [s]."""
     share = known.memory[memory_family(one.row) or "elementwise"]
-    rate = share.backward if one["direction"] == "bwd" else share.forward
-    return one.number("bytes") / (card_named(one.gpu).memory_bandwidth * rate) + known.launch
+    back = one["direction"] == "bwd"
+    rate = share.backward if back else share.forward
+    return (
+        one.number("bytes") / (card_named(one.gpu).memory_bandwidth * rate)
+        + (one.number("kernels") or 1) * known.launch
+    )
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
-from loadgauge.core.definitions.training.software import bounds, factor
+from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.explain import closed_form
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.symbols import letter, symbolic_block, symbolic_ends, symbolic_view
@@ -166,7 +166,9 @@ def _of_formula(found: Any) -> Line:
 
 def _time(result: Estimate, time: Time, topic: str) -> Reason:
     machine = result.workings.step.machine
-    known = factor(experts=result.model.has_experts, low_precision=machine.low is not None)
+    known = kind_of(
+        stack=result.training.framework.stack, experts=result.model.has_experts, tuning=result.training.tuning
+    )
     base = f"{machine.format} peak of a GPU{'' if machine.low is None else f', also for products in {machine.low.format}'} [FLOP/s]"
     low, high = bounds(known, tables=result.workings.efficiencies.basis == "measured", own_run=time.scale != 1.0)
     legend: dict[str, tuple[str, Size]] = {

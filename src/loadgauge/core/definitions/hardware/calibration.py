@@ -23,6 +23,10 @@ MEASURED_BEST, PER_WATT, SHARE, HIGHEST = 0.85, 0.27, 0.70, 0.85
 """Of a GPU without measured products: what the best one ever found loses when it is any, and runs long; the power of the watts
 for each FLOP/s with which the share of chips of one kind goes; the share where nothing is known; and the highest that any rule
 gives."""
+WHOLE = {"7": 1.81e12, "8.6": 1.84e12, "8.9": 2.64e12, "9": 7.49e12, "12": 2.49e12}
+HELD_BACK = 1.5
+"""16-bit FLOP/s of a multiprocessor of the fastest card of each chip. A card with that many times fewer is held back by design
+(GeForce sums up in float32 at half the rate, H20), so that its power is not what slows its tensor cores down."""
 PCIE_CHIP = "12"
 """The chip whose measured cards have PCI Express alone between them."""
 
@@ -240,25 +244,27 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
     every, pcie, kind = chips.pop("any"), chips[PCIE_CHIP].wires, "" if card is None else chip_of(card)
     chip = chips.get(kind, every)
     share, how = SHARE, "no measurement: shares in the middle of those of other GPUs"
+    spare = 1.0 if card is None else _held_back(card)
     if card is not None:
         how = f"no measurement of {card.name}"
         watts = _watts_per_teraflop(card)
         if kind in chips and watts is not None:
-            share = chip.per_watt * watts**PER_WATT
+            share = spare * chip.per_watt * (watts / spare) ** PER_WATT
             how += f": as {', '.join(chip.gpus)}, by its watts"
         elif card.measured.bf16_best is not None and card.peaks.bf16 is not None:
             share = MEASURED_BEST * card.bf16_best / card.peak("bf16")
             how += ": from the best product known"
         elif watts is not None:
-            share = every.per_watt * watts**PER_WATT
+            share = spare * every.per_watt * (watts / spare) ** PER_WATT
             how += ": as other chips, by its watts"
     short = min(share / chip.throttle, HIGHEST)
+    throttle = chip.throttle if spare == 1 else min(1.0, share / short)
     return common | {
         "matmul": short,
         "fp8_matmul": min(HIGHEST, chip.fp8 * short),
         "fp8_block_matmul": min(HIGHEST, chip.fp8_block * short),
         "fp4_matmul": min(HIGHEST, chip.fp4 * short / _four_bits(card)),
-        "throttle": chip.throttle,
+        "throttle": throttle,
         "attention": {
             name: [min(HIGHEST, way.forward * short), min(HIGHEST, way.backward * short)]
             for name, way in {**every.attention, **chip.attention}.items()
@@ -273,6 +279,14 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
         "how": how,
         "figures": {},
     }
+
+
+def _held_back(card: Gpu) -> float:
+    """How many times as fast the tensor cores of the chip could be, where they are held back by design; else 1."""
+    peak = card.peaks.bf16 or card.peaks.fp16
+    whole = WHOLE.get(chip_of(card), 0.0) * (card.multiprocessors or 0)
+    spare = whole / peak.value if peak is not None else 0.0
+    return spare if spare >= HELD_BACK else 1.0
 
 
 def _four_bits(card: Gpu | None) -> float:

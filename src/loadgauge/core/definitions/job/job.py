@@ -481,6 +481,15 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
             metavar="step=12.3s", needs="gpu",
         ),
     ] = None  # fmt: skip
+    tuning: Annotated[
+        str | None,
+        _field(
+            "choice", "cluster",
+            "Who tuned the run, by which step times are known to differ: recipe, the maker of the chips; usual, nobody knows;"
+            " first, one who tries it (usual).",
+            choices=("recipe", "usual", "first"), needs="gpu",
+        ),
+    ] = None  # fmt: skip
 
     def __post_init__(self) -> None:
         """Refuse what a run cannot have, however the job is made: fields about the whole run are numbers above 0.

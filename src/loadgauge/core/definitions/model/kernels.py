@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
+from loadgauge.core.base.algebra import Size, same
 from loadgauge.core.definitions.training.tasks import DIVERGENCES
 
 
@@ -173,6 +173,31 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
 PAPER = Kernels(attention="eager", dtypes=Dtypes(norm_statistic=0, index=0))
 """The accounting of Korthikanti et al.: 16-bit activations, 1-byte masks, norm statistics and ids neglected."""
+
+
+WRITTEN_KERNELS = 7, 14
+"""Kernels of a norm that is written out, forward and backward."""
+
+
+def written_norm_bytes(x: Size, output: Size, *, gain: bool = True, trained: bool = True) -> tuple[Size, Size]:
+    """Return the bytes an element that the kernels of an RMSNorm read and write that is written out in PyTorch's operations.
+
+    x, output: bytes of an element of what goes in and comes out; gain: whether it is multiplied by one; trained: which is trained
+
+    Forward: a float32 copy, square, mean, product with the root, the copy back, the product with the gain. Backward: of each of
+    them, where the mean's gradient is spread over the row, that of the square takes four kernels, and the two are added.
+
+    >>> written_norm_bytes(2, 2), written_norm_bytes(4, 4, trained=False)
+    ((36, 92), (28, 76))
+    """
+    copy = 0 if same(x, 4) else x + 4
+    forward, backward = 20 + 2 * copy, 68 + 2 * copy
+    if gain:
+        wider = 0 if same(x, output) else x + output
+        forward, backward = forward + x + output, backward + 2 * output + wider
+    if gain and trained:
+        backward = backward + x + 3 * output
+    return forward, backward
 
 
 def with_liger(kernels: Kernels) -> Kernels:

@@ -81,6 +81,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     reduced_per_rank: elements that a bucket has at least for each rank it is reduced over
     reruns: how much of a checkpointed layer runs again (`RERUNS`)
     reduces_by_layer: under ZeRO a bucket is one layer, whatever its size
+    experts_by_te: models with experts are its own, of Transformer Engine's norms and attention
     splits_sends: without sequence parallelism each tensor-parallel rank sends its part of the activations to the next
         stage, where they are gathered
     sends_in_turn: pipeline schedules that send and receive in turn with computing, whatever the overlap
@@ -130,6 +131,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     reduced: float = 25 * 2**20 / 4
     reduced_per_rank: float = 0
     reduces_by_layer: bool = False
+    experts_by_te: bool = False
     splits_sends: bool = False
     sends_in_turn: tuple[Schedule, ...] = ()
     scripts_overlap: bool = False
@@ -358,6 +360,7 @@ _like(
     zero_stages=(0, 2, 3),
     expandable=False,
     source="nemo-automodel",
+    experts_by_te=True,  # components/moe/utils.py: BackendConfig
     reruns=Habit.always("part", NON_REENTRANT),
 )
 _like(

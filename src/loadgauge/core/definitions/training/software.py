@@ -2,9 +2,10 @@
 
 Kernels are measured one by one (`spec.calibration`); a step of a framework takes longer than their sum: the host launches them,
 small ones are not in the list of operations, ranks wait for each other. All GPUs and frameworks share the factor: published runs
-show no class of frameworks that differs from the rest by more than its sources differ from one another (decision 0046). The range
-around a prediction is what runs of sources show that nothing was fitted to. The figures are in `data/software.toml`, which
-`make range` writes; none belongs to a run, a source or a model.
+show no class of frameworks that differs from the rest by more than its sources differ from one another (decision 0046), but makers
+of chips and people at their first try do. The range around a prediction is what runs of its class show, in tables and in users'
+reports, that nothing was fitted to. The figures are in `data/software.toml`, which `make range` writes; none belongs to a run, a
+source or a model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.package_data import read_data
 
+USUAL = "usual"
+TUNINGS = ("recipe", USUAL, "first")
+"""Who tuned a run: the maker of the chips; nobody knows; one who tries it for the first time."""
 KERNELS = 2.8
 """Kernels that PyTorch launches for an operation of the list, counted over the layers of transformers 5's Llama and GPT-2 (forward:
 45 and 59 for 16 and 15 operations; backward as many for each gradient)."""
@@ -39,17 +43,29 @@ class Factor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Time of compute over that of its kernels alone: of a dense model or one whose experts a host drives (`hosted`), in 16 bits or
     fewer.
 
-    low, high: factors on the predicted time that span 80 % of the runs of sources that nothing was fitted to
     runs: of this kind, among those that the factors come from; sources: of those
     """
 
     experts: bool
     low_precision: bool
     factor: float
-    low: float
-    high: float
     runs: int
     sources: tuple[str, ...]
+
+
+class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A class of runs: a stack, `experts`, or who tuned them (`TUNINGS`).
+
+    factor: on the seconds of compute; low, high: factors on the predicted time that span 80 % of the runs of sources that
+    nothing was fitted to; sources: how many it comes from, so that of sources left out the share `covered` lies inside
+    """
+
+    name: str
+    factor: float
+    low: float
+    high: float
+    sources: int
+    covered: float
 
 
 class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -69,6 +85,7 @@ class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     most: float
     covered: float
     factors: tuple[Factor, ...]
+    kinds: tuple[Kind, ...]
 
 
 @functools.cache
@@ -96,17 +113,27 @@ def hosted(*, experts: bool, graphs: bool) -> bool:
 
 @functools.cache
 def factor(*, experts: bool = False, low_precision: bool = False, graphs: bool = False) -> Factor:
-    """Return the factor and the range of step times.
+    """Return the factor of what all classes share.
 
     graphs: whether one CUDA graph holds the step; no host then waits for the rows of each expert, and software adds to experts
     what it adds to any model
 
-    >>> known = factor()
-    >>> known.low < 1 < known.high, factor(experts=True, graphs=True) == known
+    >>> factor(experts=True).factor > factor().factor, factor(experts=True, graphs=True) == factor()
     (True, True)
     """
     kind = (hosted(experts=experts, graphs=graphs), low_precision)
     return next(one for one in software().factors if (one.experts, one.low_precision) == kind)
+
+
+@functools.cache
+def kind_of(*, stack: str = "pretraining", experts: bool = False, tuning: str = USUAL) -> Kind:
+    """Return the class of a run by the stack of its framework, and by who tuned it where that is said.
+
+    >>> kind_of().name, kind_of(experts=True).name, kind_of(tuning="recipe").name
+    ('pretraining', 'experts', 'recipe')
+    """
+    name = tuning if tuning != USUAL else "experts" if experts else stack
+    return next(one for one in software().kinds if one.name == name)
 
 
 POWER = 0.9
@@ -116,20 +143,18 @@ That is a part of what sources differ by: between 0.7 and 1 of a cool chip's rat
 0.12 between sources, 0.10 between configurations and 0.06 between readings, taken evenly over that part, nine tenths are left."""
 
 
-def bounds(
-    known: Factor, *, tables: bool = True, own_run: bool = False, own_power: bool = False
-) -> tuple[float, float]:
+def bounds(kind: Kind, *, tables: bool = True, own_run: bool = False, own_power: bool = False) -> tuple[float, float]:
     """Return the factors on a predicted step time between which 80 % of measured ones lie.
 
     tables: the GPU's kernels were measured, rather than rated as a relative's; own_run: a run of the user's has rescaled it
     own_power: a long product of the user's says at what power the GPUs run
 
-    >>> known = factor()
-    >>> bounds(known, tables=False)[1] > bounds(known)[1] > bounds(known, own_power=True)[1]
+    >>> kind = kind_of()
+    >>> bounds(kind, tables=False)[1] > bounds(kind)[1] > bounds(kind, own_power=True)[1]
     True
     """
     all_known = software()
     if own_run:
         return all_known.low_measured, all_known.high_measured
     power = (1.0 if tables else all_known.transferred) * (POWER if own_power else 1.0)
-    return known.low**power, known.high**power
+    return kind.low**power, kind.high**power

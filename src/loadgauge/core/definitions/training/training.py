@@ -71,6 +71,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     weights: the dtype in which they are loaded, where the recipe follows from it
     ends_apart: FSDP2 shards an embedding and a head that are not tied as units of their own
     reruns_part: a checkpointed layer runs again up to the last tensor that backward needs, not to its end
+    tuning: who tuned it, one of `TUNINGS`
     by_sharding: its recipes where weights are whole and where FSDP shards them, if these differ (`under`)
     """
 
@@ -86,6 +87,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     ends_apart: bool = False
     reruns_part: bool = False
+    tuning: str = "usual"
     by_sharding: tuple[Precision, Precision] | None = None
 
     @property

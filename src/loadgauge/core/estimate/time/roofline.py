@@ -19,9 +19,9 @@ from loadgauge.core.base.algebra import Size, both_count, ceil_div, minimum, sam
 from loadgauge.core.base.errors import NotStated
 from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, chip_of
 from loadgauge.core.definitions.hardware.hardware import Gpu
-from loadgauge.core.definitions.model.kernels import LowPrecision
+from loadgauge.core.definitions.model.kernels import WRITTEN_KERNELS, LowPrecision
 from loadgauge.core.definitions.model.lora import BaseFormat
-from loadgauge.core.definitions.training.software import factor, host_seconds
+from loadgauge.core.definitions.training.software import factor, host_seconds, kind_of
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.layers.operations.operations import Gemm, Layer, Operation, Tensor
 
@@ -100,11 +100,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def quantise_launch(self) -> float:
         """Seconds before each kernel that makes a copy of few bits, and before those that find its scale."""
-        if self.graphs:
-            return 0.0
-        blocks = self.low is not None and (self.low.blocks or self.low.format == "fp4")
-        known = self.efficiencies
-        return (known.block_quantise_launch if blocks else known.quantise_launch) * self.software
+        blocks, known = self.low is not None and (self.low.blocks or self.low.format == "fp4"), self.efficiencies
+        launch = known.block_quantise_launch if blocks else known.quantise_launch
+        return 0.0 if self.graphs else launch * self.software
 
     @cached_property
     def usual(self) -> Rate:
@@ -131,9 +129,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def fused_attention(self) -> Both:
         """FLOP/s that the attention kernel reaches in forward and backward, of heads 128 wide and long sequences."""
-        known = self.efficiencies
-        shares = known.attention[self.attention]
-        rate = self.peak * known.throttle / self.software
+        shares = self.efficiencies.attention[self.attention]
+        rate = self.peak * self.efficiencies.throttle / self.software
         return Both(rate * shares.forward, rate * shares.backward)
 
     def memory(self, family: str) -> Both:
@@ -152,6 +149,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         recipe says so.
         """
         low = training.precision.products
+        own = experts and training.framework.experts_by_te
         branches = training.lora is not None and training.lora.branching
         if training.precision.activation == 4:
             peak = gpu.peak("fp32")
@@ -170,10 +168,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             fuses_dropout=training.kernels.activation == "fused",
             stored=None if training.lora is None else training.lora.stored,
             dequantise=DEQUANTISE / (BRANCHING if branches and chip_of(gpu) in FAST_MEMORY else 1.0),
-            attention=training.kernels.flash or training.framework.flash_on(gpu),
-            norm=training.kernels.norm_kernel,
+            attention="cudnn" if own else training.kernels.flash or training.framework.flash_on(gpu),
+            norm="fused" if own else training.kernels.norm_kernel,
             loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
-            software=factor(experts=experts, low_precision=low is not None, graphs=training.overlap.launch).factor,
+            software=factor(experts=experts, low_precision=low is not None, graphs=training.overlap.launch).factor
+            * kind_of(stack=training.framework.stack, experts=experts, tuning=training.tuning).factor,
             host=host_seconds(
                 "graphs" if training.overlap.launch else "compiled" if training.kernels.compiled else "eager"
             ),
@@ -323,7 +322,11 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
         return attention_seconds(operation, machine)
     if operation.gemms:
         return _products(operation, machine)
-    if operation.moves is not None:
+    if operation.moves is not None and operation.kind == "norm" and machine.norm == "written":
+        rate, launch = machine.memory("norm-written"), machine.launch
+        ahead, back = operation.moves[0] / rate.forward, operation.moves[1] / rate.backward
+        return OperationTime(ahead + WRITTEN_KERNELS[0] * launch, back + WRITTEN_KERNELS[1] * launch, 0)
+    if operation.moves is not None and operation.kind != "norm":
         ahead, back = (_streamed(nbytes, machine) for nbytes in operation.moves)
         return OperationTime(ahead, back, 0)
     permutes = operation.kind == "collective"
@@ -346,13 +349,10 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
 
 def _family(operation: Operation, machine: Machine) -> str:
     """The family of kernels that an operation without products belongs to: a key of `Efficiencies.memory`."""
-    if operation.kind == "norm":
-        return f"norm-{machine.norm}"
-    if operation.kind == "loss":
-        return machine.loss
-    if operation.kind == "collective":
-        return "permute"
-    return "elementwise"
+    # Of a written-out norm, what it moves is listed; PyTorch's own kernel is what else such a module has.
+    norm = f"norm-{'eager' if machine.norm == 'written' else machine.norm}"
+    families = {"norm": norm, "loss": machine.loss, "collective": "permute"}
+    return families.get(operation.kind, "elementwise")
 
 
 def _permutes(operation: Operation) -> bool:

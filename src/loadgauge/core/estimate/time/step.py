@@ -18,7 +18,7 @@ from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.host import HOST_UPDATES
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
 from loadgauge.core.definitions.layout.layout import Layout
-from loadgauge.core.definitions.training.software import bounds, factor
+from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
@@ -582,10 +582,9 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     """
     gpu, machine = cluster.gpu, model.machine
     step = model.step()
-    experts, few_bits = model.memory.model.has_experts, machine.low is not None
-    known = factor(experts=experts, low_precision=few_bits, graphs=machine.graphs)
+    training = model.training
     low, high = bounds(
-        known,
+        kind_of(stack=training.framework.stack, experts=model.memory.model.has_experts, tuning=training.tuning),
         tables=machine.efficiencies.basis == "measured",
         own_run=scale != 1.0,
         own_power=cluster.sustained is not None,

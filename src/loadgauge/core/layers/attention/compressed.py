@@ -91,8 +91,11 @@ def _head_norm(build: Builder, query: Tensor, spec: CompressedAttention) -> Tens
     keeps = (query, wide, root) if wide is query else (query, wide, root, cast)
     output = build.tensor("attention.head_norm", query.numel)
     build.operations.append(
-        Operation("attention.head_norm", "norm", (query,), (output,), keeps=keeps, backward_workspace=2 * wide.nbytes)
-    )
+        Operation(
+            "attention.head_norm", "norm", (query,), (output,), keeps=keeps, backward_workspace=2 * wide.nbytes,
+            moves=build.norm_moves(query, output, gain=False),
+        )
+    )  # fmt: skip
     return output
 
 

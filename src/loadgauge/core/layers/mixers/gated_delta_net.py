@@ -170,7 +170,10 @@ def _gated_norm(build: Builder, x: Tensor, gate: Tensor, heads: Size, width: Siz
         products = ("weighted", "normalised")[: 1 + build.trains("delta.norm")]
         keeps += [build.tensor(f"delta.norm.{name}", x.numel) for name in products]
         keeps += [Tensor("delta.norm.rstd", tokens * heads, 4, "statistic"), exact("delta.gate.silu", x.numel)]
-    build.operations.append(Operation("delta.norm", "norm", (x, gate), (output,), (weight,), keeps=tuple(keeps)))
+    moves = build.norm_moves(x, output, trained=weight.trainable)
+    build.operations.append(
+        Operation("delta.norm", "norm", (x, gate), (output,), (weight,), keeps=tuple(keeps), moves=moves)
+    )
     return output
 
 

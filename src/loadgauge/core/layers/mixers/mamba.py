@@ -294,6 +294,7 @@ def _reference_gate(
             (output,),
             (_vector(build, "norm", heads * spec.head_dim),),
             keeps=(product, statistic, normalised),
+            moves=build.norm_moves(product, output),
         )
     )
     return output

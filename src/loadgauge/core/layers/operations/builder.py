@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.core.base.algebra import Size
+from loadgauge.core.definitions.model.kernels import written_norm_bytes
 from loadgauge.core.definitions.model.lora import MIXERS
 from loadgauge.core.definitions.model.model import Norm
 from loadgauge.core.layers.adapters.adapters import (
@@ -78,8 +79,10 @@ class Builder(Writer):
         statistic = self.dtypes.norm_statistic
         keeps: list[Tensor]
         workspace: Size = 0
+        moves = self.norm_moves(x, output, gain=bool(weights), trained=trained)
         written = spec.arithmetic == "written" and self.kernels.norm == "upcast"
         if spec.kind.startswith("layernorm") and not written:
+            moves = None
             upcast = widened or (spec.arithmetic == "float32" and self.kernels.norm == "upcast" and x.itemsize != 4)
             keeps = [self.float32(f"{name}.float32", x.numel) if upcast else held]
             keeps += [Tensor(f"{name}.{each}", rows, statistic, "statistic") for each in ("mean", "rstd")]
@@ -107,10 +110,20 @@ class Builder(Writer):
             workspace = 20 * x.numel - x.nbytes - sum(t.nbytes for t in keeps if t.name.endswith(".normalised"))
         self.operations.append(
             Operation(
-                name, "norm", (x,), (output,), weights=tuple(weights), keeps=tuple(keeps), backward_workspace=workspace
+                name, "norm", (x,), (output,), weights=tuple(weights), keeps=tuple(keeps), backward_workspace=workspace,
+                moves=moves,
             ),
-        )
+        )  # fmt: skip
         return output
+
+    def norm_moves(
+        self, x: Tensor, output: Tensor, *, gain: bool = True, trained: bool = True
+    ) -> tuple[Size, Size] | None:
+        """The bytes of the kernels of a norm that is written out, forward and backward; None where one kernel makes it."""
+        if self.kernels.norm_kernel != "written":
+            return None
+        forward, backward = written_norm_bytes(x.itemsize, output.itemsize, gain=gain, trained=trained)
+        return forward * x.numel, backward * x.numel
 
     def linear(
         self,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgauge.core.base.units import count, days_words, seconds
 from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.training.software import TUNINGS, USUAL, kind_of
 from loadgauge.core.estimate.result import Estimate, Time
 from loadgauge.core.estimate.time.cost import Budget
 from loadgauge.core.resolve.setup import Setup
@@ -74,7 +75,9 @@ def basis(result: Estimate) -> str:
         return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.time.scale:.3f}."
     calibration = efficiencies(result.gpu)
     own = result.cluster.sustained if result.cluster is not None else None
-    at = "" if own is None else f" A long product runs at {own / 1e12:.4g} TFLOP/s, as you measured."
+    others = (f"x {kind_of(tuning=name).factor:.2f} under --tuning {name}" for name in TUNINGS if name != USUAL)
+    at = f" Tuning taken: {result.training.tuning}; compute of the usual takes {' and '.join(others)}."
+    at += "" if own is None else f" A long product runs at {own / 1e12:.4g} TFLOP/s, as you measured."
     if calibration.basis == "assumed":
         return f"Kernels are assumed ({calibration.how}), so the range is wide.{at}"
     rows = sum(figure.rows for figure in calibration.figures.values())
