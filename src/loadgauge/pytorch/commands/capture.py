@@ -14,8 +14,9 @@ from loadgauge.core.base.files import is_script
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.command_line.options.options import complete_model
+from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.pytorch.capture.inputs.target import check_script
-from loadgauge.pytorch.commands.torch_options import STEP, TorchCommand, job_options, make_job
+from loadgauge.pytorch.commands.torch_options import STEP, job_options
 
 if TYPE_CHECKING:
     from loadgauge.core.definitions.job.job import Job
@@ -86,7 +87,7 @@ class RowsByLine(click.ParamType):  # type: ignore[type-arg]
         return self.fail(f"must be such as boxes.py:41=2000, or {MOST_ROWS}, got {str(value)[:40]!r}", param, ctx)
 
 
-@click.command("capture", cls=TorchCommand)
+@click.command("capture", cls=Spoken)
 @click.argument("target", shell_complete=complete_model)
 @click.option(
     "--inputs", metavar="FILE:FUNCTION", default="", help="Of script.py:function: makes what the module is called with."
@@ -162,7 +163,7 @@ def command(
 
     begun = time.perf_counter()
     card = None if gpu is None else find_gpu(gpu)
-    job = make_job(target, **given)
+    job = Job(model=target, **given)
     _refuse_of_script(job, inputs, step, layers)
     if picture and is_script(job.model):
         raise click.UsageError("--picture: is for a MODEL; a module of one's own has the --inputs that are given")
