@@ -145,28 +145,6 @@ def module_of(
     return Sized(build, given, loss or mean_loss, run, tuple(taken), step, usual=usual)
 
 
-def rows_of(text: str) -> dict[str, tuple[int, ...] | str]:
-    """Return rows by line from a text such as `boxes.py:41=2000,2100,most`: numbers that follow belong to the line before them.
-
-    Raises `ConfigError`.
-
-    >>> rows_of("boxes.py:41=2000,2100,nets.py:7=most"), rows_of("12")
-    ({'boxes.py:41': (2000, 2100), 'nets.py:7': 'most'}, {'': (12,)})
-    """
-    found: dict[str, tuple[int, ...] | str] = {}
-    line = ""
-    for word in filter(None, text.split(",")):
-        line, number = word.rpartition("=")[::2] if "=" in word else (line, word)
-        before = found.get(line, ())
-        if number.isascii() and number.isdecimal() and isinstance(before, tuple):
-            found[line] = (*before, int(number))
-        elif number == "most" and not before:
-            found[line] = number
-        else:
-            raise ConfigError(f"must be such as boxes.py:41=2000, 2000 or most, got {word[:40]!r}", key="rows")
-    return found
-
-
 def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -> Sized:
     """A training with rows stated as for `capture`. Raises ConfigError for what is neither numbers of them nor "most"."""
     from loadgauge.pytorch.device.facts.stated_rows import MOST

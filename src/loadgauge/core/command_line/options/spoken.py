@@ -46,10 +46,10 @@ class Spoken(click.Command):
         from loadgauge.core.plan.request import OPEN_AXES
 
         locked = (*OPEN_AXES, "gpus") if self.name == "plan" else ()
-        given = {key: value for key, value in flags.items() if key in fields() and key not in ("model", *locked)}
-        own = dialects.usual(name, Job(model=str(flags.get("model") or ""), **given))
-        flags |= {key: value for key, value in own.items() if key in given}
-        words = Job(model="", **{key: value for key, value in own.items() if key in given}).flags()
+        open_to = {key: value for key, value in flags.items() if key in fields() and key not in ("model", *locked)}
+        own = dialects.usual(name, Job(model=str(flags.get("model") or ""), **open_to))
+        flags |= {key: value for key, value in own.items() if key in open_to}
+        words = Job(model="", **{key: value for key, value in own.items() if key in open_to}).flags()
         return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
 
 

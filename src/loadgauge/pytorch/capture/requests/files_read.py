@@ -13,7 +13,8 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from pathlib import Path
 
 from loadgauge.pytorch.capture.lists.store import PACKAGE
 
@@ -24,29 +25,26 @@ MOST = 1000
 ASKS = re.compile(rb"\b(?:environ|getenv|argv)\b")
 _OF_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
 
-_heard: set[str] | None = None
-_hooked: list[bool] = []
+_heard: list[set[str]] = []
 
 
-def _hear(event: str, details: tuple[Any, ...]) -> None:
-    if _heard is not None and event == "open" and isinstance(details[0], str):
-        _heard.add(details[0])
+@cache
+def _listen() -> None:
+    """Tell the innermost `reading` of every file that is opened, from now on."""
+    sys.addaudithook(lambda event, details: _heard[-1].add(str(details[0])) if _heard and event == "open" else None)
 
 
 @contextmanager
 def reading() -> Iterator[set[str]]:
     """Collect the paths of the files that are opened in the body, and of the modules that it imports."""
-    global _heard
-    if not _hooked:
-        sys.addaudithook(_hear)
-        _hooked.append(True)
-    _heard = found = set()
-    before = set(sys.modules)
+    _listen()
+    before, paths = set(sys.modules), set[str]()
+    _heard.append(paths)
     try:
-        yield found
+        yield paths
     finally:
-        _heard = None
-        found |= {getattr(sys.modules[name], "__file__", None) or "" for name in set(sys.modules) - before}
+        _heard.pop()
+        paths.update(getattr(sys.modules[name], "__file__", None) or "" for name in set(sys.modules) - before)
 
 
 def seals(paths: Iterable[str]) -> dict[str, str]:
@@ -56,22 +54,14 @@ def seals(paths: Iterable[str]) -> dict[str, str]:
     inside = tuple(os.path.join(os.path.abspath(other), "") for other in others)
     own = {os.path.abspath(path) for path in paths if not path.endswith(".pyc")}
     own = {path for path in own if not path.startswith(inside) and os.path.isfile(path)}
-    if len(own) > MOST or any(path.endswith(".py") and _asks(path) for path in own):
-        return {}
-    return {path: _seal(path) for path in sorted(own)}
-
-
-def _asks(path: str) -> bool:
-    with open(path, "rb") as file:
-        return ASKS.search(file.read()) is not None
+    asks = any(path.endswith(".py") and ASKS.search(Path(path).read_bytes()) for path in own)
+    return {} if asks or len(own) > MOST else {path: _seal(path) for path in sorted(own)}
 
 
 def _seal(path: str) -> str:
-    found = os.stat(path)
-    if found.st_size >= LARGE:
-        return f"{found.st_size} {found.st_mtime_ns}"
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
+    status = os.stat(path)
+    large = status.st_size >= LARGE
+    return f"{status.st_size} {status.st_mtime_ns}" if large else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def unchanged(files: Mapping[str, str]) -> bool:

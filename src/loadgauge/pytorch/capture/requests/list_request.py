@@ -14,11 +14,11 @@ from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_li
 from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import training
-from loadgauge.pytorch.capture.call import module_of, rows_of, with_rows
+from loadgauge.pytorch.capture.call import module_of, with_rows
 from loadgauge.pytorch.capture.capture import reason, recorded, stopped_at
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.small import shallow
-from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, check_script, config_keys, sized
+from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, check_script, config_keys, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
 from loadgauge.pytorch.capture.lists.fsdp_casts import cast_by_fsdp
 from loadgauge.pytorch.capture.lists.listed import Listing
