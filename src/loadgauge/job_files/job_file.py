@@ -202,19 +202,19 @@ OF_METHOD = (
 def usual(name: str, job: Job) -> dict[str, Any]:
     """Return what a trainer does by itself, by flag, where a job says nothing: by a job file of its own with what is said.
 
-    >>> found = usual("axolotl", Job("qwen3-8b", qlora=True, lora_rank=8))
-    >>> found["framework"], found["weights"], found["kernels"]
+    >>> own = usual("axolotl", Job("qwen3-8b", qlora=True, lora_rank=8))
+    >>> own["framework"], own["weights"], own["kernels"]
     ('huggingface', 'bfloat16', 'lora')
     """
     chosen = dialect_of(name)
-    said = {
+    stated = {
         "precision": "bf16",
         **({"lora_rank": LORA_RANK} if job.adapts else {}),
         **flags_given(job.replace(framework=None)),
     }
-    given = {field: value for field, value in said.items() if field in FIELDS}
+    facts = {field: value for field, value in stated.items() if field in FIELDS}
     try:
-        text = write(Job(model=job.model, **given), chosen.name).text
+        text = write(Job(model=job.model, **facts), chosen.name).text
         file = read(text, chosen.name, version=job.version, alone=True, given={"gpus": 1})
     except ConfigError:  # Its files cannot do without some key.
         return {"framework": chosen.framework}

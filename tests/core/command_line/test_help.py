@@ -198,9 +198,10 @@ def test_a_terminal_shows_the_brief_and_a_pipe_all() -> None:
     assert len(full.getvalue().splitlines()) > 40
     assert len(whole.splitlines()) > 40
     assert len(brief.splitlines()) <= 12
-    budget = document(" ".join(line))["time"]
-    told = brief.partition("The run: ")[2].splitlines()[0]
-    assert f"{budget['gpu_hours']:,.0f} GPU-hours, {budget['cost']:,.0f} at 2 per GPU-hour" in told
+    hours = 1e9 / document(" ".join(line))["time"]["tokens_per_second_per_gpu"] / 3600
+    told = re.search(r"The run: .*, ([\d,]+) GPU-hours, ([\d,]+) at 2 per GPU-hour", brief)
+    assert told is not None
+    assert [int(text.replace(",", "")) for text in told.groups()] == pytest.approx([hours, 2 * hours], abs=1)
 
 
 def test_the_remedy_is_in_the_words_of_the_file(tmp_path: Path) -> None:

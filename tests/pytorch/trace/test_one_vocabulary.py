@@ -1,4 +1,4 @@
-"""The flags of estimate in trace, measure and compare; the words of earlier versions; the function `loadgauge.trace`."""
+"""The flags of estimate in trace, measure and compare; the function `loadgauge.trace`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,14 @@ def test_options_have_the_names_and_bounds_of_a_job(name: str) -> None:
         assert f"--{field.replace('_', '-')}" in options[field].opts
 
 
-def test_old_words_are_read_with_a_line_each() -> None:
-    old = typed(f"{SMALL} --precision=bf16-mixed --checkpointing full --attention sdpa --micro-batch 2 --accumulate 3")
-    new = typed(
-        f"{SMALL} --precision bf16-autocast --recompute full --attention flash --micro-batch 2 --global-batch 6"
-    )
+def test_words_of_other_tools_are_read_with_a_line() -> None:
+    old = typed(f"{SMALL} --gradient-checkpointing --attention sdpa --batch-size 2 --precision bf16-autocast")
+    new = typed(f"{SMALL} --precision bf16-autocast --recompute full --attention flash --micro-batch 2")
     assert (old.code, new.code, new.err) == (0, 0, "")
     before, after = json.loads(old.out), json.loads(new.out)
     assert (before["peak"], before["flops"], before["assumed"]) == (after["peak"], after["flops"], after["assumed"])
-    assert len(old.err.splitlines()) == 4
-    assert "--checkpointing full is now --recompute full" in old.err
-    assert "--accumulate 3 is now --global-batch 6" in old.err
+    assert len(old.err.splitlines()) == 1
+    assert "--gradient-checkpointing as --recompute full" in old.err
 
 
 @pytest.mark.parametrize("command", ["trace", "measure", "compare"])
@@ -55,16 +52,16 @@ def test_the_word_that_changed_its_meaning_is_refused(command: str) -> None:
 
 def test_zero_is_that_of_estimate_and_says_so() -> None:
     outcome = typed(f"{SMALL} --world 2")
-    assert "--world 2 is now --gpus 2" in outcome.err
+    assert "--world 2 as --gpus 2" in outcome.err
     assert "--zero is 0 (DDP) by default" in outcome.err
     assert json.loads(outcome.out)["assumed"]["data parallel"].startswith("DDP")
 
 
-def test_settings_of_earlier_documents_keep_their_meaning() -> None:
-    """As `trace --json` wrote them until 0.1, and as it writes them."""
+def test_settings_of_a_document_are_read_again() -> None:
+    """As `trace --json` writes them."""
     text = (
-        "--optimizer adamw --precision bf16 --checkpointing selective --attention sdpa --seq-len 128 --micro-batch 2"
-        " --accumulate 4 --keep mm --layers 3"
+        "--optimizer adamw --precision bf16-pure --recompute full --attention flash --seq-len 128 --micro-batch 2"
+        " --global-batch 8 --keep mm --layers 3"
     )
     job, keep, layers = parse_flags(text)
     run = TorchRun.of(job, keep=keep)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("equation")
-@click.argument("quantity", metavar="QUANTITY")
+@click.argument("quantity", metavar="QUANTITY", default="")
 @click.option(
     "--layer", help="gpt, llama, mixtral (or moe), deepseek (or mla): sizes open; or a MODEL of the catalogue. [gpt]"
 )
@@ -108,7 +108,8 @@ def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
     """Return what the user gave, as arguments of `equations`; a flag that does not apply is an error."""
     known = (*QUANTITIES, *FORMS)
     if quantity not in known:
-        raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(known)}){suggest(quantity, known)}")
+        wrong = f"unknown quantity {quantity!r}" if quantity else "name a quantity"
+        raise ConfigError(f"{wrong} (known: {', '.join(known)}){suggest(quantity, known)}")
     given = {name: value for name, value in flags.items() if value is not None and value is not False}
     for name in given:
         if name not in _APPLY.get(quantity, frozenset()):

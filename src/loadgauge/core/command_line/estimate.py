@@ -162,26 +162,31 @@ def command(
             return after.answer(job, others, part, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
         asked = Job(model=model, **flags)
         return _infer(asked, task, of_inference, others, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
-    if part in after.TOPICS:
-        raise ConfigError(f"{part} is of a run with a rollout: --task grpo", key="explain")
     _not_of(of_inference, "generate or forward")
-    if file is None and figure != "all":
-        raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
-    if at is not None and part not in PARTS:
-        there = "there is no --explain" if part is None else f"{part} is of the whole step"
-        raise ConfigError(f"--at chooses the moment at which --explain explains a part of the memory; {there}")
-    if brief and (as_json or part is not None):
-        raise ConfigError(f"is the short text; {'--json' if as_json else '--explain'} is another answer", key="brief")
+    there = "there is no --explain" if part is None else f"{part} is of the whole step"
+    for wrong, text, key in (
+        (part in after.TOPICS, f"{part} is of a run with a rollout: --task grpo", "explain"),
+        (not file and figure != "all", "says what --plot FILE draws; there is no --plot", "figure"),
+        (
+            at and part not in PARTS,
+            f"chooses the moment at which --explain explains a part of the memory; {there}",
+            "at",
+        ),
+        (
+            brief and (as_json or part),
+            f"is the short text; {'--json' if as_json else '--explain'} is another answer",
+            "brief",
+        ),
+        (sweeps and figure != "all", "is of one estimate; a sweep has one figure", "figure"),
+        (sweeps and table, "is of one estimate; leave out --sweep", "table"),
+        (output and not sweeps, "goes with --sweep", "output"),
+    ):
+        if wrong:
+            raise ConfigError(text, key=key)
     answer = "--sweep" if sweeps else "" if table is None else "--table"
-    if sweeps and figure != "all":
-        raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
     drawn = None if sweeps else file
     _consistent(answer, part, as_csv=as_csv, as_json=as_json, brief=brief, file=drawn, counter=counter)
-    if output is not None and not sweeps:
-        raise ConfigError("goes with --sweep", key="output")
     if sweeps:
-        if table is not None:
-            raise ConfigError("is of one estimate; leave out --sweep", key="table")
         return _sweep(
             Job(model=model, **flags), sweeps, output, file, as_csv=as_csv, as_json=as_json, allow_tight=allow_tight
         )

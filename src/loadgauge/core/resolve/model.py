@@ -16,8 +16,9 @@ def found_model(job: Job) -> Found:
     Raises ConfigError or NotModelled where there is none.
     """
     script = is_script(job.model)
-    if job.inputs is not None and not script:
-        raise ConfigError("is for script.py:function; what a MODEL is called with is known", key="inputs")
+    for name in ("inputs", "rows"):
+        if getattr(job, name) is not None and not script:
+            raise ConfigError("is for script.py:function; what a MODEL is called with is known", key=name)
     if script and job.road == "written":
         raise ConfigError("a module of one's own has no written family: --road captured", key="road")
     if script or job.road == "captured":

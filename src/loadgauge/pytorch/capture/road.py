@@ -5,6 +5,7 @@ What runs is found in a cache on disk, else captured in a process of its own, fo
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from loadgauge.core.resolve import resolve
 from loadgauge.pytorch.capture.inputs.target import SECOND, SOUND, check_script, config_keys
 from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
 from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, write
+from loadgauge.pytorch.capture.requests.files_read import unchanged
 from loadgauge.pytorch.capture.requests.regime import OWN, Document, Regime
 from loadgauge.pytorch.capture.requests.tuned import WHOLE, Tuned
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
@@ -40,7 +42,7 @@ class OnDemand(Family):
 
     keys: the configuration, where it is at hand and `target` is only its name
     where: captures are made in a process of their own (apart), in this one (here), or nowhere, where `NotYet` asks for one
-    most: captures at other sizes than those asked for; tuned: what is trained
+    most: captures at other sizes than those asked for; tuned: what is trained; rows: how many a script's data chooses
     documents: by regime; took: seconds of captures; cached: whether all came from the disk
     """
 
@@ -51,9 +53,11 @@ class OnDemand(Family):
         keys: dict[str, Any] | None = None,
         where: Literal["apart", "here", "nowhere"] = "apart",
         tuned: Tuned = WHOLE,
+        rows: str = "",
     ) -> None:
         super().__init__(target, [], ())
         self.where, self.most = where, MOST
+        self.rows = rows
         self.target, self.inputs, self.tuned, self.adapted = target, inputs, tuned, tuned.adapts
         self.script = keys is None and is_script(target)
         self.keys: dict[str, Any] | None = None if self.script else keys or config_keys(target)
@@ -62,11 +66,12 @@ class OnDemand(Family):
         self._files: dict[Regime, Path] = {}
         self.took, self.cached, self.more = 0.0, True, 0
 
-    def file(self, regime: Regime) -> Path | None:
-        """Where the document of a regime is kept; None: nowhere, as what a script imports is not known."""
-        if self.keys is not None and regime not in self._files:  # a plan asks for each layout
-            self._files[regime] = place(self.keys, {"list": 1, **msgspec.to_builtins(regime)})
-        return self._files.get(regime)
+    def file(self, regime: Regime) -> Path:
+        """Where the document of a regime is kept: by the configuration, or by a script's path, beside the files that it read."""
+        if regime not in self._files:  # a plan asks for each layout
+            script = {"script": self.target, "inputs": self.inputs, "rows": self.rows, "folder": os.getcwd()}
+            self._files[regime] = place(self.keys or script, {"list": 1, **msgspec.to_builtins(regime)})
+        return self._files[regime]
 
     def document(self, regime: Regime, sizes: Mapping[str, int], *, asked: bool = True) -> tuple[Document, Listing]:
         """Return what is known in a regime, and the listing that holds for some sizes; captured where there is none.
@@ -76,9 +81,9 @@ class OnDemand(Family):
         """
         file = self.file(regime)
         known = self.documents.get(regime)
-        for again in (None, file):  # another process may have written the file since
-            if again is not None:
-                known = read(again, Document, _check) or known
+        for again in (False, True):  # another process may have written the file since
+            if again:
+                known = read(file, Document, _check) or known
             for listing in () if known is None else known.listings:
                 if listing.holds(sizes):
                     assert known is not None
@@ -99,7 +104,7 @@ class OnDemand(Family):
         if known is not None and known.pattern == found.pattern:
             found.listings = [*known.listings, *(one for one in found.listings if one not in known.listings)]
         self.documents[regime] = found
-        if file is not None:
+        if found.files or not self.script:
             write(file, found)
         self.last[regime] = holding[0]
         return found, holding[0]
@@ -119,6 +124,7 @@ class OnDemand(Family):
             "inputs": self.inputs,
             "sizes": {name: int(size) for name, size in sizes.items()},
             "pairs": dict(self.splits.plan),
+            "rows": self.rows,
         }
         request = Request(Job(self.target))
         if self.where == "here":
@@ -169,7 +175,7 @@ def _check(document: Document) -> None:
     for listing in document.listings:
         check_sizes(listing.names, listing.formulas(), listing.guards)
     most = min((len(listing.blocks) for listing in document.listings), default=0)
-    if any(not 0 <= one < most for one in document.pattern):
+    if any(not 0 <= one < most for one in document.pattern) or not unchanged(document.files):
         raise ConfigError("not a captured list")
 
 
@@ -223,9 +229,9 @@ def road(job: Job, why: str) -> Found:
     Raises ConfigError or NotModelled where it cannot be captured.
     """
     tuned = Tuned.of(job)
-    key = job.model, job.inputs or "", tuned, job.target_len, job.audio
+    key = job.model, job.inputs or "", job.rows or "", tuned, job.target_len, job.audio
     if key not in _FAMILIES:
-        _FAMILIES[key] = OnDemand(job.model, job.inputs or "", tuned=tuned)
+        _FAMILIES[key] = OnDemand(job.model, job.inputs or "", tuned=tuned, rows=job.rows or "")
     return taken(job, _FAMILIES[key], why)
 
 

@@ -14,11 +14,12 @@ from loadgauge.core.base.files import is_script
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.command_line.options.options import complete_model
-from loadgauge.pytorch.capture.inputs.target import check_script
-from loadgauge.pytorch.commands.torch_options import STEP, TorchCommand, job_options, make_job
+from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.pytorch.capture.inputs.target import check_script, rows_of
+from loadgauge.pytorch.commands.torch_options import STEP, job_options
 
 if TYPE_CHECKING:
-    from loadgauge.core.definitions.job.job import Job
     from loadgauge.pytorch.capture.captured import Captured
 
 DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
@@ -26,8 +27,6 @@ DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
 LENGTH = 4096
 SPOKEN = 15
 """Letters of a transcript in a second of speech."""
-MOST_ROWS = "most"
-"""All rows that there are."""
 MOST = 64
 """Pictures of a sequence."""
 
@@ -64,29 +63,7 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
         return tuple((int(one[1]), int(one[2])) for one in found if one)
 
 
-class RowsByLine(click.ParamType):  # type: ignore[type-arg]
-    """Rows that data chooses, by line; "" is every line."""
-
-    name = "line=rows"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, tuple[int, ...] | str]:
-        """The line and its rows."""
-        if isinstance(value, tuple):
-            return value
-        if value == MOST_ROWS:
-            return "", MOST_ROWS
-        line, _, given = str(value).rpartition("=")
-        numbers = given.split(",")
-        if re.fullmatch(r".*\.py:[1-9]\d*", line) and (
-            given == MOST_ROWS or all(re.fullmatch(r"[0-9]{1,9}", one) for one in numbers)
-        ):
-            return line, given if given == MOST_ROWS else tuple(map(int, numbers))
-        return self.fail(f"must be such as boxes.py:41=2000, or {MOST_ROWS}, got {str(value)[:40]!r}", param, ctx)
-
-
-@click.command("capture", cls=TorchCommand)
+@click.command("capture", cls=Spoken)
 @click.argument("target", shell_complete=complete_model)
 @click.option(
     "--inputs", metavar="FILE:FUNCTION", default="", help="Of script.py:function: makes what the module is called with."
@@ -111,8 +88,8 @@ class RowsByLine(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--rows",
-    type=RowsByLine(),
     multiple=True,
+    callback=lambda ctx, param, texts: tuple(rows_of(",".join(texts)).items()),
     metavar="LINE=ROWS",
     help="Rows that data chooses at a line, such as boxes.py:41=2000; most: as many as there are.",
 )
@@ -162,7 +139,7 @@ def command(
 
     begun = time.perf_counter()
     card = None if gpu is None else find_gpu(gpu)
-    job = make_job(target, **given)
+    job = Job(model=target, **given)
     _refuse_of_script(job, inputs, step, layers)
     if picture and is_script(job.model):
         raise click.UsageError("--picture: is for a MODEL; a module of one's own has the --inputs that are given")

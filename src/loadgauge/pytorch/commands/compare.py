@@ -8,10 +8,12 @@ import click
 
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
-from loadgauge.pytorch.commands.torch_options import STEP, TorchCommand, job_options, make_job
+from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.pytorch.commands.torch_options import STEP, job_options
 
 
-@click.command("compare", cls=TorchCommand)
+@click.command("compare", cls=Spoken)
 @click.argument("target", shell_complete=complete_model)
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="Device to simulate."
@@ -35,7 +37,7 @@ def command(target: str, as_json: bool, device: str, layers: int | None, measure
     from loadgauge.pytorch.trace.subprocess import Request, in_child
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
-    job = make_job(target, **given)
+    job = Job(model=target, **given)
     TorchRun.of(job)  # raises in this process
     comparison = in_child(compare_request, Request(job, device, layers), measure=measure or "", timed=0)
     if as_json:

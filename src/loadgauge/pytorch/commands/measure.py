@@ -9,13 +9,15 @@ import click
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Whole
-from loadgauge.pytorch.commands.torch_options import STEP, TorchCommand, job_options, make_job, script_output
+from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.pytorch.commands.torch_options import STEP, job_options, script_output
 
 PEAKS = {"fp32": "tf32", "bf16-pure": "bf16", "bf16-autocast": "bf16", "fp16-autocast": "fp16"}
 """The peak FLOP/s of a GPU that a precision can reach; PyTorch uses TF32 only on request."""
 
 
-@click.command("measure", cls=TorchCommand)
+@click.command("measure", cls=Spoken)
 @click.argument("target", shell_complete=complete_model)
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where it runs.")
 @job_options(STEP)
@@ -40,7 +42,7 @@ def command(
     from loadgauge.pytorch.trace.subprocess import Request, in_child
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
-    job = make_job(target, **given)
+    job = Job(model=target, **given)
     precision = TorchRun.of(job).training.precision.name
     peak = None if gpu is None else find_gpu(gpu).peak(PEAKS[precision])
     request = Request(job, device, layers)

@@ -11,7 +11,7 @@ import msgspec
 
 from loadgauge.core.command_line.options.options import option
 from loadgauge.core.command_line.options.param_types import Whole
-from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.definitions.job.job import fields
 from loadgauge.core.definitions.layout.axes import TRACED
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
 
@@ -31,19 +31,6 @@ SPLIT = (*TRACED, "sequence_parallel", "schedule", "stage_layers", "zero", "repl
 COUNT = Whole(1, 10**9)
 
 
-class TorchCommand(click.Command):
-    """A command that also takes the flags of 0.1, with a note on stderr for each."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the arguments, old words replaced by today's."""
-        from loadgauge.pytorch.trace.old_words import translate
-
-        words, notes = translate(args)
-        for note in notes:
-            warn(note)
-        return super().parse_args(ctx, words)
-
-
 def warn(note: str) -> None:
     """Prints a note on stderr."""
     click.echo(f"loadgauge: {note}", err=True)
@@ -54,23 +41,12 @@ def job_options(names: tuple[str, ...]) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         command = click.option("--layers", type=COUNT, help="Number of layers, instead of the model's.")(command)
-        command = click.option("--accumulate", type=COUNT, hidden=True)(command)
         for name in reversed(names):
             field = fields()[name]
             command = option(name, msgspec.structs.replace(field, help=HELP.get(name, field.help)))(command)
         return command
 
     return decorate
-
-
-def make_job(target: str, accumulate: int | None, **given: Any) -> Job:
-    """The `Job` of the options. `accumulate`: the old flag for micro-batches per step."""
-    job = Job(model=target, **given)
-    if accumulate is None:
-        return job
-    sequences = accumulate * (job.micro_batch or 1) * (job.gpus or 1) // ((job.tp or 1) * (job.pp or 1))
-    warn(f"--accumulate {accumulate} is now --global-batch {sequences} (micro-batches x --micro-batch x dp)")
-    return job.replace(global_batch=sequences)
 
 
 def script_output(target: str, as_json: bool) -> TextIO | None:

@@ -10,18 +10,18 @@ import click
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Whole
+from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.commands.torch_options import (
     SPLIT,
     STEP,
-    TorchCommand,
     job_options,
-    make_job,
     script_output,
     warn,
 )
 
 
-@click.command("trace", cls=TorchCommand)
+@click.command("trace", cls=Spoken)
 @click.argument("target", shell_complete=complete_model)
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="Device to simulate."
@@ -60,7 +60,7 @@ def command(
 
     if viewer and not Path(viewer).resolve().parent.is_dir():
         raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
-    job, kept = make_job(target, **given), kept_operations(keep)
+    job, kept = Job(model=target, **given), kept_operations(keep)
     gpus = job.gpus or 1
     split = ", ".join(f"--{name.replace('_', '-')}" for name in SPLIT if getattr(job, name) not in (None, False))
     if split and (is_script(target) or gpus == 1):

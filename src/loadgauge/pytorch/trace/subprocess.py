@@ -21,7 +21,7 @@ from loadgauge.core.definitions.job.job import Job
 
 LIMIT = "LOADGAUGE_CAPTURE_SECONDS"
 """The variable that says after how many seconds a capture is stopped."""
-SECONDS, PATIENCE = 600, 5
+SECONDS, PATIENCE = 600, 0.5
 """After how many it is stopped where that variable is not set, and after how many a terminal is told so."""
 P = ParamSpec("P")
 T = TypeVar("T")

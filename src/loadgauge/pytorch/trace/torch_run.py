@@ -22,7 +22,6 @@ from loadgauge.core.definitions.training import optimizers as spec
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
 from loadgauge.core.definitions.training.training import Training, training
 from loadgauge.pytorch.trace.checkpointing import DEFAULT_KEEP
-from loadgauge.pytorch.trace.old_words import translate
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 
@@ -237,21 +236,17 @@ class TorchRun(msgspec.Struct, frozen=True):
 
 
 def parse_flags(text: str) -> tuple[Job, tuple[str, ...], int | None]:
-    """Reads what `TorchRun.flags` wrote, in the words of earlier versions too: (job, operations kept, layers).
+    """Reads what `TorchRun.flags` wrote: (job, operations kept, layers). Raises ConfigError.
 
-    Raises ConfigError.
-
-    >>> parse_flags("--precision bf16 --checkpointing full --attention sdpa --micro-batch 2 --accumulate 3")[0].flags()
-    '--recompute full --micro-batch 2 --global-batch 6 --precision bf16-pure --attention flash'
+    >>> parse_flags("--precision bf16-pure --recompute full --micro-batch 2 --layers 3")[2]
+    3
     """
-    words, _ = translate(text.split(), earlier=True)
+    words = text.split()
     given: dict[str, Any] = {
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=False)
     }
     try:
         layers, keep = given.pop("layers", None), kept_operations(given.pop("keep", None))
-        if (accumulate := given.pop("accumulate", None)) is not None:
-            given["global_batch"] = int(accumulate) * int(given.get("micro_batch", 1))
         if unknown := set(given) - SINGLE_GPU:
             raise ConfigError(f"unknown: {min(unknown)[:40]}")
         job = msgspec.convert({"model": "", **given}, Job, strict=False)

@@ -3,16 +3,12 @@ fields."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from loadgauge.core.base.hooks import provider
-from loadgauge.core.command_line.options.spoken import translate
+from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.command_line.sizes import HELP as SIZES
-from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.definitions.job.job import fields
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
-from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
 
 TITLES = {
     "model": "Model", "file": "Job files", "method": "Method", "batch": "Batch and data", "layout": "Layout",
@@ -71,8 +67,6 @@ FIRST = {
     "why": ("model", "gpu", "gpus", "qlora", "micro_batch", "seq_len", "zero", "recompute"),
 }
 """The ten flags, or fewer, that matter first, by command; `USUAL` for others."""
-PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
-"""Libraries that train as their framework does, without defaults of their own."""
 SHORT = "loadgauge.short"
 """Key of a context for the first screen alone."""
 
@@ -101,7 +95,7 @@ def _show_all(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
         ctx.exit()
 
 
-class Grouped(click.Command):
+class Grouped(Spoken):
     """A command whose flags have headings; `--help` shows the first ones on one screen, `--help-all` all of them."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -116,35 +110,6 @@ class Grouped(click.Command):
             help="Every flag, by group.",
         )
         return [*own, more, last]
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments, in whose tool's words they may be."""
-        options = {
-            name: each
-            for each in self.params
-            if isinstance(each, click.Option)
-            for name in (*each.opts, *each.secondary_opts)
-        }
-        words, notes = translate(args, options)
-        rest = super().parse_args(ctx, words)
-        notes += self._trainer(ctx.params)
-        if notes:
-            click.echo(f"loadgauge: taken: {'; '.join(notes)}", err=True)
-        return rest
-
-    def _trainer(self, flags: dict[str, Any]) -> list[str]:
-        """Put a trainer's own defaults in the place of its name as a framework, where flags say nothing; return a note on it."""
-        name, dialects = flags.get("framework"), provider("DIALECTS")
-        if dialects is None or name not in dialects.FILES or name in (*FRAMEWORKS, *PLAIN):
-            return []
-        from loadgauge.core.plan.request import OPEN_AXES
-
-        locked = (*OPEN_AXES, "gpus") if self.name == "plan" else ()
-        given = {key: value for key, value in flags.items() if key in fields() and key not in ("model", *locked)}
-        own = dialects.usual(name, Job(model=str(flags.get("model") or ""), **given))
-        flags |= {key: value for key, value in own.items() if key in given}
-        words = Job(model="", **{key: value for key, value in own.items() if key in given}).flags()
-        return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the first screen: what is answered, an example, the first flags; or all, under headings."""

@@ -4,13 +4,53 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
+from loadgauge.core.base.hooks import provider
+from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.spoken import ASKED, HARMLESS, LENGTHS, PATTERNS, RENAMED, SWITCHES, VALUES
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
 
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
 """Words after a switch of another tool, and which of its readings each is."""
+
+PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
+"""Libraries that train as their framework does, without defaults of their own."""
+
+
+class Spoken(click.Command):
+    """A command that takes the words of other tools for its flags, and says so in a line on standard error."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments, in whose tool's words they may be."""
+        options = {
+            name: each
+            for each in self.params
+            if isinstance(each, click.Option)
+            for name in (*each.opts, *each.secondary_opts)
+        }
+        words, notes = translate(args, options)
+        rest = super().parse_args(ctx, words)
+        notes += self._trainer(ctx.params)
+        if notes:
+            click.echo(f"loadgauge: taken: {'; '.join(notes)}", err=True)
+        return rest
+
+    def _trainer(self, flags: dict[str, Any]) -> list[str]:
+        """Put a trainer's own defaults in the place of its name as a framework, where flags say nothing; return a note on it."""
+        name, dialects = flags.get("framework"), provider("DIALECTS")
+        if dialects is None or name not in dialects.FILES or name in (*FRAMEWORKS, *PLAIN):
+            return []
+        from loadgauge.core.plan.request import OPEN_AXES
+
+        locked = (*OPEN_AXES, "gpus") if self.name == "plan" else ()
+        open_to = {key: value for key, value in flags.items() if key in fields() and key not in ("model", *locked)}
+        own = dialects.usual(name, Job(model=str(flags.get("model") or ""), **open_to))
+        flags |= {key: value for key, value in own.items() if key in open_to}
+        words = Job(model="", **{key: value for key, value in own.items() if key in open_to}).flags()
+        return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
 
 
 def translate(words: Sequence[str], options: Mapping[str, click.Option]) -> tuple[list[str], list[str]]:

@@ -66,6 +66,15 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
             metavar="FILE:FUNCTION",
         ),
     ] = None  # fmt: skip
+    rows: Annotated[
+        str | None,
+        _field(
+            "text", "file",
+            "Of a MODEL script.py:function: how many rows its data chooses at a line (boxes.py:41=2000), at each (2000), or most:"
+            " all there are.",
+            metavar="LINE=N", repeats=True,
+        ),
+    ] = None  # fmt: skip
     gpu: Annotated[
         str | None,
         _field(

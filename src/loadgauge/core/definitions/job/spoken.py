@@ -66,7 +66,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 
 ASKED = {
     **dict.fromkeys(
-        ("gradient-accumulation-steps", "grad-accum", "gradient-accumulation", "accumulation-steps"),
+        ("gradient-accumulation-steps", "grad-accum", "gradient-accumulation", "accumulation-steps", "accumulate"),
         "give --global-batch: micro-batch x accumulation x data-parallel GPUs",
     ),
     **dict.fromkeys(("packing", "sample-packing"), "packed sequences are full, give --seq-len; of several lengths: --lengths FILE"),

@@ -12,7 +12,7 @@ from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.estimate.setup import batch_words, length_words
+from loadgauge.core.text.estimate.setup import batch_words, length_words, unit
 from loadgauge.core.text.table import console, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
@@ -110,7 +110,8 @@ def _step(result: Estimate) -> str:
     time = result.time
     if time is None:
         return f"Peak: {result.memory.moment}"
-    return f"A step: {seconds(time.step)}, {time.tokens_per_second_per_gpu:,.0f} tokens/s a GPU, MFU {time.mfu:.0%}"
+    speed = f"{time.tokens_per_second_per_gpu:,.0f} {unit(result.model)}/s a GPU"
+    return f"A step: {seconds(time.step)}, {speed}, MFU {time.mfu:.0%}"
 
 
 def _remedy(given: Setup, result: Estimate) -> str:

@@ -14,7 +14,7 @@ from loadgauge.core.plan.advise.assumptions import assumptions
 from loadgauge.core.resolve.reproduce import show_command
 from loadgauge.core.resolve.setup import Setup, worst_routing
 from loadgauge.core.text.estimate.padding import padding
-from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed
+from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
 from loadgauge.core.text.estimate.step_time import headline, timing
 from loadgauge.core.text.table import Column, bar, console, draw, heading, points
 from loadgauge.core.text.verdict import (
@@ -101,7 +101,7 @@ def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter |
         f"A step of {batch}, micro-batch {layout.micro_batch}. Peak moment: {memory.moment}.",
     ]
     if result.time is not None:
-        lines.append(headline(result.time))
+        lines.append(headline(result.time, unit(result.model)))
     points(target, [*unread_words(given.unread(result)), *lines], "")
     asked = question_words(memory)
     points(target, [*([asked] if asked else []), *range_words(memory)], "", style=STYLES.get(memory.verdict, ""))

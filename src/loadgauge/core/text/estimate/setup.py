@@ -41,6 +41,18 @@ def length_words(model: ModelSpec, length: int) -> str:
     return f"{length:,} {model.listed.unit}{f' and {beside}' if beside else ''}"
 
 
+def unit(model: ModelSpec) -> str:
+    """Return what a run counts: tokens, what a model has in their place, or its rows.
+
+    >>> from loadgauge import model
+    >>> unit(model("gpt2"))
+    'tokens'
+    """
+    if model.listed is None:
+        return "tokens"
+    return model.listed.unit if model.listed.has_length else "rows"
+
+
 def batch_words(model: ModelSpec, rows: int, length: int, up_to: bool = False) -> str:
     """Return what a batch has, in words: its sequences and their tokens, or its rows where the model has no sequences.
 

@@ -33,11 +33,11 @@ LANES = {
 }
 
 
-def headline(time: Time) -> str:
-    """Return step time, throughput and MFU in one line."""
+def headline(time: Time, counted: str = "tokens") -> str:
+    """Return step time, throughput and MFU in one line. counted: what a step has (`setup.unit`)"""
     return (
         f"A step takes {seconds(time.step)} (range {seconds(time.low)} to {seconds(time.high)}):"
-        f" {time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {time.model_flops_per_gpu / 1e12:,.0f} model"
+        f" {time.tokens_per_second_per_gpu:,.0f} {counted}/s/GPU, {time.model_flops_per_gpu / 1e12:,.0f} model"
         f" TFLOP/s/GPU, MFU {time.mfu:.1%}, HFU {time.hfu:.1%}."
     )
 

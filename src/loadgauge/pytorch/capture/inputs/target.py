@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,3 +102,27 @@ def sized(names: Sequence[str], given: Mapping[str, int], defaults: Mapping[str,
             raise ConfigError(f"needs --size {name}=NUMBER", key="size")
         found[name] = value
     return found
+
+
+def rows_of(text: str) -> dict[str, tuple[int, ...] | str]:
+    """Return rows by line from a text such as `boxes.py:41=2000,2100,most`: numbers that follow belong to the line before them.
+
+    Raises `ConfigError`.
+
+    >>> rows_of("boxes.py:41=2000,2100,nets.py:7=most"), rows_of("12")
+    ({'boxes.py:41': (2000, 2100), 'nets.py:7': 'most'}, {'': (12,)})
+    """
+    rows: dict[str, tuple[int, ...] | str] = {}
+    line = ""
+    for word in filter(None, text.split(",")):
+        line, number = word.rpartition("=")[::2] if "=" in word else (line, word)
+        before = rows.get(line, ())
+        if line and not re.fullmatch(r".*\.py:[1-9]\d*", line):
+            number = ""
+        if re.fullmatch("[0-9]{1,9}", number) and isinstance(before, tuple):
+            rows[line] = (*before, int(number))
+        elif number == "most" and not before:
+            rows[line] = number
+        else:
+            raise ConfigError(f"must be such as boxes.py:41=2000, 2000 or most, got {word[:40]!r}", key="rows")
+    return rows

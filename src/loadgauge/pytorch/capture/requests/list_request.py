@@ -14,11 +14,11 @@ from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_li
 from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import training
-from loadgauge.pytorch.capture.call import module_of
+from loadgauge.pytorch.capture.call import module_of, with_rows
 from loadgauge.pytorch.capture.capture import reason, recorded, stopped_at
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.small import shallow
-from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, check_script, config_keys, sized
+from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, check_script, config_keys, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
 from loadgauge.pytorch.capture.lists.fsdp_casts import cast_by_fsdp
 from loadgauge.pytorch.capture.lists.listed import Listing
@@ -27,6 +27,7 @@ from loadgauge.pytorch.capture.lists.part import Shown
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
 from loadgauge.pytorch.capture.recognise import recognised
 from loadgauge.pytorch.capture.record import Around, Sized, record
+from loadgauge.pytorch.capture.requests.files_read import reading, seals
 from loadgauge.pytorch.capture.requests.regime import Document, Regime
 from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.pytorch.capture.requests.tuning import tuned
@@ -46,17 +47,26 @@ FOUR = "matrices in 4 bits are packed as they lie, and no plan splits them"
 
 
 def list_request(
-    request: Request, how: dict[str, Any], inputs: str, sizes: dict[str, int], pairs: dict[str, str] | None = None
+    request: Request,
+    how: dict[str, Any],
+    inputs: str,
+    sizes: dict[str, int],
+    pairs: dict[str, str] | None = None,
+    rows: str = "",
 ) -> Document:
     """Capture the list of the model of a request, at some sizes and wherever its guards hold then.
 
-    how: a `Regime`; pairs: a plan of tensor parallelism that was recognised on one rank (`recognise`)
+    how: a `Regime`; rows: of a script, how many its data chooses, as `--rows` has them
+    pairs: a plan of tensor parallelism that was recognised on one rank (`recognise`)
     Raises ConfigError, LayoutError or NotModelled.
     """
     regime = msgspec.convert(how, Regime)
     run = _run(regime)
     if is_script(request.job.model):
-        return _of_script(request.job.model, inputs, run, sizes, regime)
+        with reading() as paths:
+            document = _of_script(request.job.model, inputs, run, sizes, regime, rows)
+        document.files = seals(paths)
+        return document
     keys = config_keys(request.job.model)
     whole = config_object(keys, request.job.model)
     full = _blocks_of(whole)
@@ -157,7 +167,9 @@ SIZES = frozenset({"b", "s", "t"})
 """Sizes that an estimate has; others of a function of inputs are at their defaults."""
 
 
-def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime) -> Document:
+def _of_script(
+    target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime, rows: str
+) -> Document:
     check_script(target, inputs)
     make, given = function(target), function(inputs)
     taken = inspect.signature(given).parameters
@@ -169,7 +181,7 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
             " loadgauge capture has --size",
             key="inputs",
         )
-    job = msgspec.structs.replace(module_of(make, given, run), names=names)
+    job = with_rows(msgspec.structs.replace(module_of(make, given, run), names=names), rows_of(rows))
     dtype = _dtype_of(job.build("meta"))
     if (dtype == "float32") != (regime.weight == 4 or regime.buffer > 0):
         words = "fp32 or bf16-autocast" if dtype == "float32" else "bf16-pure"

@@ -112,3 +112,5 @@ class Document(msgspec.Struct):
     splits: Splits = Splits()
     given: str = ""
     """What the model is called with beside tokens, of one sequence."""
+    files: dict[str, str] = {}
+    """Of a script: the files of its own that it read, with what must not change of them (`files_read`)."""

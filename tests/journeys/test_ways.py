@@ -1,0 +1,117 @@
+"""Five users on their way: what each types on a terminal, and what must stand on the first screen."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from loadgauge.core.command_line.main import run
+
+LINES = 12
+"""Lines of a first screen."""
+OOM = """step 3
+Traceback (most recent call last):
+  File "/home/me/train.py", line 40, in <module>
+    trainer.train()
+  File "/site-packages/transformers/models/qwen3/modeling_qwen3.py", line 500, in forward
+    logits = logits.float()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.52 GiB of which 1.15 \
+GiB is free. Including non-PyTorch memory, this process has 22.36 GiB memory in use. Of the allocated memory 20.00 GiB is \
+allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but unallocated.
+"""
+FILES = {
+    "qlora.yaml": "base_model: Qwen/Qwen3-8B\nadapter: qlora\nload_in_4bit: true\nbf16: true\nsequence_len: 2048\n"
+    "micro_batch_size: 2\ngradient_accumulation_steps: 4\nlora_r: 16\nlora_target_linear: true\ngradient_checkpointing: true\n"
+    "plugins:\n  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n",
+    "sft.py": "from trl import SFTConfig, SFTTrainer\nfrom peft import LoraConfig\n"
+    "trainer = SFTTrainer(model='Qwen/Qwen3-8B', args=SFTConfig(output_dir='o', per_device_train_batch_size=1, max_length=1024,\n"
+    "    bf16=True), train_dataset=rows, peft_config=LoraConfig(r=16))\n",
+    "oom.txt": OOM,
+    "grpo.sh": "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 \\\n"
+    "  data.max_prompt_length=512 data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen3-8B \\\n"
+    "  actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 \\\n"
+    "  actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\\n"
+    "  actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=8 \\\n"
+    "  actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1 trainer.n_gpus_per_node=8 trainer.nnodes=1\n",
+}
+
+
+class Step(NamedTuple):
+    """A line that is typed, what must be seen, the exit codes that are an answer, and the most lines (0: any)."""
+
+    line: str
+    seen: str
+    codes: tuple[int, ...] = (0, 1)
+    lines: int = LINES
+
+
+WAYS = {
+    "hobbyist": (
+        Step("qwen3-8b --gpu 4090 --qlora", r"TIGHT  19\..* GiB of 23\.5 GiB"),
+        Step("qwen3-8b --gpu 4090 --load-in-4bit --framework unsloth", r"FITS .* GiB of 23\.5 GiB", (0,)),
+        Step("qwen3-8b --gpu 24GB --load-in-4bit --batch-size 2 --max-seq-length 2k --gradient-checkpointing", r"2 x 2,048 tokens"),
+        Step("qlora.yaml --gpu 4090", r"FITS .*QLoRA 16, 1 x rtx4090, 2 x 2,048 tokens", (0,)),
+        Step("sft.py --gpu 4090", r"LoRA 16, 1 x rtx4090, 1 x 1,024 tokens"),
+        Step("oom.txt", r"WHERE  loss", lines=0),
+        Step("why < oom.txt", r"AT +models/qwen3/modeling_qwen3\.py:500", lines=0),
+        Step("qwen3-8b --gpu 4090 --qlora --recompute none", r"Try --.* GiB, FITS.*In trl: gradient_checkpointing: true"),
+    ),
+    "64 H100": (
+        Step(
+            "llama-3.1-70b --gpu 64xh100 --tp 8 --pp 2 --zero 1 --global-batch 512 --tokens 100B --price '$2.50'",
+            r"The run: [\d.]+ days, [\d,]+ GPU-hours, [\d,]+ at 2\.5 per GPU-hour",
+        ),
+        Step("llama-3.1-8b --gpu 8xh100 --fsdp --bf16", r"8 x h100-sxm5-80gb.*A step: .*tokens/s a GPU, MFU \d+%"),
+        Step("plan --help", r"--gpus .*--global-batch .*--export .*--help-all", (0,), 24),
+    ),
+    "GRPO with verl": (
+        Step("grpo.sh --gpu h100 --gpus 8", r"GiB of 79\.2 GiB"),
+        Step(
+            "qwen3-8b --grpo --gpu 8xh100 --fsdp --recompute full --prompts 64 --samples 8 --prompt-len 512 --answers 1024"
+            " --rollout vllm:tp=2,utilization=0.6,sleep=1",
+            r"FITS .*Fullest in",
+            (0,),
+        ),
+        Step("qwen3-8b --gpu h100 --gpus 8 --framework verl", r"GiB of 79\.2 GiB"),
+    ),
+    "student": (
+        Step("gpt2", r"NEEDS .*weights", (0,)),
+        Step("equation states", r"16\*|ZeRO", (0,), 0),
+        Step("explain", r"states", (2,), 0),
+        Step("estimate --help", r"--gpu .*--qlora .*--micro-batch .*--help-all", (0,), 24),
+        Step("llama-3.1-8b --gpu h100 --lr 1e-4 --dp 4", r"no flag --dp: .*give --gpus", (2,), 0),
+    ),
+}  # fmt: skip
+"""The ways, but that of a module of one's own, which runs PyTorch (`tests/pytorch/capture/test_files_read.py`)."""
+
+
+class Terminal(io.StringIO):
+    """A stream that is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, id=f"{user}: {step.line}") for user, steps in WAYS.items() for step in steps]
+)
+def test_a_step_is_answered_on_the_first_screen(step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    line, _, piped = step.line.partition(" < ")
+    monkeypatch.setattr("sys.stdin", io.StringIO(FILES.get(piped, "")))
+    with contextlib.redirect_stdout(Terminal()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = run(shlex.split(line))
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) or err.getvalue()
+    assert code in step.codes, (code, err.getvalue())
+    assert re.search(step.seen, shown, re.DOTALL), shown
+    assert not step.lines or len(shown.splitlines()) <= step.lines, shown
+    assert "Traceback" not in err.getvalue()
