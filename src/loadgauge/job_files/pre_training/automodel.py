@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.families.catalogue import config, find
-from loadgauge.core.families.named.listed import changed
 from loadgauge.core.families.hf import model_types
+from loadgauge.core.families.named.listed import changed
 from loadgauge.job_files.hugging_face.huggingface import compiled, liger
 from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
