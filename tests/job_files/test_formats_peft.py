@@ -66,7 +66,6 @@ def test_what_pefts_classes_save(kind: str, values: dict[str, Any], facts: dict[
         ("Lora", {"target_modules": ["model.layers.3.self_attn.q_proj"]}, "is one layer's"),
         ("Lora", {"target_modules": FEW, "rank_pattern": {"q_proj": 4}}, "gives layers other adapters"),
         ("LoKr", {"target_modules": FEW, "decompose_factor": 8}, "in another way"),
-        ("PromptEncoder", {"num_virtual_tokens": 8, "encoder_reparameterization_type": "LSTM"}, "where it is MLP"),
     ],
 )
 def test_what_is_not_modelled_is_said(kind: str, values: dict[str, Any], words: str, tmp_path: Path) -> None:

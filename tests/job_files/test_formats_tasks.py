@@ -117,8 +117,6 @@ def test_files_that_generate_their_answers(text: str, to: str, flags: str, tmp_p
         (AXOLOTL + "rl: nope\n", "'nope' is not read"),
         (PPO.replace("_type: full", "_type: oft"), "'oft' is not read"),
         (PPO.replace("finetuning_type: lora", "finetuning_type: full").replace("reward_model_type: full\n", ""), "go with"),
-        (PPO + "reward_model_quantization_bit: 4\n", "reward_model_quantization_bit: quantises"),
-        (PPO + "reward_model_adapters: x\n", "loads a reward model with adapters"),
         (FACTORY.replace("dpo", "ppo"), "needs a reward model"),
     ],
 )  # fmt: skip
@@ -133,6 +131,8 @@ def test_what_is_not_counted_of_answers_stops_in_one_line(text: str, words: str,
 @pytest.mark.parametrize(
     ("text", "key", "effect", "why"),
     [
+        (PPO + "reward_model_quantization_bit: 4\n", "reward_model_quantization_bit", "saves", "quantises the reward model"),
+        (PPO + "reward_model_adapters: x\n", "reward_model_adapters", "costs", "adds adapters to the reward model"),
         (AXOLOTL + "rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel", "saves", "a slice of the sequences at a time"),
         (GROUPS + "batch_flattening: true\n", "batch_flattening", "saves", "trains on answers without padding"),
         (GROUPS.replace("beta: 0.01", "replay_buffer_size: 64"), "trl.replay_buffer_size", "either", "when answers are generated"),
@@ -310,14 +310,12 @@ def test_answers_of_trl_are_counted_as_its_trainer_does(tmp_path: Path) -> None:
     [
         (TRL + "beta: 0.1\n", "--task (dpo, kto, orpo, cpo, gkd, grpo, rloo)"), (TRL + "loss_type: sigmoid\n", "--task (dpo, cpo)"),
         (TRL + "desirable_weight: 1.0\nnum_generations: 4\n", "another trainer"),
-        (TRL + "desirable_weight: 1.0\nuse_liger_kernel: true --version 1.15", "1.16"),
         (TRL + "scale_rewards: group\nuse_vllm: true\nvllm_mode: server\n", "give --gpus"),
         (TRL + "scale_rewards: group\ngeneration_batch_size: 64\n", "give --gpus"),
         (TRL + "scale_rewards: group\nnum_generations: 3\n", "whole groups of 3"),
         (TRL + "scale_rewards: group --version 0.14", "release 0.15"),
         (TRL + "teacher_model_name_or_path: gpt2\nlmbda: 1.5\n", "a share, from 0 to 1"),
         (TRL + "teacher_model_name_or_path: gpt2\nmax_new_tokens: 512\n", "max_new_tokens: leaves nothing"),
-        (TRL + "teacher_model_name_or_path: gpt2\nlmbda: 0\nuse_liger_kernel: true\n", "use_liger_kernel"),
     ],
 )  # fmt: skip
 def test_what_is_not_counted_of_trl_stops_in_one_line(text: str, words: str, tmp_path: Path) -> None:
