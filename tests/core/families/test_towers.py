@@ -109,3 +109,17 @@ def test_a_card_that_holds_all_but_the_towers_weights_decides_nothing() -> None:
     assert found.verdict == "depends"
     assert found.question is not None
     assert (found.question.flag, found.question.key) == ("vision_config", True)
+
+
+def test_a_tower_may_be_trained_with_the_rest() -> None:
+    """A parameter of the tower takes what a parameter of the language model does; beside adapters its weights alone."""
+    ways = {}
+    for lora in (None, 16):
+        result = estimate("gemma-3-4b", gpu="h200-sxm-141gb", gpus=8, zero=1, seq_len=512, lora_rank=lora)
+        things = [thing for thing in result.memory.unsaid if thing.flag == "vision_config"]
+        ways[lora] = {other.value: other.change for thing in things for other in thing.others}, result
+    (trained, result), (tower, _) = ways[None], ways[16]
+    parts = [result.memory.largest(part).parts[part] for part in ("weights", "gradients", "optimizer")]
+    (each,) = result.model.towers
+    assert trained["trained whole"] == pytest.approx(each.parameters / result.params * sum(parts), rel=0.01)
+    assert "trained whole" not in tower

@@ -214,9 +214,17 @@ def widened(given: Setup, result: Estimate) -> Estimate:
 
 
 def _towers(result: Estimate) -> Iterator[Unsaid]:
-    """The towers that the numbers leave out: a card must hold at least their weights, sharded as the others are."""
-    layout = result.layout
+    """The towers that the numbers leave out: a card must hold at least their weights, sharded as the others are.
+
+    Where the whole language model is trained they may be too, with gradients and optimizer states in the same proportion.
+    """
+    layout, memory = result.layout, result.memory
+    whole = result.training.lora is None and not result.model.partly
+    states = {part: memory.largest(part).parts[part] for part in ("weights", "gradients", "optimizer")}
     ranks = layout.zero_ranks if layout.zero >= result.training.framework.weights_stage else 1
     for name, _, nbytes in result.towers_left_out:
         if nbytes:
-            yield Unsaid(name, "left out", (Alternative("its weights alone", nbytes / ranks),), key=True)
+            ways = {"its weights alone": states["weights"], "trained whole": sum(states.values())}
+            each = nbytes / ranks / states["weights"]
+            others = [Alternative(way, each * size) for way, size in ways.items()][: 1 + whole]
+            yield Unsaid(name, "left out", tuple(others), key=True)
