@@ -11,7 +11,8 @@ from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies
 from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.layout.overlap import Overlap
-from loadgauge.core.definitions.model.kernels import Kernels
+from loadgauge.core.definitions.model.kernels import WRITTEN_KERNELS, Kernels
+from loadgauge.core.definitions.training.software import TUNINGS
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.estimate.time.roofline import (
     Machine,
@@ -254,6 +255,32 @@ def test_machines_read_the_catalogue():
     assert Machine.of(h100, PERFECT, training("megatron", "bf16")).peak == 989e12
     assert Machine.of(h100, PERFECT, training("megatron", "fp32")).peak == 67e12
     assert Machine.of(h100, PERFECT, training("megatron", "fp8")).fp8_peak == 1979e12
+
+
+def test_automodels_own_models_with_experts_run_on_transformer_engine():
+    card, kind = gpu("h100-sxm5-80gb"), training("automodel")
+    own, other = (Machine.of(card, PERFECT, kind, experts=experts) for experts in (True, False))
+    assert (own.norm, own.attention) == ("fused", "cudnn")
+    assert other.norm == "written"
+
+
+def test_who_tuned_a_run_scales_its_compute():
+    card, kind = gpu("h100-sxm5-80gb"), training("megatron")
+    recipe, usual, first = (
+        Machine.of(card, PERFECT, msgspec.structs.replace(kind, tuning=name)).software for name in TUNINGS
+    )
+    assert recipe < usual < first
+
+
+def test_a_written_out_norm_takes_its_bytes_and_a_launch_a_kernel():
+    x, y = Tensor("x", 1000, 4), Tensor("y", 1000, 4)
+    norm = Operation("norm", "norm", (x,), (y,), moves=(28_000, 92_000))
+    known = efficiencies(memory=PERFECT.memory | {"norm-written": Both(0.5, 0.25)}, launch=1e-6)
+    written, fused = (operation_seconds(norm, machine(known, norm=kernel)) for kernel in ("written", "fused"))
+    ahead, back = WRITTEN_KERNELS
+    assert written.forward == pytest.approx(56_000 / 1e11 + ahead * 1e-6)
+    assert written.backward == pytest.approx(368_000 / 1e11 + back * 1e-6)
+    assert fused.forward == pytest.approx(8000 / 1e11 + 1e-6)
 
 
 def test_megatrons_dropout_is_part_of_the_residual_sum():
