@@ -1,7 +1,7 @@
 """The range of memory: a calibrated 80 %, made by leaving whole sources out. `make range` writes `data/memory_range.toml`.
 
 Sources are what is exchangeable, not rows: the rows of one source share its stack, its counter and its habits, so that whole
-sources are left out. A configuration has one vote. A row's residual says by how much the measured peak lies outside what is known to
+sources are left out. A configuration has one vote. A row's residual says by how much its peak lies outside what is known to
 differ (the allocator's idle blocks, memory outside it, what the row does not state), as a logarithm; inside it is 0. The range
 is the shortest that holds a share of the residuals, the level, and no residual at all (what is predicted).
 
@@ -48,7 +48,7 @@ from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.evidence.validate.counters import Counter, reading
 from loadgauge.evidence.validate.runs import Run, published
 from loadgauge.evidence.validate.setups import setup_of
-from loadgauge.evidence.validate.summary import configuration_weights, grouped, quantile
+from loadgauge.evidence.validate.summary import configuration_weights, grouped
 from loadgauge.evidence.validate.validate import Record, validate
 
 QUALITIES = ("A", "B")
@@ -141,7 +141,12 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             training = estimate.training
             stack = named(training.framework.stack, adapters=training.lora is not None, card=card)
             record = Record(
-                id=row["id"], quantity="memory", measured=measured, predicted=shown.value, low=shown.low, high=shown.high
+                id=row["id"],
+                quantity="memory",
+                measured=measured,
+                predicted=shown.value,
+                low=shown.low,
+                high=shown.high,
             )
             found.setdefault((row["source"], stack), []).append(residual(record))
     return [Residual(*key, value, 1.0) for key, values in found.items() for value in values]
@@ -256,7 +261,7 @@ def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> s
 
     lines = [
         "# How far measured memory lies from what is predicted; `make range` writes this file.",
-        "# spread: factors on the prediction, from the published runs of data/runs and users' reports; covered: of what is left out.",
+        "# spread: factors on the prediction, from the published runs of data/runs and users' reports; covered: of those left out.",
         "# static, fixed, dynamic: what the caching allocator holds idle, as shares of what it handed out, from simulated",
         "# trainings of one length with gradients that exist from the start, of one length, and of lengths that change;",
         "# sharded, expandable: the same of the main stream under FSDP2, and where the allocator's segments grow.",
@@ -287,8 +292,12 @@ def main(arguments: Sequence[str], say: Callable[[str], object] = print) -> None
     place.write_text(text([one.spread for one in made], idle, date), encoding="utf-8")
     for one in made:
         for left in one.left:
-            say(f"{left.source} ({left.rows} rows) left out: {left.low:.2f} to {left.high:.2f} holds {left.covered:.0%}")
-        say(f"{one.spread.stack}: {one.spread.low} to {one.spread.high}, level {one.level:.2f} holds {covered(one.left):.0%}")
+            say(
+                f"{left.source} ({left.rows} rows) left out: {left.low:.2f} to {left.high:.2f} holds {left.covered:.0%}"
+            )
+        say(
+            f"{one.spread.stack}: {one.spread.low} to {one.spread.high}, level {one.level:.2f} holds {covered(one.left):.0%}"
+        )
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
         ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
         gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
-            that what is asked for changes its size all the time; expandable: segments of the allocator grow (`expandable_segments`);
-        pools: what other streams hold
+            that what is asked for changes its size all the time
+        expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         known = memory_range()
         whole = (

@@ -140,7 +140,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """Return whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
-        fewer = sum(thing.fewer for thing in self.unsaid if thing.key)
+        fewer = sum(thing.fewer for thing in self.unsaid if thing.eases)
         least = self.margins.widened(fewer, 0.0).needed(self.allocated).low
         endless = any(thing.endless for thing in self.unsaid)
         return judge(self.low, self.high, self.capacity, math.inf if endless else self.widest.high, least)
@@ -149,6 +149,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def fits(self) -> bool | None:
         """Return whether it surely fits, whatever is unsaid; None without a GPU."""
         return None if self.capacity is None else self.verdict == "fits"
+
+    @property
+    def roomy(self) -> bool:
+        """Return whether the card holds all that the allocator may leave idle of what is predicted, as a careful user sizes it."""
+        idle, outside = self.margins.fragmentation.needed.high, self.margins.outside.high
+        return self.capacity is not None and self.allocated * (1 + idle) + outside <= self.capacity
 
     @property
     def question(self) -> Question | None:

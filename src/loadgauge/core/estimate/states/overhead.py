@@ -4,7 +4,7 @@ Memory outside PyTorch's allocator is assumed, and labelled as such. Of the CUDA
 GPU: it reserves the stack of every thread that may be resident, 1 KiB each (source: cuda-guide, `cudaLimitStackSize`); what
 kernels and libraries take depends on the versions of CUDA and PyTorch, which load them lazily since CUDA 11.7.
 
-NCCL's buffers follow from its source (nccl, `src/init.cc`, `transport/p2p.cc`, `transport/nvls.cc`, `graph/paths.cc`). A peer that a
+NCCL's buffers follow from its source (nccl, `init.cc`, `transport/p2p.cc`, `transport/nvls.cc`, `graph/paths.cc`). A peer that a
 rank receives from has in each channel a buffer for each protocol, 0.5 + 4.69 + 4 MiB, in pages of 2 MiB: 10 MiB. A ring has one
 such peer, a tree one towards the root and one away from it (two ranks: one of both), and all-to-all every other rank of the
 node. NVSwitch has 24 channels; where the switch reduces (Hopper and later, three ranks and more), each of 16 channels has two

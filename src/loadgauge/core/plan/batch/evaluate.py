@@ -17,7 +17,6 @@ from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster
-from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import view_of
