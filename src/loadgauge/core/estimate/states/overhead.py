@@ -53,10 +53,8 @@ STACK = KIB
 """Bytes of stack of a thread, unless a kernel asks for more."""
 CONNECTION = 10 * MIB
 """Buffers of one channel for the peer that a rank receives from, of all protocols."""
-CHANNELS = {"NVSwitch": 24, "NVLink": 12}
-"""Channels of a communicator by what links the ranks of a node."""
-FEW_CHANNELS = 4
-"""The same over PCIe."""
+CHANNELS = {"NVSwitch": 24, "NVLink": 12, "": 4}
+"""Channels of a communicator by what links the ranks of a node; the last is of PCIe."""
 PEER_CHANNELS = 32
 """Channels between two ranks that send to each other over NVLink."""
 PEERS = 8
@@ -116,8 +114,8 @@ def communication(layout: Layout, gpu: Gpu | None = None) -> Assumed:
     if gpu is None or gpu.vendor != "nvidia":
         return Assumed(*(groups * part for part in (COMMUNICATOR.value, COMMUNICATOR.low, COMMUNICATOR.high)))
     words = (gpu.interconnect.topology or "", gpu.interconnect.kind or "")
-    linked = next((name for name in CHANNELS if any(word.startswith(name) for word in words)), "")
-    ring = CONNECTION * CHANNELS.get(linked, FEW_CHANNELS)
+    linked = next(name for name in CHANNELS if any(word.startswith(name) for word in words))
+    ring = CONNECTION * CHANNELS[linked]
     larger = sum((getattr(layout, axis) > 2) * 1 for axis in AXES) + (groups > 1)
     reduces = linked == "NVSwitch" and gpu.data_center_hopper_or_later
     peers = minimum(layout.ep, PEERS) - 1 if linked else 0
