@@ -8,6 +8,7 @@ import random
 import pytest
 
 from accuracy.memory_range import (
+    CARD,
     IDLE,
     Residual,
     bounds,
@@ -15,8 +16,9 @@ from accuracy.memory_range import (
     covered,
     left_out,
     pool,
+    ranges,
+    reported,
     residual,
-    spreads,
     text,
 )
 from loadgauge.core.definitions.training.memory_range import COVERAGE, MemoryRange, memory_range
@@ -69,6 +71,33 @@ def test_few_sources_are_pooled() -> None:
     assert len(pool(found, "fine-tuning")) == 32
 
 
+def test_adapters_and_what_a_card_holds_are_classes_of_their_own() -> None:
+    found = made(6, 4, 0.1) + made(6, 4, 0.1, stack="adapters") + made(6, 4, 0.1, stack=f"pretraining{CARD}")
+    assert [len(pool(found, stack)) for stack in ("FSDP", "adapters", f"adapters{CARD}", f"FSDP{CARD}")] == [
+        24,
+        24,
+        24,
+        24,
+    ]
+    assert pool(found, f"adapters{CARD}") == pool(found, f"pretraining{CARD}")
+
+
+def test_one_far_report_does_not_widen_the_range_of_many() -> None:
+    found = made(9, 4, 0.02)
+    far = Residual("far", "pretraining", 1.0, 1.0)
+    assert bounds([*found, far], 0.9)[1] == pytest.approx(bounds(found, 0.95)[1], rel=0.1)
+
+
+def test_a_report_is_of_the_counter_that_it_names(tmp_path) -> None:
+    flags = "gpt2 --gpu a100-sxm4-80gb --precision bf16-pure --seq-len 1024"
+    rows = [f"{counter},someone,A,{counter},{gib},{flags}" for counter in ("allocated", "device") for gib in ("2", "3")]
+    file = tmp_path / "reports.csv"
+    file.write_text("\n".join(["id,source,quality,counter,gib,flags", *rows]))
+    found = reported(file)
+    assert [one.stack for one in found] == ["fine-tuning"] * 2 + [f"fine-tuning{CARD}"] * 2
+    assert [found[number + 1].value > found[number].value for number in (0, 2)] == [True, True]
+
+
 @pytest.mark.parametrize(("measured", "expected"), [(0.5, math.log(0.5)), (1.5, 0.0), (3.0, math.log(1.5))])
 def test_a_residual_is_how_far_outside_a_row_lies(measured: float, expected: float) -> None:
     record = Record(id="M-X-1", quantity="memory", measured=measured, predicted=1.5, low=1.0, high=2.0)
@@ -87,5 +116,5 @@ def test_the_file_is_what_the_tool_writes() -> None:
 
 def test_a_spread_names_its_sources_and_rows() -> None:
     found = made(6, 4, 0.1)
-    first = spreads(found)[0]
+    first = ranges(found)[0].spread
     assert (first.stack, first.runs, first.sources) == ("pretraining", 24, tuple(f"S{number}" for number in range(6)))

@@ -1,33 +1,64 @@
 """The range of memory: a calibrated 80 %, made by leaving whole sources out. `make range` writes `data/memory_range.toml`.
 
-Sources are what is exchangeable, not rows: the rows of one source share its stack, its counter and its habits. Each source
-has one vote, split over its configurations. A row's residual says by how much the measured peak lies outside what is known to
+Sources are what is exchangeable, not rows: the rows of one source share its stack, its counter and its habits, so that whole
+sources are left out. A configuration has one vote. A row's residual says by how much its peak lies outside what is known to
 differ (the allocator's idle blocks, memory outside it, what the row does not state), as a logarithm; inside it is 0. The range
-is the weighted median of the residuals, give or take the half-width that holds a share of them, the level.
+is the shortest that holds a share of the residuals, the level, and no residual at all (what is predicted).
+
+Beside tables of benchmarks stand reports of users (`published_runs/raw/reported_memory.csv`: a counter, its value, and the flags of the run
+as its report states them), so that the range holds for runs that nobody tuned. Classes are by stack, adapters apart, and by
+what is read: PyTorch's allocator, or the card, which holds idle blocks and what lies beside the allocator too.
 
 The level is conformal: each source is left out in turn, the range made from the others, and the level is the lowest at which
-the sources left out have 80 % of their rows inside, on average over sources. It is one for all classes of stacks.
+what was left out has 80 % of its votes inside; each class has its own, and a class with few
+sources is pooled with all others of what is read.
 """
 
 from __future__ import annotations
 
+import csv
 import datetime
 import math
+import shlex
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
-from loadgauge.core.definitions.training.memory_range import COVERAGE, Fragmentation, Share, Spread, Stack, memory_range
+import msgspec
+
+from loadgauge.core.base.errors import Error
+from loadgauge.core.base.units import GIB
+from loadgauge.core.command_line.estimate import command
+from loadgauge.core.command_line.sizes import model_or_usage
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.training.memory_range import (
+    CARD,
+    CLASSES,
+    COVERAGE,
+    Fragmentation,
+    Share,
+    Spread,
+    memory_range,
+)
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.evidence.validate.counters import Counter, reading
 from loadgauge.evidence.validate.runs import Run, published
 from loadgauge.evidence.validate.setups import setup_of
-from loadgauge.evidence.validate.summary import configuration_weights, grouped, quantile
+from loadgauge.evidence.validate.summary import configuration_weights, grouped
 from loadgauge.evidence.validate.validate import Record, validate
 
 QUALITIES = ("A", "B")
 """Of the rows that calibrate: of the others too little of the configuration is known."""
 IDLE = ("static", "fixed", "dynamic", "sharded", "expandable")
 """Kinds of trainings of which the allocator is simulated (`MemoryRange`)."""
+ON_CARD = ("device", "nvidia-smi")
+"""Counters of the driver."""
+REPORTS = Path(__file__).parents[1] / "published_runs" / "raw" / "reported_memory.csv"
+FAR = 2.0
 FEWEST = round(COVERAGE / (1 - COVERAGE))
 """Sources below which no range of the wanted coverage follows from a class alone; the other classes are then pooled with it."""
 
@@ -36,7 +67,7 @@ class Residual(NamedTuple):
     """How far a row lies from its prediction, as log(measured / nearest end of the known range), and its weight."""
 
     source: str
-    stack: Stack
+    stack: str
     value: float
     weight: float
 
@@ -63,41 +94,104 @@ def residuals(runs: Sequence[Run]) -> list[Residual]:
     for source, records in grouped(predicted, lambda record: record.source).items():
         weights = configuration_weights(records)
         for record, weight in zip(records, weights, strict=True):
-            stack = setup_of(by_id[record.id]).training.framework.stack
-            found.append(Residual(source, stack, residual(record), weight / sum(weights)))
+            training = setup_of(by_id[record.id]).training
+            adapters, card = training.lora is not None, by_id[record.id].counter.kind in ON_CARD
+            stack = named(training.framework.stack, adapters=adapters, card=card)
+            found.append(Residual(source, stack, residual(record), weight / sum(weights) * len(records)))
     return found
 
 
-def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
-    """Return the factors between which `level` of the residuals lie, around their median; 1 always lies in between.
+def named(stack: str, *, adapters: bool, card: bool) -> str:
+    """Return the name of a class in `CLASSES`.
 
-    >>> rows = [Residual("X", "FSDP", value / 10, 1.0) for value in range(-5, 6)]
-    >>> [round(factor, 3) for factor in bounds(rows, 0.8)], [round(factor, 3) for factor in bounds(rows, 1.0)]
-    ([0.67, 1.492], [0.607, 1.649])
+    >>> named("FSDP", adapters=False, card=True), named("FSDP", adapters=True, card=False)
+    ('FSDP, card', 'adapters')
     """
-    values, weights = [one.value for one in found], [one.weight for one in found]
-    middle = quantile(values, weights, 0.5)
-    assert middle is not None
-    width = quantile([abs(value - middle) for value in values], weights, level)
-    assert width is not None
-    return min(1.0, math.exp(middle - width)), max(1.0, math.exp(middle + width))
+    return f"{'adapters' if adapters else stack}{CARD if card else ''}"
 
 
-def pool(found: Sequence[Residual], stack: Stack) -> list[Residual]:
-    """Return the residuals of a class of stacks; of all classes where its own sources are fewer than `FEWEST`."""
+def as_typed(flags: str) -> Estimate:
+    """Return the estimate of a command line, without its first two words."""
+    given = command.make_context("estimate", shlex.split(flags)).params
+    model = model_or_usage(given.pop("model"), given)
+    said = {name: value for name, value in given.items() if name in Job.__struct_fields__ and value is not None}
+    return resolve_job(Job(model=model, **said)).estimate()
+
+
+def reported(file: Path = REPORTS) -> list[Residual]:
+    """Return the residual of every report of a user; of a card, beyond what one must have, which is what a verdict compares.
+
+    Reports that are far off for a known cause, more than twice or less than half, are left out.
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    with file.open(newline="", encoding="utf-8") as rows:
+        for row in csv.DictReader(rows):
+            try:
+                estimate = as_typed(row["flags"])
+            except Error:
+                continue
+            memory, measured, card = estimate.memory, float(row["gib"]) * GIB, row["counter"] in ON_CARD
+            if not 1 / FAR < memory.total / measured < FAR:
+                continue
+            if card:
+                exact = msgspec.structs.replace(memory.margins.spread, low=1.0, high=1.0)
+                shown = msgspec.structs.replace(memory.margins, spread=exact).needed(memory.allocated)
+            else:
+                shown = reading(Counter.parse(row["counter"]), estimate, calibrated=False)
+            training = estimate.training
+            stack = named(training.framework.stack, adapters=training.lora is not None, card=card)
+            record = Record(
+                id=row["id"],
+                quantity="memory",
+                measured=measured,
+                predicted=shown.value,
+                low=shown.low,
+                high=shown.high,
+            )
+            found.setdefault((row["source"], stack), []).append(residual(record))
+    return [Residual(*key, value, 1.0) for key, values in found.items() for value in values]
+
+
+def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
+    """Return the factors of the shortest range that holds `level` of the residuals, and 1.
+
+    >>> rows = [Residual("X", "FSDP", value / 10, 1.0) for value in (-9, 0, 1, 2, 3)]
+    >>> [round(factor, 3) for factor in bounds(rows, 0.8)], [round(factor, 3) for factor in bounds(rows, 1.0)]
+    ([1.0, 1.35], [0.407, 1.35])
+    """
+    ordered = sorted((one.value, one.weight) for one in found)
+    sums = list(accumulate((weight for _, weight in ordered), initial=0.0))
+    wanted = level * sums[-1] - 1e-9
+    best: tuple[float, float] | None = None
+    for start, (low, _) in enumerate(ordered):
+        stop = bisect_left(sums, sums[start] + wanted)
+        if stop >= len(sums):
+            break
+        ends = min(low, 0.0), max(ordered[max(stop, 1) - 1][0], 0.0)
+        if best is None or ends[1] - ends[0] < best[1] - best[0]:
+            best = ends
+    assert best is not None
+    return math.exp(best[0]), math.exp(best[1])
+
+
+def pool(found: Sequence[Residual], stack: str) -> list[Residual]:
+    """Return the residuals of a class; where its own sources are fewer than `FEWEST`, of all stacks by that counter."""
     own = [one for one in found if one.stack == stack]
-    return own if len({one.source for one in own}) >= FEWEST else list(found)
+    adapters = named("", adapters=True, card=stack.endswith(CARD))
+    alike = [one for one in found if one.stack.endswith(CARD) == stack.endswith(CARD) and one.stack != adapters]
+    return own if len({one.source for one in own}) >= FEWEST else alike
 
 
 class Left(NamedTuple):
     """A source that was left out: the range from the others, as factors, and which share of its rows lies in it."""
 
     source: str
-    stack: Stack
+    stack: str
     rows: int
     low: float
     high: float
     covered: float
+    votes: float
 
 
 def left_out(found: Sequence[Residual], level: float) -> list[Left]:
@@ -110,41 +204,53 @@ def left_out(found: Sequence[Residual], level: float) -> list[Left]:
             continue
         low, high = bounds(others, level)
         inside = sum(one.weight for one in own if math.log(low) - 1e-9 <= one.value <= math.log(high) + 1e-9)
-        result.append(Left(source, stack, len(own), low, high, inside / sum(one.weight for one in own)))
+        votes = sum(one.weight for one in own)
+        result.append(Left(source, stack, len(own), low, high, inside / votes, votes))
     return result
 
 
 def covered(left: Sequence[Left]) -> float:
-    """Return the share of the rows of a source that lie inside, as the mean over sources."""
-    return sum(one.covered for one in left) / len(left) if left else 0.0
+    """Return the share of the votes of what was left out that lie inside."""
+    return sum(one.covered * one.votes for one in left) / sum(one.votes for one in left) if left else 0.0
 
 
 def calibrated_level(found: Sequence[Residual]) -> float:
-    """Return the lowest level at which sources that were left out have `COVERAGE` of their rows inside; at most 1."""
+    """Return the lowest level at which what was left out has `COVERAGE` of its votes inside; at most 1."""
     levels = [0.5 + step / 100 for step in range(51)]
     return next((level for level in levels if covered(left_out(found, level)) >= COVERAGE - 1e-9), 1.0)
 
 
-def spreads(found: Sequence[Residual]) -> tuple[Spread, ...]:
-    """Return the spread of each class of stacks, with its coverage of sources that it was not made from."""
-    level = calibrated_level(found)
-    apart, made = left_out(found, level), []
-    for stack in get_args(Stack):
-        used = pool(found, stack)
+class Made(NamedTuple):
+    """The range of a class: the spread, its level, and its own sources left out."""
+
+    spread: Spread
+    level: float
+    left: tuple[Left, ...]
+
+
+def ranges(found: Sequence[Residual]) -> list[Made]:
+    """Return the range of each class."""
+    made = []
+    for stack in CLASSES:
+        used = [one._replace(stack=stack) for one in pool(found, stack)]
+        if not used:
+            continue
+        level = calibrated_level(used)
         low, high = bounds(used, level)
-        own = covered([one for one in apart if one.stack == stack])
+        own = {one.source for one in found if one.stack == stack}
+        left = tuple(one for one in left_out(used, level) if one.source in own)
         sources = tuple(sorted({one.source for one in used}))
-        made.append(
-            Spread(
-                stack=stack,
-                low=round(low, 3),
-                high=round(high, 3),
-                runs=len(used),
-                sources=sources,
-                covered=round(own, 2),
-            )
-        )
-    return tuple(made)
+        spread = Spread(
+            stack=stack, low=round(low, 3), high=round(high, 3), runs=len(used), sources=sources,
+            covered=round(covered(left), 2),
+        )  # fmt: skip
+        made.append(Made(spread, level, left))
+    return made
+
+
+def every_residual(runs: Sequence[Run]) -> list[Residual]:
+    """Return the residuals of published runs and of users' reports."""
+    return residuals(runs) + reported()
 
 
 def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> str:
@@ -155,7 +261,7 @@ def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> s
 
     lines = [
         "# How far measured memory lies from what is predicted; `make range` writes this file.",
-        "# spread: factors on the prediction, from the published runs of data/runs; covered: of sources left out.",
+        "# spread: factors on the prediction, from the published runs of data/runs and users' reports; covered: of those left out.",
         "# static, fixed, dynamic: what the caching allocator holds idle, as shares of what it handed out, from simulated",
         "# trainings of one length with gradients that exist from the start, of one length, and of lengths that change;",
         "# sharded, expandable: the same of the main stream under FSDP2, and where the allocator's segments grow.",
@@ -182,17 +288,16 @@ def main(arguments: Sequence[str], say: Callable[[str], object] = print) -> None
         idle = fragmentation(say)
     place.write_text(text(known.spread, idle, date), encoding="utf-8")
     memory_range.cache_clear()
-    found = residuals(published().runs)
-    made = spreads(found)
-    place.write_text(text(made, idle, date), encoding="utf-8")
-    level = calibrated_level(found)
-    say(f"level {level:.2f}: {covered(left_out(found, level)):.0%} of the rows of sources left out lie inside")
-    for one in left_out(found, level):
+    made = ranges(every_residual(published().runs))
+    place.write_text(text([one.spread for one in made], idle, date), encoding="utf-8")
+    for one in made:
+        for left in one.left:
+            say(
+                f"{left.source} ({left.rows} rows) left out: {left.low:.2f} to {left.high:.2f} holds {left.covered:.0%}"
+            )
         say(
-            f"{one.source} ({one.stack}, {one.rows} rows) left out: {one.low:.2f} to {one.high:.2f} holds {one.covered:.0%}"
+            f"{one.spread.stack}: {one.spread.low} to {one.spread.high}, level {one.level:.2f} holds {covered(one.left):.0%}"
         )
-    for spread in made:
-        say(f"{spread.stack}: {spread.low} to {spread.high}, covered {spread.covered:.0%}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from accuracy.causes import FAR, far_off, listed
-from accuracy.memory_range import FEWEST, calibrated_level, covered, left_out, residuals
+from accuracy.memory_range import FEWEST, covered, every_residual, ranges
 from accuracy.slack import Held
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.core.definitions.training.software import software
@@ -158,17 +158,15 @@ def _sources(records: Sequence[Record], runs: Sequence[Run], quantity: str) -> s
 
 
 def _range(runs: Sequence[Run]) -> str:
-    found = residuals(runs)
-    if not found:
+    if not runs:
         return ""
-    level = calibrated_level(found)
-    apart = left_out(found, level)
+    apart = [one for each in ranges(every_residual(runs)) for one in each.left]
     head = ("source left out", "stack", "rows", "range from the others", "rows inside")
     rows = [
         [one.source, one.stack, str(one.rows), f"{one.low:.3f} to {one.high:.3f}", percent(one.covered)]
         for one in sorted(apart, key=lambda one: (one.stack, one.source))
     ]
-    rows.append(["mean over sources", "", str(sum(one.rows for one in apart)), "", percent(covered(apart))])
+    rows.append(["together", "", str(sum(one.rows for one in apart)), "", percent(covered(apart))])
     known = memory_range()
     made = [
         [one.stack, f"{one.low:.3f} to {one.high:.3f}", str(one.runs), ", ".join(one.sources), percent(one.covered)]
@@ -188,8 +186,10 @@ def _range(runs: Sequence[Run]) -> str:
     return f"""## The range of memory
 
 A range is meant to hold 80 % of the runs that it was not made from. Each source is left out in turn; the range comes from the
-others, by the spread of measured over predicted beyond what is known to differ. Rows of quality A and B with a known counter;
-a class of stacks with fewer than {FEWEST} sources is pooled with the others. `make range` makes it again.
+others, by the spread of measured over predicted beyond what is known to differ. Rows of quality A and B with a known counter,
+and the reports of users (`tools/published_runs/raw/reported_memory.csv`); a configuration has one vote. *Card* is what the driver shows,
+the rest what PyTorch's allocator does; a class with fewer than {FEWEST} sources is pooled with all others of its counter.
+`make range` makes it again.
 
 {table(head, rows)}
 

@@ -1,7 +1,7 @@
 """What software adds to a step, and how far a step lies from its prediction: the rates of all kernels and links are fixed.
 
 The factor comes from published tables by a mixed model; the middle and the range of a class of runs come from all sources, reports
-of users among them (`published_runs/raw/reports.csv`), as each is predicted by the others.
+of users among them (`published_runs/raw/reported_times.csv`), as each is predicted by the others.
 
 log(measured / time of kernels and transfers) of a run is the sum of effects: one that all runs share, one of models whose experts
 a host drives, one of products in fewer than 16 bits, one of its source, one of its configuration, and noise. Each is normal with
@@ -65,7 +65,7 @@ TAILS = tuple(step / 50 for step in range(10))
 """Shares of the runs of a class that may lie beyond an end of its range."""
 FEWEST, POOLED = 4, 4
 """Sources below which a class has the widest range known; with as many, half of what is particular to it is believed."""
-REPORTS = Path(__file__).parents[1] / "published_runs" / "raw" / "reports.csv"
+REPORTS = Path(__file__).parents[1] / "published_runs" / "raw" / "reported_times.csv"
 MEAN, MEAN_SPREAD = 0.1, 0.3
 SPREADS: dict[tuple[str, ...], float] = {
     ("hosted",): 0.03, ("low",): 0.03, ("source",): 0.12, ("configuration",): 0.10,

@@ -10,6 +10,7 @@ import msgspec
 from loadgauge.core.definitions.job.uncounted import Parts, Uncounted
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.training.optimizers import Optimizer, parse
+from loadgauge.core.definitions.training.stacks import BEFORE_ONE_TENSOR, Stack
 from loadgauge.core.definitions.training.training import Training, spell_loss
 from loadgauge.core.estimate.memory.phases import Phase, StageAtWork
 from loadgauge.core.estimate.memory.question import Alternative, Unsaid
@@ -109,6 +110,8 @@ def spelled(own: Training, other: Training) -> tuple[str, str, str]:
         return "--weights", own.weights, other.weights
     if own.lora is not None and other.lora is not None and own.lora.upcast != other.lora.upcast:
         return "--kbit-upcast", own.lora.upcast, other.lora.upcast
+    if own.lora is not None and other.lora is not None and own.lora.experts_stay != other.lora.experts_stay:
+        return "--version", Stack().text("transformers").replace(" ", "="), BEFORE_ONE_TENSOR
     if other.optimizer != own.optimizer:
         return "--optimizer", _spell_optimizer(own.optimizer), _spell_optimizer(other.optimizer)
     return "--loss", spell_loss(own), spell_loss(other)

@@ -167,9 +167,14 @@ class Workings:
         """The memory of the worst rank at its peak."""
         return self.worst.memory(self.gpu, self.workspaces)
 
+    @cached_property
+    def idle(self) -> float:
+        """Bytes that PyTorch's allocator usually holds and has not handed out."""
+        return self.peak_memory().idle
+
     def ledger(self, phase: int) -> Ledger:
         """Return the ledger of the worst rank at one of its `phases`, by index."""
-        return Ledger(self.worst.rank, self.phases[phase], self.workspaces, self.gpu)
+        return Ledger(self.worst.rank, self.phases[phase], self.workspaces, self.gpu, self.idle)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -374,7 +374,8 @@ def _bounded(
     more = Assumed(0.0, 0.0, 0.0) if engine is None else engine
     shown = main.update.margins.reading("nvidia-smi", allocated)
     if main.segments is not None:
-        shown = Reading(found.low, found.value + idle, max(shown.high, found.value + idle))
+        value = allocated + outside.value + idle
+        shown = Reading(found.low, value, max(shown.high, value))
         residents.append(Resident("trainer", "idle segments", idle))
     return PhaseMemory(
         name=name,

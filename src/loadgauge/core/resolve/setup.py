@@ -66,7 +66,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 there, things = setup._filled(), []
                 for flag, value, usual, without in flags:
                     change = (
-                        msgspec.structs.replace(without(), cluster=None).as_assumed().memory.total - there.memory.total
+                        msgspec.structs.replace(without(), cluster=None).as_assumed().memory.allocated
+                        - there.memory.allocated
                     )
                     things.append(Unsaid(flag, value, (Alternative(usual, change),)))
                 unsaid = (*there.memory.unsaid, *things)
@@ -76,8 +77,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def _filled(self) -> Estimate:
         """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""
         own = self.as_assumed()
-        if self.larger is not None and own.memory.verdict == "fits":
-            chosen = next((setup for setup in self.larger() if setup.untimed_verdict() == "fits"), None)
+        if self.larger is not None and own.memory.roomy:
+            roomy = (
+                setup
+                for setup in self.larger()
+                if msgspec.structs.replace(setup, cluster=None).as_assumed().memory.roomy
+            )
+            chosen = next(roomy, None)
             own = own if chosen is None else chosen.as_assumed()
         return own
 
@@ -97,7 +103,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
-            more = max(0.0, worst.memory.total - result.memory.total)
+            more = max(0.0, worst.memory.allocated - result.memory.allocated)
             result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
         return _of(result, self)
 
@@ -125,7 +131,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 if not other:
                     continue
                 kind = msgspec.structs.replace(self.training, kernels=msgspec.structs.replace(counted, **other))
-                change = estimate(self.model, result.layout, kind, self.gpu).memory.total - result.memory.total
+                there = estimate(self.model, result.layout, kind, self.gpu)
+                change = there.memory.allocated - result.memory.allocated
                 effect = "saves" if change < 0 else "costs"
                 item = msgspec.structs.replace(
                     item, low=max(0.0, -change), high=max(0.0, change), kernels={}, effect=effect

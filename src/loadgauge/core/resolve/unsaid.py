@@ -17,7 +17,7 @@ from loadgauge.core.definitions.model.model import Mlp, ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.definitions.training.optimizers import parse as parse_optimizer
-from loadgauge.core.definitions.training.stacks import LOSS_SFT, UPCAST_SFT, Stack
+from loadgauge.core.definitions.training.stacks import EXPERTS_QUANTISED, LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.core.definitions.training.training import Training, training
 
 
@@ -53,6 +53,8 @@ def others(
     if lora is not None and "--kbit-upcast" in assumed:
         for value in UPCAST_SFT.possible(stack):
             yield training(**given | {"lora": msgspec.structs.replace(given["lora"], upcast=value)})
+    if lora is not None and lora.experts_stay and model.has_experts and "yes" in EXPERTS_QUANTISED.possible(stack):
+        yield msgspec.structs.replace(kind, lora=msgspec.structs.replace(lora, experts_stay=False))
     of_transformers = framework.kernels.loss == Kernels().loss  # Unsloth has one of its own
     if (
         own

@@ -22,6 +22,10 @@ COUNTERS: tuple[Counter, ...] = get_args(Counter)
 Stack = Literal["pretraining", "FSDP", "fine-tuning"]
 """Classes of frameworks by which the spread of published runs is known; FSDP: pre-training on PyTorch's own sharding, whose
 buffers come from pools of their own streams."""
+CARD = ", card"
+"""Ends the name of a class of what a card holds, with what the allocator keeps idle and what lies beside it."""
+CLASSES = tuple(f"{runs}{shown}" for shown in ("", CARD) for runs in (*get_args(Stack), "adapters"))
+"""Classes of runs and of what is read, for each of which a spread is known: a stack's, or adapters of any stack."""
 COVERAGE = 0.8
 """Share of runs whose memory lies in the range."""
 
@@ -46,13 +50,13 @@ class Fragmentation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The factors between which measured / predicted lies in 80 % of the runs of a class of stacks.
+    """The factors between which measured / predicted lies in 80 % of the runs of a class, by its name in `CLASSES`.
 
     sources: those whose runs they come from; covered: share of the runs of a source that lie within, where the factors come
     from the other sources alone, as the mean over sources
     """
 
-    stack: Stack
+    stack: str
     low: float
     high: float
     sources: tuple[str, ...]
@@ -92,10 +96,11 @@ def memory_range() -> MemoryRange:
 
 
 @functools.cache
-def spread(stack: Stack) -> Spread:
-    """Return the spread of a class of stacks.
+def spread(stack: str, *, adapters: bool = False, card: bool = False) -> Spread:
+    """Return the spread of a class of stacks, or of adapters; `card`: of what the card holds.
 
-    >>> spread("pretraining").low <= 1 <= spread("fine-tuning").high
+    >>> spread("pretraining").low <= 1 <= spread("fine-tuning", card=True).high
     True
     """
-    return next(one for one in memory_range().spread if one.stack == stack)
+    name = f"{'adapters' if adapters else stack}{CARD if card else ''}"
+    return next(one for one in memory_range().spread if one.stack == name)

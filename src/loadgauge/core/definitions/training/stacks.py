@@ -194,6 +194,9 @@ EXPERTS_QUANTISED = Habit(
 )
 """Whether bitsandbytes quantises routed experts: only what is an `nn.Linear`, and transformers 5 holds them in one tensor."""
 
+BEFORE_ONE_TENSOR = "transformers=4.57"
+"""The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
+
 ADAMW_STEP = Habit(
     (
         Change(

@@ -8,6 +8,8 @@ segments back (source: pytorch, CUDACachingAllocator.cpp).
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from loadgauge.core.definitions.training.frameworks import Framework
@@ -46,32 +48,47 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     """All that lies between the bytes of a step's tensors and what a card must hold.
 
     outside: memory beside PyTorch's allocator [bytes]; fragmentation: what the allocator holds idle, as shares of what it has
-    handed out; spread: factors between prediction and measured runs, of this class of stacks
+    handed out; spread, inside: factors between prediction and measured runs of this class, of what a card and what PyTorch's
+    allocator holds
     fewer, more: bytes by which the peak may differ for what the job does not say
     pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
+    held: share of what is handed out that the allocator usually holds idle on a card with room
     """
 
     outside: Assumed
     fragmentation: Fragmentation
     spread: Spread
+    inside: Spread
     fewer: float = 0.0
     more: float = 0.0
     pools: Pools = MAIN_ONLY
+    held: float = 0.0
 
     @classmethod
     def of(
-        cls, outside: Assumed, framework: Framework, ragged: bool, *, expandable: bool = False, pools: Pools = MAIN_ONLY
+        cls,
+        outside: Assumed,
+        framework: Framework,
+        ragged: bool,
+        *,
+        adapters: bool = False,
+        gathers: bool = False,
+        expandable: bool = False,
+        pools: Pools = MAIN_ONLY,
     ) -> Margins:
         """Return the margins of a run.
 
-        ragged: whether its micro-batches differ in length; expandable: segments of the allocator grow (`expandable_segments`);
-        pools: what other streams hold
+        ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
+        gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
+            that what is asked for changes its size all the time
+        expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         known = memory_range()
         whole = (
             framework.gradients_persist and framework.engine is None
         )  # DeepSpeed's are tensors until they are shared out
-        fragmentation = known.dynamic if ragged else known.static if whole else known.fixed
+        fragmentation = known.dynamic if ragged or gathers else known.static if whole else known.fixed
+        held = fragmentation.reserved.usual
         if pools.most and framework.engine is None:
             fragmentation = msgspec.structs.replace(
                 fragmentation, reserved=(known.expandable if expandable else known.sharded).reserved
@@ -82,7 +99,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             fragmentation = msgspec.structs.replace(
                 fragmentation, reserved=msgspec.structs.replace(fragmentation.reserved, high=high)
             )
-        return cls(outside=outside, fragmentation=fragmentation, spread=spread(framework.stack), pools=pools)
+        shown, inside = (spread(framework.stack, adapters=adapters, card=card) for card in (True, False))
+        return cls(outside=outside, fragmentation=fragmentation, spread=shown, inside=inside, pools=pools, held=held)
 
     def widened(self, fewer: float, more: float) -> Margins:
         """Return the margins of a run of whose peak more is not known [bytes]."""
@@ -99,28 +117,33 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """
         outside = self.outside if counter == "nvidia-smi" else Assumed(0.0, 0.0, 0.0)
         if counter not in ("reserved", "nvidia-smi"):
-            return self._range(allocated, NONE, outside)
-        own, factors = self.pools, (self.spread.low, 1.0, self.spread.high)
+            return self._range(allocated, NONE, outside, self.inside)
+        factor = self.spread if counter == "nvidia-smi" else self.inside
+        own, factors = self.pools, (factor.low, 1.0, factor.high)
         if own.most:
             shares = (own.idle.low, own.idle.usual, own.idle.high)
             low, value, high = (own.most * (1 + share) * factor for share, factor in zip(shares, factors, strict=True))
             outside = Assumed(outside.value + value, outside.low + low, outside.high + high)
-        return self._range(allocated - own.beside, self.fragmentation.reserved, outside)
+        return self._range(allocated - own.beside, self.fragmentation.reserved, outside, factor)
 
     def needed(self, allocated: float) -> Reading:
-        """Return the memory that a card must have for a run [bytes]; the value counts no idle block."""
-        found = self._range(allocated, self.fragmentation.needed, self.outside)
-        value = allocated + self.outside.value
+        """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows."""
+        found = self._range(allocated, self.fragmentation.needed, self.outside, self.spread)
+        value = self.shown(allocated) + self.outside.value
         return Reading(min(found.low, value), value, max(found.high, value))
+
+    def shown(self, allocated: Any) -> Any:
+        """Return what the allocator usually holds where it has handed out so many bytes (a number or an array)."""
+        return allocated * (1 + self.held)
 
     @property
     def growth(self) -> float:
         """By which factor the upper end of what a card must have grows with what PyTorch has handed out."""
         return (1 + self.fragmentation.needed.high) * self.spread.high
 
-    def _range(self, allocated: float, idle: Share, outside: Assumed) -> Reading:
+    def _range(self, allocated: float, idle: Share, outside: Assumed, spread: Spread) -> Reading:
         return Reading(
-            max(0.0, allocated - self.fewer) * (1 + idle.low) * self.spread.low + outside.low,
+            max(0.0, allocated - self.fewer) * (1 + idle.low) * spread.low + outside.low,
             allocated * (1 + idle.usual) + outside.value,
-            (allocated + self.more) * (1 + idle.high) * self.spread.high + outside.high,
+            (allocated + self.more) * (1 + idle.high) * spread.high + outside.high,
         )

@@ -23,7 +23,7 @@ from loadgauge.core.estimate.memory.rank_memory import End, Kept
 from loadgauge.core.estimate.schedule.stages import Key
 from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.gathered import copies
-from loadgauge.core.estimate.states.overhead import COMMUNICATOR, communicators, context
+from loadgauge.core.estimate.states.overhead import communication, communicators, context
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, model_states
 from loadgauge.core.estimate.symbols import kinds
 from loadgauge.core.layers.operations.operations import NOTHING, Layer, Recompute, Tensor
@@ -51,10 +51,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """The entries of one rank of a stage at one phase of the step. `workspaces`: bytes of cuBLAS and the like on `gpu`."""
+    """The entries of one rank of a stage at one phase of the step.
 
-    def __init__(self, rank: StageAtWork, moment: Moment, workspaces: float = 0.0, gpu: Gpu | None = None) -> None:
-        self.rank, self.moment, self.workspaces, self.gpu = rank, moment, workspaces, gpu
+    workspaces: bytes of cuBLAS and the like on `gpu`; idle: bytes that the allocator holds and has not handed out
+    """
+
+    def __init__(
+        self, rank: StageAtWork, moment: Moment, workspaces: float = 0.0, gpu: Gpu | None = None, idle: float = 0.0
+    ) -> None:
+        self.rank, self.moment, self.workspaces, self.gpu, self.idle = rank, moment, workspaces, gpu, idle
         self.memory, self.stage = rank.memory, rank.stage
         self.layout, self.training = self.memory.layout, self.memory.training
         self.work: Work | None = moment.work
@@ -294,12 +299,12 @@ class Ledger:
                 yield self.entry("evaluation", what, nbytes)
 
     def _outside(self) -> Iterator[Entry]:
-        groups = communicators(self.layout)
-        what = f"buffers of {groups} NCCL communicators, one an axis with several ranks"
+        what = f"buffers of {communicators(self.layout)} NCCL communicators"
         for text, nbytes in (
             ("CUDA context and loaded kernels", context(self.gpu).value),
             ("workspaces of cuBLAS and Transformer Engine, from PyTorch's allocator", self.workspaces),
-            (what, groups * COMMUNICATOR.value),
+            (what, communication(self.layout, self.gpu).value),
+            ("blocks that PyTorch's allocator usually holds idle on a card with room", self.idle),
         ):
             yield self.entry("outside", text, nbytes)
 

@@ -70,6 +70,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """How wide each small thing that is not said makes the range [bytes], by its flag, or its key in a job file."""
     workspaces: float = 0.0
     """Of the part outside: what the allocator hands out to the libraries of matrix products."""
+    idle: float = 0.0
+    """Of the part outside: what the allocator usually holds and has not handed out, on a card with room."""
 
     @property
     def peak(self) -> int:
@@ -138,7 +140,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """Return whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
-        fewer = sum(thing.fewer for thing in self.unsaid if thing.key)
+        fewer = sum(thing.fewer for thing in self.unsaid if thing.eases)
         least = self.margins.widened(fewer, 0.0).needed(self.allocated).low
         endless = any(thing.endless for thing in self.unsaid)
         return judge(self.low, self.high, self.capacity, math.inf if endless else self.widest.high, least)
@@ -147,6 +149,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def fits(self) -> bool | None:
         """Return whether it surely fits, whatever is unsaid; None without a GPU."""
         return None if self.capacity is None else self.verdict == "fits"
+
+    @property
+    def roomy(self) -> bool:
+        """Return whether the card holds all that the allocator may leave idle of what is predicted, as a careful user sizes it."""
+        idle, outside = self.margins.fragmentation.needed.high, self.margins.outside.high
+        return self.capacity is not None and self.allocated * (1 + idle) + outside <= self.capacity
 
     @property
     def question(self) -> Question | None:
@@ -196,17 +204,19 @@ class Worst(msgspec.Struct, frozen=True):
         """
         layout = self.rank.layout
         outside = non_pytorch_memory(layout, gpu)
-        fixed = outside.value + workspaces
         peak = max(self.phases, key=lambda moment: moment.total)
         framework = self.rank.memory.training.framework
         margins = Margins.of(
             outside,
             framework,
             ragged=layout.tokens is not None,
+            adapters=self.rank.memory.training.lora is not None,
+            gathers=framework.engine is not None and layout.zero == 3,
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),
         )
         needed = margins.needed(peak.total + workspaces)
+        fixed = needed.value - peak.total
         elsewhere = off_card(self.rank.memory, self.rank.stage)
         return Memory(
             total=needed.value,
@@ -226,4 +236,5 @@ class Worst(msgspec.Struct, frozen=True):
             saving=host_for_saving(self.rank),
             margins=margins,
             workspaces=workspaces,
+            idle=margins.held * (peak.total + workspaces),
         )

@@ -33,6 +33,11 @@ class Unsaid(msgspec.Struct, frozen=True):
     endless: bool = False
 
     @property
+    def eases(self) -> bool:
+        """Return whether it may make a run fit that does not as assumed: what was not read, or which release runs."""
+        return self.key or self.flag == "--version"
+
+    @property
     def fewer(self) -> float:
         """Bytes by which the peak may be lower."""
         return max([0.0, *(-other.change for other in self.others)])
@@ -131,7 +136,7 @@ def ask(
     alone = RANK[choice("", 0.0, {}).verdict]
     beyond = alone > RANK["tight"]
     if beyond:  # which what is not read may change
-        moving = sorted((thing for thing in unsaid if thing.key and thing.fewer > 0), key=lambda thing: -thing.fewer)
+        moving = sorted((thing for thing in unsaid if thing.eases and thing.fewer > 0), key=lambda thing: -thing.fewer)
         ends_of = [(thing, thing.least) for thing in moving]
     else:
         moving = sorted((thing for thing in unsaid if thing.more > 0), key=lambda thing: -thing.more)

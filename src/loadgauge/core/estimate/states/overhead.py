@@ -4,6 +4,12 @@ Memory outside PyTorch's allocator is assumed, and labelled as such. Of the CUDA
 GPU: it reserves the stack of every thread that may be resident, 1 KiB each (source: cuda-guide, `cudaLimitStackSize`); what
 kernels and libraries take depends on the versions of CUDA and PyTorch, which load them lazily since CUDA 11.7.
 
+NCCL's buffers follow from its source (nccl, `init.cc`, `transport/p2p.cc`, `transport/nvls.cc`, `graph/paths.cc`). A peer that a
+rank receives from has in each channel a buffer for each protocol, 0.5 + 4.69 + 4 MiB, in pages of 2 MiB: 10 MiB. A ring has one
+such peer, a tree one towards the root and one away from it (two ranks: one of both), and all-to-all every other rank of the
+node. NVSwitch has 24 channels; where the switch reduces (Hopper and later, three ranks and more), each of 16 channels has two
+buffers of 1 MiB for each of 8 heads, before version 2.20 of 4 MiB. Since 2.22 what no collective used is not connected.
+
 The workspaces of matrix products come from the allocator, permanently: cuBLAS asks for 32 MiB from Hopper on, PyTorch
 gives 8 MiB and 128 KiB before (sources: cublas; pytorch, CUDABlas.cpp), for each thread that multiplies: the main one and
 autograd's. Transformer Engine has one of its own, of 32 or 4 MiB, and four more for the streams of grouped products (source:
@@ -12,8 +18,11 @@ transformer-engine).
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from loadgauge.core.base.algebra import minimum
 from loadgauge.core.base.units import GIB, KIB, MIB
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import Layout
@@ -42,8 +51,18 @@ LARGEST = {
 """Multiprocessors of the largest chip of a compute capability, and the threads that may be resident on each."""
 STACK = KIB
 """Bytes of stack of a thread, unless a kernel asks for more."""
+CONNECTION = 10 * MIB
+"""Buffers of one channel for the peer that a rank receives from, of all protocols."""
+CHANNELS = {"NVSwitch": 24, "NVLink": 12, "": 4}
+"""Channels of a communicator by what links the ranks of a node; the last is of PCIe."""
+PEER_CHANNELS = 32
+"""Channels between two ranks that send to each other over NVLink."""
+PEERS = 8
+"""Ranks up to which each peer has all of them; beyond, peers share them."""
+SWITCHED = Assumed(256 * MIB, 0.0, 1024 * MIB)
+"""Buffers of one communicator that a switch reduces in."""
 COMMUNICATOR = Assumed(0.25 * GIB, 0.05 * GIB, 0.60 * GIB)
-"""Buffers of one NCCL communicator."""
+"""Buffers of one NCCL communicator on links that are not known."""
 CUBLAS = {True: 32 * MIB, False: 8 * MIB + 128 * KIB}
 """Workspace of one cuBLAS handle, from Hopper on and before."""
 TRANSFORMER_ENGINE = {True: 32 * MIB, False: 4 * MIB}
@@ -71,9 +90,40 @@ def workspaces(gpu: Gpu | None, training: Training, *, grouped: bool) -> float:
     return float(total)
 
 
-def communicators(layout: Layout) -> int:
-    """Return the number of NCCL communicators a rank is in: one for each axis with several ranks."""
-    return sum(1 for degree in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep) if degree > 1)
+AXES = ("dp", "tp", "pp", "cp", "ep")
+
+
+def communicators(layout: Layout) -> Any:
+    """Return the number of NCCL communicators a rank is in: one for each axis with several ranks, and one of all ranks.
+
+    >>> communicators(Layout(dp=8, seq_len=1)), communicators(Layout(dp=4, tp=2, seq_len=1))
+    (1, 3)
+    """
+    axes = sum((getattr(layout, axis) > 1) * 1 for axis in AXES)
+    return axes + (axes > 1)
+
+
+def communication(layout: Layout, gpu: Gpu | None = None) -> Assumed:
+    """Return the bytes of NCCL's buffers on one rank; arrays where the layout's degrees are.
+
+    >>> from loadgauge.core.definitions.hardware.hardware import gpu
+    >>> [communication(Layout(dp=8, seq_len=1), gpu(name)).value / 2**20 for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "l4")]
+    [720.0, 976.0, 120.0]
+    """
+    groups = communicators(layout)
+    if gpu is None or gpu.vendor != "nvidia":
+        return Assumed(*(groups * part for part in (COMMUNICATOR.value, COMMUNICATOR.low, COMMUNICATOR.high)))
+    words = (gpu.interconnect.topology or "", gpu.interconnect.kind or "")
+    linked = next(name for name in CHANNELS if any(word.startswith(name) for word in words))
+    ring = CONNECTION * CHANNELS[linked]
+    larger = sum((getattr(layout, axis) > 2) * 1 for axis in AXES) + (groups > 1)
+    reduces = linked == "NVSwitch" and gpu.data_center_hopper_or_later
+    peers = minimum(layout.ep, PEERS) - 1 if linked else 0
+    exchanged = CONNECTION * PEER_CHANNELS * peers
+    value = 2 * ring * groups + ring * larger + exchanged
+    return Assumed(
+        value + reduces * larger * SWITCHED.value, ring * groups, value + exchanged + reduces * larger * SWITCHED.high
+    )
 
 
 def context(gpu: Gpu | None) -> Assumed:
@@ -92,13 +142,9 @@ def context(gpu: Gpu | None) -> Assumed:
 
 
 def non_pytorch_memory(layout: Layout, gpu: Gpu | None = None) -> Assumed:
-    """Return the assumed bytes outside PyTorch's allocator on one rank.
+    """Return the assumed bytes outside PyTorch's allocator on one rank: a CUDA context, and NCCL's buffers.
 
-    A CUDA context, and buffers for each NCCL communicator; the constants of this file name their sources.
+    Arrays where the layout's degrees are.
     """
-    own, groups = context(gpu), communicators(layout)
-    return Assumed(
-        own.value + groups * COMMUNICATOR.value,
-        own.low + groups * COMMUNICATOR.low,
-        own.high + groups * COMMUNICATOR.high,
-    )
+    own, sent = context(gpu), communication(layout, gpu)
+    return Assumed(own.value + sent.value, own.low + sent.low, own.high + sent.high)

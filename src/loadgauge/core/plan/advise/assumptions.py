@@ -9,7 +9,7 @@ import msgspec
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.model.attention_kernels import runs_on
 from loadgauge.core.definitions.training.optimizers import parse
-from loadgauge.core.definitions.training.stacks import EXPERTS_QUANTISED, Stack
+from loadgauge.core.definitions.training.stacks import BEFORE_ONE_TENSOR, EXPERTS_QUANTISED, Stack
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.try_ import try_change
 from loadgauge.core.resolve.setup import Setup
@@ -22,8 +22,6 @@ FASTER = ("cudnn", "fa2")
 """Kernels of attention, one of which is tried in place of the other."""
 STEPS = ("fused", "foreach")
 """The ways to run AdamW that releases of transformers differ in."""
-BEFORE_ONE_TENSOR = "transformers=4.57"
-"""The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
 WITH_EXPERTS = "all,experts.gate_up_proj,experts.down_proj"
 """PEFT 0.21 turns the names that experts had before transformers 5 into these (`utils/transformers_weight_conversion.py`)."""
 

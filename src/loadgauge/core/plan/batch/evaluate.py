@@ -17,7 +17,6 @@ from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster
-from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import view_of
@@ -146,7 +145,8 @@ class GridEvaluator:
                 continue
             layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
             memory = self.memory(structure, layout)
-            nbytes = self.peak_bytes(structure, memory, places) + places.read_once(self.fixed(layout, memory))
+            nbytes = self.margins(layout).shown(self.peak_bytes(structure, memory, places))
+            nbytes = nbytes + places.read_once(self.fixed(layout, memory))
             ends = nbytes, self.upper(layout, places, nbytes)
             steps.append(Step(self.times(structure, memory, places), structure, memory, places, ends))
         for step in steps:
@@ -258,30 +258,27 @@ class GridEvaluator:
     def fixed(self, layout: Layout, memory: ArrayMemory) -> Any:
         """Memory outside PyTorch's allocator plus permanent workspaces, as an open array [bytes]."""
         scratch = workspaces(self.whole.cluster.gpu, self.training, grouped=memory.has_experts)
-        return self.of_pp.once("fixed", lambda: self.outside(layout)[0] + scratch)
+        return self.of_pp.once("fixed", lambda: self.outside(layout)[0] + self.margins(layout).shown(scratch))
+
+    def margins(self, layout: Layout) -> Margins:
+        """Return the margins of a layout, without what lies outside PyTorch's allocator."""
+        ragged, adapters = layout.tokens is not None, self.training.lora is not None
+        framework, nothing = self.training.framework, Assumed(0.0, 0.0, 0.0)
+        gathers = framework.engine is not None and layout.zero == 3
+        return Margins.of(nothing, framework, ragged=ragged, adapters=adapters, gathers=gathers)
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
-        margins = Margins.of(Assumed(0.0, 0.0, 0.0), self.training.framework, ragged=layout.tokens is not None)
+        margins = self.margins(layout)
         value, high = map(places.read_once, self.outside(layout))
-        return self.numpy.maximum(nbytes, (nbytes - value) * margins.growth + high)
+        return self.numpy.maximum(nbytes, (nbytes - value) * (margins.growth / margins.shown(1.0)) + high)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
         """Return what lies outside PyTorch's allocator, and the most that may, as open arrays [bytes]."""
 
         def make() -> tuple[Any, Any]:
-            numpy, code, axes = self.numpy, 0, [name for name in RANK_AXES if name != "pp"]
-            alone = Layout(pp=layout.pp, seq_len=1)
-            for bit, axis in enumerate(axes):
-                code = code + self.numpy.asarray(getattr(layout, axis) > 1) * 2**bit
-            values = [
-                non_pytorch_memory(
-                    msgspec.structs.replace(alone, **{axis: 1 + (number >> bit & 1) for bit, axis in enumerate(axes)}),
-                    self.whole.cluster.gpu,
-                )
-                for number in range(2 ** len(axes))
-            ]
-            return numpy.array([one.value for one in values])[code], numpy.array([one.high for one in values])[code]
+            found = non_pytorch_memory(layout, self.whole.cluster.gpu)
+            return self.numpy.asarray(found.value), self.numpy.asarray(found.high)
 
         both: tuple[Any, Any] = self.of_pp.once("outside", make)
         return both
