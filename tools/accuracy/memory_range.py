@@ -5,7 +5,7 @@ sources are left out. A configuration has one vote. A row's residual says by how
 differ (the allocator's idle blocks, memory outside it, what the row does not state), as a logarithm; inside it is 0. The range
 is the shortest that holds a share of the residuals, the level, and no residual at all (what is predicted).
 
-Beside tables of benchmarks stand reports of users (`published_runs/raw/reported_memory.csv`: a counter, its value, and the flags of the run
+Beside tables of benchmarks stand reports of users (`raw/reported_memory.csv`: a counter, its value, and the flags of the run
 as its report states them), so that the range holds for runs that nobody tuned. Classes are by stack, adapters apart, and by
 what is read: PyTorch's allocator, or the card, which holds idle blocks and what lies beside the allocator too.
 

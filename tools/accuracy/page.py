@@ -187,7 +187,7 @@ def _range(runs: Sequence[Run]) -> str:
 
 A range is meant to hold 80 % of the runs that it was not made from. Each source is left out in turn; the range comes from the
 others, by the spread of measured over predicted beyond what is known to differ. Rows of quality A and B with a known counter,
-and the reports of users (`tools/published_runs/raw/reported_memory.csv`); a configuration has one vote. *Card* is what the driver shows,
+and the reports of users (`raw/reported_memory.csv`); a configuration has one vote. *Card* is what the driver shows,
 the rest what PyTorch's allocator does; a class with fewer than {FEWEST} sources is pooled with all others of its counter.
 `make range` makes it again.
 
