@@ -25,6 +25,7 @@ import msgspec
 from loadgauge.core.base.algebra import minimum
 from loadgauge.core.base.units import GIB, KIB, MIB
 from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 
@@ -90,16 +91,13 @@ def workspaces(gpu: Gpu | None, training: Training, *, grouped: bool) -> float:
     return float(total)
 
 
-AXES = ("dp", "tp", "pp", "cp", "ep")
-
-
 def communicators(layout: Layout) -> Any:
     """Return the number of NCCL communicators a rank is in: one for each axis with several ranks, and one of all ranks.
 
     >>> communicators(Layout(dp=8, seq_len=1)), communicators(Layout(dp=4, tp=2, seq_len=1))
     (1, 3)
     """
-    axes = sum((getattr(layout, axis) > 1) * 1 for axis in AXES)
+    axes = sum((getattr(layout, axis) > 1) * 1 for axis in RANK_AXES)
     return axes + (axes > 1)
 
 
@@ -116,7 +114,7 @@ def communication(layout: Layout, gpu: Gpu | None = None) -> Assumed:
     words = (gpu.interconnect.topology or "", gpu.interconnect.kind or "")
     linked = next(name for name in CHANNELS if any(word.startswith(name) for word in words))
     ring = CONNECTION * CHANNELS[linked]
-    larger = sum((getattr(layout, axis) > 2) * 1 for axis in AXES) + (groups > 1)
+    larger = sum((getattr(layout, axis) > 2) * 1 for axis in RANK_AXES) + (groups > 1)
     reduces = linked == "NVSwitch" and gpu.data_center_hopper_or_later
     peers = minimum(layout.ep, PEERS) - 1 if linked else 0
     exchanged = CONNECTION * PEER_CHANNELS * peers
