@@ -277,8 +277,8 @@ class GridEvaluator:
         """Return what lies outside PyTorch's allocator, and the most that may, as open arrays [bytes]."""
 
         def make() -> tuple[Any, Any]:
-            found = non_pytorch_memory(layout, self.whole.cluster.gpu)
-            return self.numpy.asarray(found.value), self.numpy.asarray(found.high)
+            beside = non_pytorch_memory(layout, self.whole.cluster.gpu)
+            return self.numpy.asarray(beside.value), self.numpy.asarray(beside.high)
 
         both: tuple[Any, Any] = self.of_pp.once("outside", make)
         return both
