@@ -31,6 +31,7 @@ def test_options_have_the_names_and_bounds_of_a_job(name: str) -> None:
         assert f"--{field.replace('_', '-')}" in options[field].opts
 
 
+@pytest.mark.long
 def test_old_words_are_read_with_a_line_each() -> None:
     old = typed(f"{SMALL} --precision=bf16-mixed --checkpointing full --attention sdpa --micro-batch 2 --accumulate 3")
     new = typed(

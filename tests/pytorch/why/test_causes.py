@@ -99,6 +99,7 @@ def test_the_same_without_stacks() -> None:
     assert of_snapshot(snapshot(stream, allocator)).causes[0].name == "optimizer states"
 
 
+@pytest.mark.long
 def test_a_healthy_run_has_no_fault_of_the_program() -> None:
     """Training that just needs more than there is: nothing is called a leak, an evaluation or a gap."""
     for fault in (faults.all_kept, faults.too_long, faults.large_vocabulary, faults.wide_moments):
@@ -215,6 +216,7 @@ def test_nothing_is_served_by_changing_nothing() -> None:
     assert again.peak({"all": 0.5})[1] is True
 
 
+@pytest.mark.long
 def test_a_model_is_traced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change has the peak that `trace` has with its flags typed."""
     settings = ["gpt2", "--layers", "2", "--seq-len", "64", "--attention", "eager"]
