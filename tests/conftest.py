@@ -47,11 +47,11 @@ APART = {
     )
 }  # fmt: skip
 """Files without an import of other libraries that `make quick` leaves out all the same."""
-SAMPLE, OF_QUICK = 2, 8
+SAMPLE, OF_QUICK = 2, 5
 """Cases, spread over its list, that `make test` takes of each test function, and where `make quick` has it too; of one that
 is marked as long, the first of several. `make thorough` runs the others."""
 SHARED = (HERE / "support", HERE.parent / "tools")
-MANY = 40
+MANY = 25
 """Examples of a property in `make test`; `make thorough` has all that it asks for."""
 ITEMS, EXAMPLES = 2, 5
 """What `make quick` takes of each test function with parameters, and of each property."""

@@ -97,6 +97,7 @@ def test_what_is_refused_is_said_in_chinese(opened: Any) -> None:
     page.locator("#language").click()
     until(page, lambda: "No answer yet" in page.locator("#unanswered").inner_text())
     # A file that is read ends the refusal before it.
+    refuse(page, "model.pt", BINARY)
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
     page.evaluate(DROP, ["error.txt", f"{text} of which 1.15 GiB is free."])
     until(page, lambda: page.locator("#unanswered").is_hidden())

@@ -88,7 +88,7 @@ def test_the_peak_is_that_of_the_trace_with_and_without_recomputation(kind: str,
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@pytest.mark.long
+@pytest.mark.thorough
 def test_it_is_what_the_written_family_says(kind: str, tmp_path: Path) -> None:
     own, written = captured(kind, tmp_path), captured(kind, tmp_path, road="written")
     assert (own.params, own.flops) == (written.params, written.flops)

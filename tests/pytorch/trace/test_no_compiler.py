@@ -55,6 +55,6 @@ def test_a_step_of_an_optimizer_needs_no_compiler(said: Said) -> None:
 
 
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.long
+@pytest.mark.thorough
 def test_who_asks_for_the_compiler_gets_it(asked: str, said: Said) -> None:
     assert said(asked).strip() == ASKED[asked]

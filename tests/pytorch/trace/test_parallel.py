@@ -51,6 +51,7 @@ def played(size: int, rank: int = 0, accumulate: int = 1, config: Any = None, **
 # -- pipelines ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_1f1b_has_as_many_micro_batches_in_flight_as_stages_follow() -> None:
     """Narayanan et al. 2021 (arXiv:2104.04473), section 2.2: stage r of p has p - r in flight, whatever their number."""
     stages, batches = 4, 8

@@ -195,6 +195,7 @@ def all_checkpointed() -> None:
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
+@pytest.mark.long
 def test_a_replay_is_near_the_mended_program(fault: Fault, mended: Fault, tolerance: float) -> None:
     """What is predicted from the snapshot of a failure, against a trace of the program with the remedy in it."""
     predicted, true = leaves(fault, faults.FAULTS[fault]), peak_of(mended)
