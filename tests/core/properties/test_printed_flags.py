@@ -330,7 +330,7 @@ def test_a_plan_of_lengths_can_be_typed() -> None:
     "llama-3.1-8b --gpu rtx4090 --global-batch 4 --seq-len 2048",
     "llama-3.1-8b --gpu rtx4090 --global-batch 8 --gpus 2 --seq-len 2048 --tp 1 --pp 1 --cp 1",
 ])  # fmt: skip
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_change_of_a_plan_can_be_typed(line: str) -> None:
     found = msgspec.json.decode(typed(f"plan {line} --json").out)
     assert len(found["changes"]) > 2

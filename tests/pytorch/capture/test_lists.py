@@ -108,7 +108,7 @@ def sent(layer: Any, axis: str) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize(("kind", "axis"), [("llama", "tp"), ("mixtral", "ep")])
-@pytest.mark.long
+@pytest.mark.thorough
 def test_a_rank_has_what_the_written_family_says(kind: str, axis: str, tmp_path: Path) -> None:
     fields: dict[str, Any] = {"gpus": 2, axis: 2}
     own, written = captured(kind, tmp_path, **fields), captured(kind, tmp_path, road="written", **fields)
