@@ -416,7 +416,7 @@ def test_validation_comes_piece_by_piece(served: Served) -> None:
     assert len({run.id for run in validation.order()}) == first["of"]
     assert second["summary"]["time"]["all"]["rows"] == sum(row["quantity"] == "time" for row in rows)
     # The first rows are of many sources.
-    assert len({row["source"] for row in rows}) > 5
+    assert len({run.source for run in validation.order()[:20]}) > 5
     assert served.client.get("/api/validation?since=x").status_code == 400
 
 
