@@ -9,7 +9,7 @@ PAGES  := $(if $(filter .venv,$(VENV)),.venv/installed-dev)
 RUN    := PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick cpus versions parsers lint docs planner runs operators serving rollout range examples accuracy bench stack gpu dist sbom clean
+.PHONY: help demo test thorough quick cpus versions parsers lint docs planner runs operators serving rollout range examples accuracy bench stack gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -28,8 +28,11 @@ $(VENV)/installed-dev: $(VENV)/installed
 demo: $(VENV)/installed ## does Llama 3.1 8B fit on 8 H100s? (installs what it needs; no network at run time)
 	$(BIN)/loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 4096 --micro-batch 1
 
-test: $(VENV)/installed-dev ## the whole test suite (8 minutes on two cores), and which tests took longest
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40
+test: $(VENV)/installed-dev ## the test suite (8 minutes on two cores), and which tests took longest
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m "not thorough"
+
+thorough: $(VENV)/installed-dev ## what `make test` leaves out: most cases of long lists, examples of properties, and tests that take long (half an hour)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m "thorough or property"
 
 # An environment of its own, in seconds: no PyTorch, no browser. Which tests these are is said in tests/conftest.py.
 $(QUICK)/installed: pyproject.toml

@@ -47,8 +47,13 @@ APART = {
     )
 }  # fmt: skip
 """Files without an import of other libraries that `make quick` leaves out all the same."""
+SAMPLE, OF_QUICK = 2, 5
+"""Cases, spread over its list, that `make test` takes of each test function, and where `make quick` has it too; of one that
+is marked as long, the first of several. `make thorough` runs the others."""
 SHARED = (HERE / "support", HERE.parent / "tools")
-ITEMS, EXAMPLES = 2, 10
+MANY = 25
+"""Examples of a property in `make test`; `make thorough` has all that it asks for."""
+ITEMS, EXAMPLES = 2, 5
 """What `make quick` takes of each test function with parameters, and of each property."""
 KERNELS = {
     HERE / place
@@ -65,8 +70,9 @@ KERNELS = {
 WARM = {
     HERE / place
     for place in (
-        "pytorch/trace", "pytorch/why/test_causes.py", "pytorch/capture/test_command.py", "pytorch/compare",
+        "pytorch/trace", "pytorch/why/test_causes.py", "pytorch/capture", "pytorch/compare",
         "pytorch/measure/test_measure_page.py", "test_site.py", "core/command_line/test_cli_errors.py",
+        "core/command_line/test_schema.py",
     )
 }  # fmt: skip
 """Whose child processes begin with PyTorch imported (`warm_children`)."""
@@ -106,6 +112,9 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
     config.addinivalue_line("markers", "slow: takes seconds, or starts PyTorch; not for `make quick`")
+    config.addinivalue_line("markers", "long: takes many seconds; `make test` runs the first of several cases")
+    config.addinivalue_line("markers", "thorough: one of many cases, or long; for `make thorough`, not for `make test`")
+    config.addinivalue_line("markers", "property: has more examples in `make thorough`")
     config.addinivalue_line("markers", "quick: of the sample that `make quick` runs")
     config.addinivalue_line("markers", "kernels: depends on the kernels that PyTorch chooses for this CPU")
 
@@ -125,16 +134,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     taken: Counter[str] = Counter()
+    cases, seen = Counter(item.nodeid.partition("[")[0] for item in items), Counter[str]()
     for item in items:
         if _in(item.path, KERNELS):
             item.add_marker("kernels")
         function = item.nodeid.partition("[")[0]
-        if taken[function] < ITEMS and _alone(item.path) and not item.get_closest_marker("slow"):
+        taken_of = OF_QUICK if _alone(item.path) else SAMPLE
+        before, after = ((seen[function] + step) * taken_of // cases[function] for step in (-1, 0))
+        seen[function] += 1
+        if item.get_closest_marker("long"):
+            left_out = cases[function] == 1 or seen[function] > 1
+        else:
+            left_out = before == after
+        if left_out:
+            item.add_marker("thorough")
+        if (
+            taken[function] < ITEMS
+            and _alone(item.path)
+            and not (item.get_closest_marker("slow") or item.get_closest_marker("long"))
+        ):
             item.add_marker("quick")
             taken[function] += 1
         how = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
-        if config.option.markexpr == "quick" and how is not None:
-            few = settings(how, max_examples=min(how.max_examples, EXAMPLES))
+        most = {"quick": EXAMPLES, "not thorough": MANY}.get(config.option.markexpr)
+        if how is not None and how.max_examples > MANY:
+            item.add_marker("property")
+        if how is not None and most:
+            few = settings(how, max_examples=min(how.max_examples, most))
             item.obj._hypothesis_internal_use_settings = few  # type: ignore[attr-defined]
         if isinstance(item, pytest.Function) and _in(item.path, WARM):
             item.fixturenames.insert(0, "warm_children")  # before what a file's fixtures start

@@ -8,6 +8,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
 LEVELS = [  # a module of the core imports only from rows above its own, or from its own folder
     {"base"},
@@ -87,6 +89,7 @@ def test_every_module_is_in_a_room_and_of_the_core_in_a_folder_with_a_level() ->
     assert {module.split(".")[1] for module in modules() if module.startswith("core.")} - {"__init__"} == set(LEVEL)
 
 
+@pytest.mark.slow
 def test_imports_of_the_core_point_one_way() -> None:
     wrong = {
         f"{module} -> {other}"

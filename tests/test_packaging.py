@@ -49,6 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return build(tree, tmp_path_factory.mktemp("built"), 0o022)
 
 
+@pytest.mark.long
 def test_the_source_distribution_builds_the_same_bytes_elsewhere(built: dict[str, Path], tmp_path: Path) -> None:
     """Another folder, other times and permissions of the files; only what was published is at hand."""
     with tarfile.open(built[".gz"]) as archive:
@@ -150,6 +151,7 @@ def dependencies() -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_the_wheel_alone_answers_the_readme(built: dict[str, Path], tmp_path: Path) -> None:
     """Unpacked away from the source tree, with its dependencies only. What needs an extra names it."""
     with zipfile.ZipFile(built[".whl"]) as archive:

@@ -44,11 +44,13 @@ def docstrings(tree: ast.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("word", BEGINNINGS)
+@pytest.mark.long
 def test_docstrings_begin_with_what_comes_back(word: str) -> None:
     count = sum(bool(re.match(rf"{word}\b", text)) for tree in trees() for text in docstrings(tree))
     assert count <= BEGINNINGS[word]
 
 
+@pytest.mark.slow
 def test_locals_have_names() -> None:
     """Names that are assigned, looped over or received as arguments."""
     counts: Counter[str] = Counter()

@@ -122,6 +122,7 @@ def offences(source: str, *, sums: bool) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_no_result_depends_on_a_sentence() -> None:
     wrong = []
     assert all((PACKAGE / folder).exists() for folder in SUMS)

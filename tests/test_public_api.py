@@ -289,6 +289,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert resources.files("loadgauge").joinpath("py.typed").is_file()
 
 
+@pytest.mark.long
 def test_a_strangers_file_is_checked(tmp_path: Path) -> None:
     """mypy --strict, over a file that uses the facade and one that misuses it, with the package as a library."""
     pytest.importorskip("mypy")

@@ -67,6 +67,7 @@ SOURCES = "evidence/published/"
 """Tables in the words of their sources, which name frameworks and axes."""
 
 
+@pytest.mark.slow
 def test_no_framework_is_asked_for_by_name() -> None:
     assert not [
         f"{file}:{line}"
@@ -103,6 +104,7 @@ def lists_of_axes(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_no_list_of_axes_is_written_by_hand() -> None:
     assert not [
         f"{file}:{line}"

@@ -234,6 +234,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     return {path: Page(path.read_text(encoding="utf-8")) for path in place.rglob("*.html") if path.name != "404.html"}
 
 
+@pytest.mark.long
 def test_every_link_leads_somewhere(site: dict[Path, Page]) -> None:
     broken = []
     for path, page in site.items():

@@ -302,6 +302,7 @@ def test_bad_input_is_one_line(capsys, words: tuple[str, ...], said: str) -> Non
     assert text.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_planner_weighs_what_a_failing_host_takes_with_it(capsys) -> None:
     """With every host long away and no spares, a smaller replica wins over a faster step; with spares the fastest step does."""
     words = ["plan", "llama-3.1-8b", "--gpu", "h100", "--gpus", "512", "--global-batch", "512", "--seq-len", "8192"]

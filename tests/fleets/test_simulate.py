@@ -64,6 +64,7 @@ def test_exponential_failures_give_daly(mean: float, stall: float, restart: floa
     assert found.mean() == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_best_interval_is_that_of_the_closed_form() -> None:
     """Daly's exact optimum by brute force over his formula, and by brute force over simulated runs."""
     mean, stall, restart = 3600.0, 60.0, 300.0
@@ -135,6 +136,7 @@ def test_what_helps() -> None:
     assert share(spares=400, failures=silent) < usual
 
 
+@pytest.mark.slow
 def test_a_million_gpus_cost_as_many_turns() -> None:
     """Groups are simulated, not GPUs: the failures of one run are bounded, and a longer run goes on as its part did."""
     small, large = (mixed(gpus=gpus, spares=gpus // 100, recovery=Recovery(way="elastic")) for gpus in (10**5, 10**6))

@@ -201,6 +201,7 @@ def act(folder: Path, **inputs: str) -> tuple[int, str, str, str]:
     return done.returncode, done.stdout, *(Path(place).read_text(encoding="utf-8") for place in told.values())  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_the_action_fails_a_pull_request_that_no_longer_fits(pull_request: Path) -> None:
     inputs = {"JOBS": "configs/job.yaml configs/new.yaml", "FLAGS": "--memory 8GiB", "GITHUB_BASE_REF": "main"}
     code, log, summary, output = act(pull_request, **inputs)

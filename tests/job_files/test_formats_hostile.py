@@ -116,7 +116,7 @@ VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_value_for_any_key(name: str, data: st.DataObject) -> None:
     """Nonsense under known keys is either read or refused as an error of ours; nothing else ever happens."""

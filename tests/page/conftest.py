@@ -30,15 +30,29 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
+@pytest.fixture(scope="module")
+def usual(browser: Any) -> Iterator[Any]:
+    """A visitor whose browser has the page's files, and code that is compiled, from before."""
+    made = browser.new_context(locale="en-US")
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def opened(address: str, browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens the page on a run; whatever the page says on the console as an error fails the test."""
-    contexts, troubles = [], []
+def opened(address: str, browser: Any, usual: Any) -> Iterator[Callable[..., Any]]:
+    """Opens the page on a run, by who has not been there; whatever it says on the console as an error fails the test.
+
+    With settings of a context, such as permissions, in one of its own.
+    """
+    held, troubles = [], []
 
     def open_(run: str, width: int = 1400, height: int = 560, **how: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": height}, locale="en-US", **how)
-        contexts.append(context)
+        context = browser.new_context(locale="en-US", **how) if how else usual
         page = context.new_page()
+        held.append(context if how else page)
+        page.set_viewport_size({"width": width, "height": height})
+        stores = {"origin": address.partition("/?")[0], "storageTypes": "local_storage,indexeddb"}
+        context.new_cdp_session(page).send("Storage.clearDataForOrigin", stores)
         page.on("console", lambda said: said.type == "error" and "422" not in said.text and troubles.append(said.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.set_default_timeout(WAIT)
@@ -48,6 +62,6 @@ def opened(address: str, browser: Any) -> Iterator[Callable[..., Any]]:
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
+    for page in held:
+        page.close()
     assert not troubles

@@ -51,6 +51,7 @@ def drawn(served: Served, found: Any, **more: str) -> tuple[Any, Any]:
     return panel, panel["dots"][0]
 
 
+@pytest.mark.long
 def test_a_real_trace_lies_on_the_estimate(served: Served, trace: Any) -> None:
     dropped = served.answer("/api/drop", name="t.json", text=json.dumps(trace))
     assert (dropped["kind"], dropped["flags"]) == ("trace", {})

@@ -170,6 +170,7 @@ def loaded(found: Any, point: list[Any]) -> dict[str, str]:
     return {**state, **found["apply"]}
 
 
+@pytest.mark.long
 def test_every_point_of_the_plan_can_be_loaded(served: Served) -> None:
     """Its estimate says what the point says, which the array reading of the search has found."""
     found = served.answer("/api/plan", flags=PLANNED, locks=[])
@@ -188,6 +189,7 @@ def test_every_point_of_the_plan_can_be_loaded(served: Served) -> None:
         assert any(step <= point[2] * (1 + 1e-9) and memory <= point[0] * (1 + 1e-9) for step, memory in front)
 
 
+@pytest.mark.long
 def test_a_point_of_a_plan_without_a_global_batch_can_be_loaded(served: Served) -> None:
     """The batch that the plan took for granted is loaded too: fewer data-parallel ranks would mean another one."""
     state = {name: value for name, value in PLANNED.items() if name not in ("global-batch", "tp")}
@@ -199,6 +201,7 @@ def test_a_point_of_a_plan_without_a_global_batch_can_be_loaded(served: Served) 
         assert (point[0], point[2]) == (told["memory"]["total"], told["time"]["step"])
 
 
+@pytest.mark.long
 def test_where_nothing_fits_the_nearest_is_told(served: Served) -> None:
     state = {"model": "llama-3.1-70b", "gpu": "rtx4090", "gpus": "4", "global-batch": "4", "seq-len": "4096"}
     found = served.answer("/api/plan", flags=state, locks=[])
@@ -413,7 +416,7 @@ def test_validation_comes_piece_by_piece(served: Served) -> None:
     assert len({run.id for run in validation.order()}) == first["of"]
     assert second["summary"]["time"]["all"]["rows"] == sum(row["quantity"] == "time" for row in rows)
     # The first rows are of many sources.
-    assert len({row["source"] for row in rows}) > 5
+    assert len({run.source for run in validation.order()[:20]}) > 5
     assert served.client.get("/api/validation?since=x").status_code == 400
 
 

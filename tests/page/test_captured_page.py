@@ -57,6 +57,7 @@ def settled(served: Served, path: str, **body: Any) -> tuple[httpx.Response, lis
     return found, steps
 
 
+@pytest.mark.long
 def test_a_config_that_no_family_reads_is_captured_beside_the_page(served: Served, tmp_path: Path) -> None:
     trap, evil = tmp_path / "ran", tmp_path / "evil.py"
     evil.write_text(f"open({str(trap)!r}, 'w')")

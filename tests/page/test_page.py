@@ -346,25 +346,26 @@ def test_a_published_run_opens_to_what_ran(opened: Any) -> None:
 # -- for everybody -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tab", ["run", "layouts", "network", "why", "hardware", "cost", "posttrain", "fleet"])
-def test_axe_finds_nothing_serious(opened: Any, tab: str) -> None:
-    page = opened(f"{SMALL}&~tab={tab}&~theme=light")
-    rest(page, 500)
+@pytest.mark.long
+def test_axe_finds_nothing_serious(opened: Any) -> None:
+    page = opened(f"{SMALL}&~theme=light")
     page.evaluate((Path(__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
     for theme in ("light", "dark"):
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        serious = [
-            (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"][:300])
-            for one in found["violations"]
-            if one["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
-        assert len(found["passes"]) > 20
+        for tab in ("run", "layouts", "network", "why", "hardware", "cost", "posttrain", "fleet"):
+            page.locator(f"#tab-{tab}").click()
+            rest(page, 300)
+            found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+            serious = [
+                (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"][:300])
+                for one in found["violations"]
+                if one["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], (tab, theme)
+            assert len(found["passes"]) > 20
         if theme == "light":
             page.keyboard.press("d")
             page.keyboard.press("a")  # the charts' tables too
             page.wait_for_selector("html[data-theme='dark']")
-            rest(page, 300)
 
 
 def test_the_open_tab_is_in_sight_on_a_narrow_screen(opened: Any) -> None:
@@ -408,6 +409,7 @@ def test_keys(opened: Any) -> None:
 # -- what each view is for ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_last_run_comes_back_and_a_link_wins(opened: Any, address: str) -> None:
     page = opened(RUN)
     slide(page, "seq-len", 4)
@@ -437,6 +439,7 @@ def test_a_run_whose_file_is_gone_gives_way_to_the_example(opened: Any, address:
     assert flags_of(page)["model"] == "llama-3.1-70b"
 
 
+@pytest.mark.long
 def test_every_number_opens_its_formula(opened: Any) -> None:
     page = opened(RUN, height=2600)
     page.wait_for_selector("#panel-network [data-why]")
@@ -506,14 +509,16 @@ def test_two_runs_as_a_diff_of_ledgers(opened: Any) -> None:
     page.wait_for_selector("#panel-compare", state="detached")
 
 
-@pytest.mark.parametrize("view", ["", "&~theme=dark&~lang=zh", "&~tab=cost"])
-def test_a_run_is_one_page_of_paper(opened: Any, view: str) -> None:
-    page = opened(RUN + view)
-    rest(page, 500)
-    printed = page.pdf(prefer_css_page_size=True, print_background=True)
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
-    assert re.search(rb"/MediaBox\s*\[\s*0 0 84[12][.\d]* 59[456]", printed)
-    assert page.evaluate("document.documentElement.className") == ""
+def test_a_run_is_one_page_of_paper(opened: Any) -> None:
+    page = opened(RUN)
+    for change in ((), ("#theme", "#language"), ("#tab-cost",)):
+        for button in change:
+            page.locator(button).click()
+        rest(page, 500)
+        printed = page.pdf(prefer_css_page_size=True, print_background=True)
+        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+        assert re.search(rb"/MediaBox\s*\[\s*0 0 84[12][.\d]* 59[456]", printed)
+        assert page.evaluate("document.documentElement.className") == ""
 
 
 def test_refusals_are_in_the_language_of_the_page(opened: Any) -> None:

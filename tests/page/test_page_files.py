@@ -52,31 +52,40 @@ def change(page: Any, flag: str, value: str) -> None:
     settled(page, lambda: field.select_option(value) if flag == "gpu" else (field.fill(value), field.press("Enter")))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("model.safetensors", BINARY, "is neither text (UTF-8) nor a snapshot of PyTorch's allocator"),
-        ("train.ipynb", NOTEBOOK, "is no training job"),
-        ("notes.md", "# Title\n\nwords: and words\n", "has no keys of a job file that is known"),
-        ("run.log", "step 1\n" * 500_000, "is 3.5 MB of text; a job file has some kB"),
-        ("big.ipynb", json.dumps({"nbformat": 4, "cells": ["x" * 3_500_000]}), "is a notebook of 3.5 MB"),
-        ("weights.bin", "\x01\x00\x02" * 1_200_000, "is neither text (UTF-8) nor a snapshot of PyTorch's allocator"),
-    ],
-)
-def test_a_file_that_is_not_read_puts_the_answer_aside(opened: Any, name: str, text: str, said: str) -> None:
+NOT_READ = [
+    ("model.safetensors", BINARY, "is neither text (UTF-8) nor a snapshot of PyTorch's allocator"),
+    ("train.ipynb", NOTEBOOK, "is no training job"),
+    ("notes.md", "# Title\n\nwords: and words\n", "has no keys of a job file that is known"),
+    ("run.log", "step 1\n" * 500_000, "is 3.5 MB of text; a job file has some kB"),
+    ("big.ipynb", json.dumps({"nbformat": 4, "cells": ["x" * 3_500_000]}), "is a notebook of 3.5 MB"),
+    ("weights.bin", "\x01\x00\x02" * 1_200_000, "is neither text (UTF-8) nor a snapshot of PyTorch's allocator"),
+]
+
+
+def test_a_file_that_is_not_read_puts_the_answer_aside(opened: Any) -> None:
     page = opened("")
     before = shown(page, "#verdict-fit .of [data-value]")
-    told = refuse(page, name, text)
-    assert f"{name}: {said}" in told
-    assert told.count(said) == 1
-    assert "config.json, a job file (YAML, TOML, sh)" in told
-    assert "llama-3.1-70b · 256 × h100-sxm5-80gb, is put aside" in told
-    assert page.title().startswith(name)
-    assert "Fits" not in page.locator("#work").inner_text()
-    page.get_by_role("button", name="Back to the run before").click()
-    assert page.locator("#unanswered").is_hidden()
-    assert shown(page, "#verdict-fit .of [data-value]") == before
-    assert page.title().startswith("38")
+    for name, text, said in NOT_READ:
+        told = refuse(page, name, text)
+        assert f"{name}: {said}" in told
+        assert told.count(said) == 1
+        assert "config.json, a job file (YAML, TOML, sh)" in told
+        assert "llama-3.1-70b · 256 × h100-sxm5-80gb, is put aside" in told
+        assert page.title().startswith(name)
+        assert "Fits" not in page.locator("#work").inner_text()
+        page.get_by_role("button", name="Back to the run before").click()
+        assert page.locator("#unanswered").is_hidden()
+        assert shown(page, "#verdict-fit .of [data-value]") == before
+        assert page.title().startswith("38")
+    # One that is over the limit is not sent.
+    sent = []
+    page.on("request", lambda request: sent.append(request.url))
+    page.evaluate(SIZED, guard.FILE_LIMIT + 2**28)
+    told = refuse(page, "snapshot.pickle", "x")
+    assert "snapshot.pickle: is 1.3 GiB, and at most 1 GiB is read here" in told
+    assert not [url for url in sent if "snapshot" in url or "drop" in url]
+    page.evaluate(SIZED, guard.FILE_LIMIT)
+    assert "snapshot.txt: is 0.0 MB" in refuse(page, "snapshot.txt", "x")  # at the limit it is sent
 
 
 def test_what_is_refused_is_said_in_chinese(opened: Any) -> None:
@@ -87,30 +96,12 @@ def test_what_is_refused_is_said_in_chinese(opened: Any) -> None:
     assert "它没有写明模型" in told
     page.locator("#language").click()
     until(page, lambda: "No answer yet" in page.locator("#unanswered").inner_text())
-
-
-def test_a_file_that_is_read_ends_the_refusal_before_it(opened: Any) -> None:
-    page = opened("")
+    # A file that is read ends the refusal before it.
     refuse(page, "model.pt", BINARY)
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
     page.evaluate(DROP, ["error.txt", f"{text} of which 1.15 GiB is free."])
     until(page, lambda: page.locator("#unanswered").is_hidden())
     assert page.locator("#tab-why").get_attribute("aria-selected") == "true"
-
-
-def test_a_file_over_the_limit_is_not_sent(opened: Any) -> None:
-    page = opened("")
-    sent = []
-    page.on("request", lambda request: sent.append(request.url))
-    page.evaluate(
-        "(size) => Object.defineProperty(File.prototype, 'size', {get: () => size, configurable: true})",
-        guard.FILE_LIMIT + 2**28,
-    )
-    told = refuse(page, "snapshot.pickle", "x")
-    assert "snapshot.pickle: is 1.3 GiB, and at most 1 GiB is read here" in told
-    assert not [url for url in sent if "snapshot" in url or "drop" in url]
-    page.evaluate(SIZED, guard.FILE_LIMIT)
-    assert "snapshot.txt: is 0.0 MB" in refuse(page, "snapshot.txt", "x")  # at the limit it is sent
 
 
 def test_a_file_begins_with_nothing_said(opened: Any, tmp_path: Path) -> None:

@@ -238,6 +238,7 @@ def refusals(path: Path) -> Iterator[str]:
             yield from filter(None, [template(node.value)])
 
 
+@pytest.mark.slow
 def test_every_refusal_is_translated() -> None:
     known = json.loads((STATIC / "messages" / "errors.zh.json").read_text(encoding="utf-8"))
     said = {

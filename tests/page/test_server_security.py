@@ -380,6 +380,7 @@ def test_a_job_file_names_no_model_by_path(served: Served, tmp_path: Path) -> No
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_hundred_requests_at_once_are_answered(served: Served) -> None:
     async def all_at_once() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=200)

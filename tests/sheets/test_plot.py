@@ -110,6 +110,7 @@ def test_svg_has_headings_as_text(name: str, tmp_path: Path) -> None:
         assert heading in text
 
 
+@pytest.mark.long
 def test_png_and_pdf_and_the_same_svg_twice(tmp_path: Path) -> None:
     for ending, magic in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
         file = tmp_path / f"figure.{ending}"

@@ -55,6 +55,7 @@ def goes_on(folder: Path) -> None:
         same_as_a_plan(row)
 
 
+@pytest.mark.long
 def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = begun(sweep_of(ENDLESS, tmp_path), tmp_path)
     until(lambda: parts(tmp_path))
@@ -66,6 +67,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     goes_on(tmp_path)
 
 
+@pytest.mark.long
 def test_a_killed_worker_costs_no_cell_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     first = begun(sweep_of(ENDLESS, tmp_path), tmp_path, start_new_session=True)
     there = len(until(lambda: parts(tmp_path)))

@@ -31,7 +31,7 @@ print(found.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 ray.shutdown()
 """
-PRICES = 12
+PRICES = 6
 
 
 @pytest.fixture
@@ -73,6 +73,7 @@ def stopped_at_work(cluster: int) -> int:
     return 0
 
 
+@pytest.mark.long
 def test_a_worker_of_ray_is_killed_and_no_cell_is_lost(
     cluster: tuple[subprocess.Popen[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from compare_answers import entry_point, names_of
 from verdicts import violations
 
 
+@pytest.mark.long
 def test_random_jobs_agree_in_all_their_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run, pick = entry_point(), random.Random(5)

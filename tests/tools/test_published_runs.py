@@ -166,6 +166,7 @@ def test_open_knobs_become_variants() -> None:
 # -- the package's rows ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_rows_of_the_package_are_what_the_tables_make_of_them() -> None:
     assert main(["--check"]) == 0
 
@@ -337,6 +338,7 @@ def test_every_column_of_the_tables_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("name", ["throughput", "memory"])
+@pytest.mark.long
 def test_validate_reads_tables_in_the_words_of_their_sources(name: str) -> None:
     """`validate --runs` of a source's table is what the package has of it; columns of neither kind are reported."""
     rows = [run for run in packaged().runs if run.id.startswith("T-" if name == "throughput" else "M-")]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
+
 from loadgauge.core.post_training.step import HIGH, LOW, SOFTWARE
 from rollout.score import scored
 
 
+@pytest.mark.long
 def test_steps_of_a_source_take_what_the_other_source_says() -> None:
     rows, factors, _ = scored()
     assert {row["source"] for row, _, _ in rows} == {"nemo-rl", "verl"}

@@ -79,6 +79,7 @@ def marked(words: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", map(marked, SAMPLE))
+@pytest.mark.thorough
 def test_within_one_percent(words: str, compared: dict[Case, Any]) -> None:
     """Every phase is within one percent, or a named difference accounts for it by its bytes."""
     case = Case.of(words)

@@ -23,6 +23,7 @@ SAMPLE = (("step", "optimizer=adamw_torch,precision=fp32,checkpointing=non-reent
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("phase", "words"), SAMPLE)
+@pytest.mark.long
 def test_why_names_phase_and_tensor_and_its_remedy_fits(phase: str, words: str) -> None:
     code = (
         "import sys; from stack.oom import judged, script; found = judged(script(sys.argv[1], sys.argv[2], 0.999));"

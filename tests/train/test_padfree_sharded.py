@@ -16,6 +16,7 @@ RANKS = SUPPORT / "fsdp_ranks.py"
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+@pytest.mark.long
 def test_two_ranks_make_the_gradients_of_one_padded_model(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     paths = [str(SUPPORT), str(SUPPORT.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]

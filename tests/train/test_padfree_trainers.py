@@ -35,7 +35,7 @@ def train(model: torch.nn.Module, collator: Any, tmp_path: Any, data: Any = None
     settings: dict[str, Any] = {
         "output_dir": str(tmp_path),
         "per_device_train_batch_size": 4,
-        "max_steps": 4,
+        "max_steps": 3,
         "learning_rate": 1e-2,
         "report_to": [],
         "logging_steps": 1,
@@ -65,13 +65,12 @@ def model(**changes: Any) -> torch.nn.Module:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"per_device_eval_batch_size": 16},
-        {"gradient_accumulation_steps": 2},
-        {"gradient_checkpointing": True},
+        {"per_device_eval_batch_size": 16, "gradient_accumulation_steps": 2},
+        {"gradient_checkpointing": True, "use_cache": True},
         {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
-        {"use_cache": True},
     ],
 )
+@pytest.mark.long
 def test_trainer(arguments: dict[str, Any], tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     expected = train(model(), Padding(), tmp_path, **arguments)
     assert train(enable(model()), Collator(), tmp_path, **arguments) == pytest.approx(expected, rel=1e-4)
@@ -79,6 +78,7 @@ def test_trainer(arguments: dict[str, Any], tmp_path: Any, capsys: pytest.Captur
     assert train(enable(model()), Padding(), tmp_path, **arguments) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.long
 def test_trainer_with_a_token_budget(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"input_ids": row, "labels": row} for row in ROWS]
     batches = TokenBudgetDataset(rows, 48)
@@ -89,6 +89,7 @@ def test_trainer_with_a_token_budget(tmp_path: Any, capsys: pytest.CaptureFixtur
     assert max(sum(len(r["input_ids"]) for r in batches[i]) for i in range(len(batches))) <= 48
 
 
+@pytest.mark.long
 def test_trainer_classifies(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from datasets import Dataset
 
@@ -149,7 +150,7 @@ def sft(current: torch.nn.Module, tmp_path: Any, collator: Any = None, **argumen
     settings: dict[str, Any] = {
         "output_dir": str(tmp_path),
         "per_device_train_batch_size": 4,
-        "max_steps": 3,
+        "max_steps": 2,
         "learning_rate": 1e-2,
         "report_to": [],
         "logging_steps": 1,
@@ -173,9 +174,10 @@ def sft(current: torch.nn.Module, tmp_path: Any, collator: Any = None, **argumen
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_sft_trainer(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     expected = sft(model(), tmp_path)
-    assert len(expected) == 3
+    assert len(expected) == 2
     enabled = [
         sft(enable(model()), tmp_path),  # TRL pads, the model flattens inside
         sft(enable(model()), tmp_path, padding_free=True),  # TRL flattens

@@ -135,6 +135,7 @@ def test_why_a_layout_is_not_the_best() -> None:
     assert "fits" in full[0]
 
 
+@pytest.mark.slow
 def test_what_to_change_next_is_what_the_flags_give() -> None:
     job = f"{FIND} --gpus 8 --micro-batch 1"
     told = document(f"{job} --what-next")

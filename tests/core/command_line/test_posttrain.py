@@ -59,6 +59,7 @@ RESTED = "qwen3-8b --gpus 8 --zero 3 --recompute full --rollout vllm:utilization
         (f"{RESTED} --framework fsdp --micro-batch 1 --logprob-batch 64", ("--logprob-batch 1",)),
     ],
 )
+@pytest.mark.slow
 def test_the_whole_model_is_trained_where_that_can_fit(line: str, needed: tuple[str, ...]) -> None:
     """No adapters, no more GPUs: the next step fits as typed, and without any one of its flags it does not."""
     line = f"estimate {line} --task grpo --gpu h100-sxm5-80gb"

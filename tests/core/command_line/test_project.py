@@ -46,6 +46,7 @@ def on_a_terminal(line: str, key: str) -> tuple[int, str]:
     return done.wait(), text.decode()
 
 
+@pytest.mark.slow
 def test_one_key_answers_and_is_remembered(tmp_path: Path) -> None:
     code, text = on_a_terminal(f"{JOB} --brief", "2")
     assert "Which is it, --weights?  [1] bfloat16  [2] float32" in text

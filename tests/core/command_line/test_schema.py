@@ -117,10 +117,10 @@ LARGE = {
     "saved.expression": ["saved 'torch.nn.Sigmoid()(x)'"],
     "saved.cases": ["saved --cases"],
     "article.tables": ["article 5"],
-    "measure.steps": ["measure gpt2 --seq-len 32 --layers 1 --steps 1"],
+    "measure.steps": ["measure {tiny} --seq-len 32 --steps 1 --precision fp32"],
     "trace.steps": ["trace gpt2 --seq-len 64 --layers 1 --gpus 2 --zero 2"],
     "why.trace": ["why {trace}"],
-    "compare.ways": ["compare gpt2 --seq-len 64 --layers 1 --measure cpu --device cpu"],
+    "compare.ways": ["compare {tiny} --seq-len 64 --measure cpu --device cpu --precision fp32"],
     "capture.step": [
         "capture gpt2 --seq-len 64 --layers 1 --gpu 4090 --no-cache",
         "capture examples/module.py:model --inputs examples/module.py:batch --micro-batch 8",
@@ -129,6 +129,11 @@ LARGE = {
     "calibrate.device": ["calibrate --device cpu"],
 }
 """Those that need PyTorch, or other processes."""
+TINY = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 1, "n_positions": 64,
+    "vocab_size": 512,
+}  # fmt: skip
+"""A model that is quick to train on any CPU."""
 NUMBERS = {"number", "integer"}
 
 
@@ -164,8 +169,8 @@ def agrees(name: str, document: Any) -> None:
 
 def written(line: str, folder: Path) -> str:
     """The line with the files that it names."""
-    jobs, snapshot, sweep, trace = (
-        folder / name for name in ("jobs.toml", "snapshot.pickle", "sweep.toml", "trace.json")
+    jobs, snapshot, sweep, trace, tiny = (
+        folder / name for name in ("jobs.toml", "snapshot.pickle", "sweep.toml", "trace.json", "tiny.json")
     )
     if "{jobs}" in line:
         jobs.write_text('gpus = 64\n[[jobs]]\nname = "a"\ngpus = 64\ndays = 2\n[[jobs]]\ngpus = 16\ndays = 1\n')
@@ -184,10 +189,15 @@ def written(line: str, folder: Path) -> str:
     if "{sweep}" in line:
         sweep.write_text(
             'model = "qwen3-0.6b"\ngpu = "h100-sxm5-80gb"\ngpus = [1, 3]\nseq-len = 2048\nglobal-batch = 8\n'
+            "pp = 1\ncp = 1\nmicro-batch = 1\n"
         )
+    if "{tiny}" in line:
+        tiny.write_text(json.dumps(TINY))
     if "{trace}" in line:
         trace.write_text(typed(f"{LARGE['trace.steps'][0]} --json").out)
-    return line.format(jobs=jobs, snapshot=snapshot, sweep=sweep, trace=trace, folder=folder / "results")
+    return line.format(
+        jobs=jobs, snapshot=snapshot, sweep=sweep, trace=trace, tiny=tiny, folder=folder / "results"
+    )  # fmt: skip
 
 
 def cases(lines: dict[str, list[str]]) -> list[Any]:

@@ -29,6 +29,7 @@ def written(kind: str) -> list[dict[str, Any]]:
     return [json.loads(part.to_json_string(use_diff=False)) for part in parts]
 
 
+@pytest.mark.long
 def test_every_class_is_read_or_refused_in_one_line() -> None:
     answered, refused = set(), {}
     for kind in set(transformers.CONFIG_MAPPING.keys()) - CONTRADICT:

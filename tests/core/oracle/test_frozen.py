@@ -87,32 +87,35 @@ WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, 
 TOLERANCE = 1e-3
 
 
+# Each word with checkpoints in the one model and without in the other. CPUs without 16-bit instructions are ten times as
+# slow in bfloat16, so it is taken once.
 PEAKS = [
-    (name, words, vocab)
-    for name, vocab in (("llama-gqa", 64), ("qwen3", 3000))
-    for words in ("layers.1:", "layers.*.mlp", "embed_tokens", "layers.1,lm_head", "lm_head")
-]
+    ("llama-gqa", "layers.1:", 64, False, "bfloat16"), ("qwen3", "layers.1:", 3000, True, "float32"),
+    ("llama-gqa", "layers.*.mlp", 64, True, "float32"), ("qwen3", "layers.*.mlp", 3000, False, "float32"),
+    ("llama-gqa", "embed_tokens", 64, False, "float32"), ("qwen3", "embed_tokens", 3000, True, "float32"),
+    ("llama-gqa", "layers.1,lm_head", 64, True, "float32"), ("qwen3", "layers.1,lm_head", 3000, False, "float32"),
+    ("llama-gqa", "lm_head", 64, False, "float32"), ("qwen3", "lm_head", 3000, True, "float32"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize(("name", "words", "vocab"), PEAKS)
-def test_peaks(name: str, words: str, vocab: int, checkpointed: bool) -> None:
+@pytest.mark.parametrize(("name", "words", "vocab", "checkpointed", "dtype"), PEAKS)
+def test_peaks(name: str, words: str, vocab: int, checkpointed: bool, dtype: str) -> None:
     """Two steps on PyTorch's real allocator, against the estimate: within 0.1 %, but for the checkpoints' generators."""
-    built = build(name, "sdpa", torch.bfloat16, vocab_size=vocab, tie_word_embeddings=False, **WIDE)
+    built = build(name, "sdpa", DTYPES[dtype], vocab_size=vocab, tie_word_embeddings=False, **WIDE)
     pattern = {"layers.1:": LAYER + "[1-3]", "layers.*.mlp": LAYER + r"\d\.mlp"}.get(words) or WORDS[words]
     spec = train_only(built.spec, words)
     freeze(built, pattern)
     if checkpointed:
         built.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     layout = Layout(
-        micro_batch=2, global_batch=2, seq_len=256, recompute=RecomputePolicy(mode="full" if checkpointed else "none")
+        micro_batch=2, global_batch=2, seq_len=128, recompute=RecomputePolicy(mode="full" if checkpointed else "none")
     )
     memory = estimate(spec, layout, built.training()).memory
     trained = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
     states = memory.parts["weights"] + memory.parts["optimizer"] + sum(one.nbytes for one in trained)
     want = max(memory.allocated, states + 2 * max(one.nbytes for one in trained))
-    got = measured_peak(built, 256, 2, "adamw")
+    got = measured_peak(built, 128, 2, "adamw")
     generators = CPU_GENERATOR * built.spec.num_hidden_layers if checkpointed else 0
     assert want * (1 - TOLERANCE) <= got <= want * (1 + TOLERANCE) + generators, f"{got / want - 1:+.4%}"
 

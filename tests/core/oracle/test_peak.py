@@ -21,7 +21,6 @@ from torch_peak import CPU_GENERATOR, largest_update, measured_peak
 TOLERANCE = 1e-3
 WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
 checkpoints = pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
 
 
@@ -53,12 +52,16 @@ def check(
 
 
 def in_turn(cases: Sequence[Any]) -> list[Any]:
-    """Each case in both types, with checkpoints in one of them: in the one and in the other by turns."""
+    """Each case in float32, with checkpoints in every second one; each third in bfloat16 too, the other way round.
+
+    CPUs without 16-bit instructions take ten times as long in bfloat16.
+    """
     types = list(DTYPES.items())
     return [
         pytest.param(case, dtype, checkpointed, id=f"{case}-{name}-{'checkpointed' if checkpointed else 'kept'}")
         for turn, case in enumerate(cases)
         for (name, dtype), checkpointed in zip(types, (turn % 2 == 1, turn % 2 == 0), strict=True)
+        if name == "float32" or turn % 3 == 0
     ]
 
 
@@ -120,8 +123,7 @@ def test_accumulated_gradients(name: str, checkpointed: bool) -> None:
     check(built, 128, 2, "sgd", checkpointed, batches=2)
 
 
-@dtypes
-@pytest.mark.parametrize("name", ["llama-gqa", "gpt2"])
+@pytest.mark.parametrize(("name", "dtype"), [("llama-gqa", torch.float32), ("gpt2", torch.bfloat16)])
 def test_outputs_held_through_backward(name: str, dtype: torch.dtype) -> None:
     """transformers' Trainer lets go of the outputs before backward; a loop that does not has the logits on top."""
     s, b, vocab = 128, 2, 8000

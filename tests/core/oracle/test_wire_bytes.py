@@ -64,6 +64,7 @@ HIDDEN = SIZES["hidden_size"]
 NORMS = 2 * SIZES["num_hidden_layers"] + 1
 ACTIVATION = 4 * B * S * HIDDEN
 """Bytes of the float32 activations of one micro-batch."""
+pytestmark = pytest.mark.thorough  # processes that train for a minute
 raw_counts = pytest.mark.parametrize("n", RANKS)
 rank_counts = pytest.mark.parametrize("n", WHOLE_STEPS)
 kinds = pytest.mark.parametrize("kind", RAW)

@@ -29,6 +29,7 @@ def test_the_flags_of_a_planned_layout_give_its_estimate_to_the_bit(plan: loadga
         assert loadgauge.estimate(planned.job).memory == planned.estimate.memory
 
 
+@pytest.mark.slow
 def test_it_is_the_plan_of_the_command(plan: loadgauge.core.plan.answer.Plan) -> None:
     command = document(COMMAND)
     own = json.loads(json.dumps(plan.to_dict()))

@@ -141,6 +141,7 @@ def test_answers_cannot_be_old_on_the_same_gpus() -> None:
         resolve_posttrain(JOB.replace(staleness=1))
 
 
+@pytest.mark.slow
 def test_the_plan_is_what_a_loop_over_estimates_finds() -> None:
     job = Job(
         "qwen3-1.7b",
@@ -163,6 +164,7 @@ def test_the_plan_is_what_a_loop_over_estimates_finds() -> None:
     assert found.time.step == one.time.step
 
 
+@pytest.mark.long
 def test_where_nothing_fits_the_nearest_has_the_least_memory() -> None:
     """Of all candidates, each estimated by itself."""
     job = Job(
@@ -187,6 +189,7 @@ def test_where_nothing_fits_the_nearest_has_the_least_memory() -> None:
     assert found.looked < found.candidates / 3
 
 
+@pytest.mark.slow
 def test_why_no_candidate_is_a_run(tmp_path: Path) -> None:
     """Nothing says what joins 8 of a card of one's own; where all are refused alike, that reason is the whole answer."""
     card = read_data("gpus/h20-96gb.toml").replace("[link]", "[unread]").partition("[unread]")[0]

@@ -205,6 +205,7 @@ def test_flags_in_any_order_mean_the_same(run: Any, chance: random.Random) -> No
 
 @settings(QUIET, max_examples=8)
 @given(runs())
+@pytest.mark.long
 def test_advice_is_what_its_flags_give(run: Any) -> None:
     found, result = run
     assume(result.memory.fits is False)
@@ -225,6 +226,7 @@ def test_what_estimate_advises_can_be_copied() -> None:
 
 @settings(QUIET, max_examples=6)
 @given(runs())
+@pytest.mark.long
 def test_changes_on_the_page_are_what_their_flags_give(run: Any) -> None:
     found, _ = run
     state = {
@@ -273,6 +275,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize("line", PLANS)
+@pytest.mark.slow
 def test_every_layout_of_a_plan_can_be_typed(line: str) -> None:
     found = document(f"plan {line} --top 20")
     assert found["layouts"]
@@ -289,6 +292,7 @@ def reproduced(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.startswith("  loadgauge estimate ")]
 
 
+@pytest.mark.slow
 def test_what_plan_prints_can_be_copied() -> None:
     best = document(f"plan {PLANS[1]}")["layouts"][0]
     lines = [*reproduced(typed(f"plan {PLANS[1]}").out), typed(f"plan {PLANS[1]} --export flags").out.strip()]
@@ -326,6 +330,7 @@ def test_a_plan_of_lengths_can_be_typed() -> None:
     "llama-3.1-8b --gpu rtx4090 --global-batch 4 --seq-len 2048",
     "llama-3.1-8b --gpu rtx4090 --global-batch 8 --gpus 2 --seq-len 2048 --tp 1 --pp 1 --cp 1",
 ])  # fmt: skip
+@pytest.mark.long
 def test_every_change_of_a_plan_can_be_typed(line: str) -> None:
     found = msgspec.json.decode(typed(f"plan {line} --json").out)
     assert len(found["changes"]) > 2
@@ -350,6 +355,7 @@ def test_every_change_of_a_plan_can_be_typed(line: str) -> None:
     "llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --pp 1 --cp 1 --prices h100-sxm5-80gb=2,a100-sxm4-80gb=1",
     "qwen3 --gpu rtx4090 --qlora --global-batch 1 --micro-batch 1 --find model",
 ])  # fmt: skip
+@pytest.mark.slow
 def test_every_answer_can_be_typed(line: str) -> None:
     answers = document(f"plan {line}")["answers"]
     for answer in answers:
@@ -430,6 +436,7 @@ def test_sequence_parallelism_of_a_job_file_can_be_turned_off(tmp_path: Path) ->
 
 @settings(QUIET, max_examples=10)
 @given(st.fixed_dictionaries({name: st.sampled_from([1, 1, 2]) for name in ("tp", "pp", "cp", "ep")}), st.booleans())
+@pytest.mark.slow
 def test_a_plan_of_one_layout_is_its_estimate(degrees: dict[str, int], adapters: bool) -> None:
     """Where nothing is open, `plan` and `estimate` are the same question, and choose the same framework."""
     words = [f"--{name}={value}" for name, value in degrees.items()]

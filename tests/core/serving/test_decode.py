@@ -24,6 +24,7 @@ def server(name: str, engine: str = "vllm", card: str = "h100-sxm5-80gb", **aske
     return Server(model(name), wanted, cluster(gpu(card), wanted.replica), engine)
 
 
+@pytest.mark.slow
 def test_tokens_take_what_measured_servers_took() -> None:
     """Every fifth of 1,823 points; the bars of a token are those of each model left out in turn (docs/decode.md)."""
     found = list(predicted(every=5))

@@ -42,6 +42,7 @@ def record(error: float | None, name: object = "", **rest: object) -> Record:
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_record_holds_what_was_measured_and_its_range() -> None:
     found = validate(source("SM", "TT", "KOR", "ZB"))
     assert len(found) > 200
@@ -133,6 +134,7 @@ def test_other_efficiencies_can_be_given() -> None:
     ("name", "kind", "median", "p90"),
     [("SM", "allocated", 0.003, 0.008), ("VP", "", 0.02, 0.07), ("ZB", "", 0.04, 0.09), ("MCIB", "A", 0.03, 0.04)],
 )
+@pytest.mark.slow
 def test_memory_of_published_runs(name: str, kind: str, median: float, p90: float) -> None:
     """Bounds a little above what is reached (docs/accuracy.md has the numbers): a formula that breaks crosses them."""
     chosen = [

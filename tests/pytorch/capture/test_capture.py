@@ -42,6 +42,7 @@ def config_of(kind: str, keys: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "keys", "fields"), CASES, ids=lambda one: one if isinstance(one, str) else "")
+@pytest.mark.thorough
 def test_models_of_transformers(kind: str, keys: dict[str, Any], fields: dict[str, Any]) -> None:
     captures = loadgauge.capture(config_of(kind, keys), **fields)
     found = captures.at(b=3, s=80)
@@ -56,6 +57,7 @@ def test_models_of_transformers(kind: str, keys: dict[str, Any], fields: dict[st
     assert len(captures.known) <= 3
 
 
+@pytest.mark.long
 def test_encoder_and_decoder_have_a_length_each() -> None:
     keys = {
         "d_model": 64,

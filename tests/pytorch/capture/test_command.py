@@ -104,6 +104,7 @@ def test_a_type_without_a_family_is_answered_as_its_trace(tmp_path: Path, here: 
     ]
 
 
+@pytest.mark.long
 def test_a_step_of_several_micro_batches(tmp_path: Path, here: list[str]) -> None:
     file = written(tmp_path, num_hidden_layers=1)
     found = answered(f"{file} --micro-batch 2 --global-batch 4 --seq-len 40 --no-cache")

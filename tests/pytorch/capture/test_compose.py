@@ -68,6 +68,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 @pytest.mark.parametrize(("kind", "keys", "fields"), KINDS, ids=lambda one: one if isinstance(one, str) else "")
+@pytest.mark.long
 def test_all_layers_from_few(kind: str, keys: dict[str, Any], fields: dict[str, Any], told: Told) -> None:
     config = CONFIG_MAPPING[kind](**SMALL, **keys)
     captures = loadgauge.capture(config, **fields)

@@ -63,6 +63,7 @@ def test_tiles_of_a_picture() -> None:
     assert tokens("internvl", INTERN, [(1024, 768), (512, 512), (900, 450)]) == [13 * 256, 256, 3 * 256]
 
 
+@pytest.mark.long
 def test_two_pictures_are_those_of_a_real_run() -> None:
     config, sizes = CONFIG_MAPPING["qwen2_vl"](**QWEN), [(168, 112), (84, 56)]
     found = loadgauge.capture(config, pictures=sizes, optimizer="sgd", precision="fp32", attention="eager").at(

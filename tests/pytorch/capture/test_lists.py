@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ SIZES: dict[str, Any] = {"micro_batch": 6, "seq_len": 96}
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where captures are kept, so that each model is captured once here."""
-    return tmp_path_factory.mktemp("cache")
+    """Where captures are kept, so that each model is captured once here, by whichever worker."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return folder / "captured lists"
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +73,7 @@ def peak(result: Estimate) -> float:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bitnet"])
+@pytest.mark.long
 def test_the_peak_is_that_of_the_trace_with_and_without_recomputation(kind: str, tmp_path: Path) -> None:
     # Captured at two sequences and at one; asked for at six, another length, and more layers than were run.
     captured(kind, tmp_path, micro_batch=2, seq_len=64)
@@ -83,6 +88,7 @@ def test_the_peak_is_that_of_the_trace_with_and_without_recomputation(kind: str,
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.thorough
 def test_it_is_what_the_written_family_says(kind: str, tmp_path: Path) -> None:
     own, written = captured(kind, tmp_path), captured(kind, tmp_path, road="written")
     assert (own.params, own.flops) == (written.params, written.flops)
@@ -102,6 +108,7 @@ def sent(layer: Any, axis: str) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize(("kind", "axis"), [("llama", "tp"), ("mixtral", "ep")])
+@pytest.mark.thorough
 def test_a_rank_has_what_the_written_family_says(kind: str, axis: str, tmp_path: Path) -> None:
     fields: dict[str, Any] = {"gpus": 2, axis: 2}
     own, written = captured(kind, tmp_path, **fields), captured(kind, tmp_path, road="written", **fields)
@@ -155,6 +162,7 @@ def test_a_plan_has_the_axes_that_are_known(tmp_path: Path) -> None:
     assert {"tp", "cp"} <= {text.split()[0] for text in answer.to_dict()["out_of_reach"]}
 
 
+@pytest.mark.long
 def test_a_plan_searches_the_ranks_that_split_the_model(tmp_path: Path) -> None:
     captured("llama", tmp_path, gpus=2, tp=2)
     asked: dict[str, Any] = {"gpu": "l4", "gpus": 2, "global_batch": 8, "seq_len": 96, "precision": "bf16-pure"}
@@ -190,6 +198,7 @@ def test_what_is_not_known_of_a_captured_list_is_refused(
         captured("llama", tmp_path, **fields)
 
 
+@pytest.mark.long
 def test_a_module_of_ones_own(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(

@@ -110,6 +110,7 @@ def test_autocast_of_cuda_inside_forward_is_in_force(script: Path) -> None:
     assert "autocast" not in told.err
 
 
+@pytest.mark.long
 def test_other_sizes_of_a_batch_are_at_their_defaults_and_rows_may_be_two_at_least(script: Path) -> None:
     """Batch norm of pooled rows refuses one, which is no reason to refuse eight."""
     found = parts(script, "pooled", "pictures", "--optimizer sgd")

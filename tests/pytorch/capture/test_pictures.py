@@ -55,6 +55,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", list(CASES))
+@pytest.mark.long
 def test_with_a_picture(kind: str) -> None:
     captures = loadgauge.capture(CONFIG_MAPPING[kind](**CASES[kind]), optimizer="sgd")
     found = captures.at(b=3, s=80)

@@ -68,6 +68,7 @@ def kept(found: Estimate) -> float:
     ("kind", "base", "upcast", "checkpointed", "dropout"),
     [("bitnet", "nf4", "all", False, 0.0), ("gpt2", "nf4-single", "all", False, 0.0), ("diffllama", "fp4", "none", True, 0.1)],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_step_is_that_of_bitsandbytes_layers_where_transformers_puts_them(
     kind: str,
     base: str,
@@ -174,6 +175,7 @@ def test_both_roads_agree(kind: str, fields: dict[str, Any], tmp_path: Path) -> 
     assert peaks[0] == pytest.approx(peaks[1], rel=2e-3)
 
 
+@pytest.mark.long
 def test_formulas_hold_at_sizes_never_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from loadgauge.pytorch.capture import road
     from loadgauge.pytorch.capture.requests import list_request

@@ -42,6 +42,7 @@ def rows(b: int, s: int) -> torch.Tensor:
     return torch.empty(b, s, 32)
 
 
+@pytest.mark.long
 def test_repeated_operations_leave_the_answer_and_its_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is anything asked, while a result is made again, that no guard answers: it would be remembered without one."""
     asked: list[bool] = []

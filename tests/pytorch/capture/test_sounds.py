@@ -35,6 +35,7 @@ TOLD = {"qwen2_audio": 25, "granite_speech": 12, "qwen3_asr": 13}
 @pytest.mark.parametrize(
     ("kind", "tower"), [("qwen2_audio", "audio_tower"), ("granite_speech", "encoder"), ("qwen3_asr", "audio_tower")]
 )
+@pytest.mark.long
 def test_a_step_with_a_sound(kind: str, tower: str) -> None:
     captures = Captures(job_of(kind), kind)
     first = captures.at(b=2, s=96, n=SECOND)

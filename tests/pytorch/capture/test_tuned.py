@@ -132,6 +132,7 @@ def test_adapters_are_what_peft_makes_of_the_class(
     )
 
 
+@pytest.mark.long
 def test_adapters_are_those_of_the_written_family_at_sizes_never_captured(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"lora_rank": 4, "precision": "bf16", "optimizer": "adamw"}
     asked["recompute"] = "full"

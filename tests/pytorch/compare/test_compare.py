@@ -256,6 +256,7 @@ def test_workspace_of_attentions_backward(name: str, shared: int) -> None:
     assert line.low <= line.nbytes <= line.high
 
 
+@pytest.mark.long
 def test_hidden_memory_has_its_own_lines(tmp_path: Path) -> None:
     config = config_of("llama-gqa")
     found = compare(ConfigJob(config, torch_run(seq_len=96)))

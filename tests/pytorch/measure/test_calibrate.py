@@ -180,11 +180,13 @@ def test_seconds_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds(call, "cpu", 3) == pytest.approx(0.01)
 
 
+@pytest.mark.long
 def test_command_under_torchrun(tmp_path: Path) -> None:
     """Two processes time their all-reduce too; one of them writes the file."""
     path, program = tmp_path / "cpu.toml", tmp_path / "program.py"
     root = Path(__file__).parents[3]
     hasty = "".join(f"benchmarks.{name} = {value}\n" for name, value in HASTY.items())
+    hasty += f"benchmarks.ON_CPU = benchmarks.{SMALL!r}\n"
     program.write_text(
         "import sys\nfrom loadgauge.core.command_line.main import main\n"
         f"from loadgauge.pytorch.measure import benchmarks\n{hasty}sys.exit(main())\n"

@@ -28,6 +28,7 @@ def test_commands_and_their_flags_exist(line: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["saved", "compare"])
+@pytest.mark.long
 def test_outputs_are_real(command: str) -> None:
     """Every line shown, in order; dots stand for lines that are left out."""
     block = next(block for block in SHOWN if block.startswith(f"$ loadgauge {command}"))

@@ -79,6 +79,7 @@ print(forward.usage.peak, backward.usage.peak)
 """
 
 
+@pytest.mark.long
 def test_bfloat16_without_bfloat16_instructions() -> None:
     """oneDNN multiplies in float32 then, with copies: the model's memory is the same. (Where the CPU has less than
     AVX-512, the variable changes nothing.)"""

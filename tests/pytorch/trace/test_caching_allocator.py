@@ -178,6 +178,7 @@ def test_a_storage_that_grows_is_moved() -> None:
     assert allocator.allocated == 0
 
 
+@pytest.mark.long
 def test_a_snapshot_that_pytorchs_viewer_reads(tmp_path: Path) -> None:
     found = record(of_module(torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3))), torch.empty(64, 512)))
     allocator = replay(found.stream)

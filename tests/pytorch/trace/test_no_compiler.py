@@ -49,10 +49,12 @@ def said() -> Said:
     return dict(zip(programs, done.stdout.split("END"), strict=False)).__getitem__
 
 
+@pytest.mark.long
 def test_a_step_of_an_optimizer_needs_no_compiler(said: Said) -> None:
     assert said(STEP).split() == ["0.5", "False"]
 
 
 @pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.thorough
 def test_who_asks_for_the_compiler_gets_it(asked: str, said: Said) -> None:
     assert said(asked).strip() == ASKED[asked]

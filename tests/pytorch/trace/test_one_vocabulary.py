@@ -31,6 +31,7 @@ def test_options_have_the_names_and_bounds_of_a_job(name: str) -> None:
         assert f"--{field.replace('_', '-')}" in options[field].opts
 
 
+@pytest.mark.long
 def test_words_of_other_tools_are_read_with_a_line() -> None:
     old = typed(f"{SMALL} --gradient-checkpointing --attention sdpa --batch-size 2 --precision bf16-autocast")
     new = typed(f"{SMALL} --precision bf16-autocast --recompute full --attention flash --micro-batch 2")

@@ -51,6 +51,7 @@ def played(size: int, rank: int = 0, accumulate: int = 1, config: Any = None, **
 # -- pipelines ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_1f1b_has_as_many_micro_batches_in_flight_as_stages_follow() -> None:
     """Narayanan et al. 2021 (arXiv:2104.04473), section 2.2: stage r of p has p - r in flight, whatever their number."""
     stages, batches = 4, 8
@@ -73,6 +74,7 @@ def test_stages_send_hidden_states_on_and_gradients_back(rank: int, ways: int) -
         assert (one.calls, one.payload) == (6 * ways, 6 * ways * HIDDEN)
 
 
+@pytest.mark.long
 def test_stages_hold_all_layers_together() -> None:
     whole = trace(ConfigJob(llama(), settings(global_batch=4)), "cpu")
     shared = [played(4, rank, 4, pp=4, stage_layers="1,3,3,1") for rank in range(4)]
@@ -96,6 +98,7 @@ def test_sequence_parallel_stages_send_their_part() -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
+@pytest.mark.long
 def test_tensor_parallel_ranks_share_products_and_activations(kind: Any, sequence_parallel: bool) -> None:
     config = kind(**KEYS, architectures=[kind.__name__.replace("Config", "ForCausalLM")])
     alone = trace(ConfigJob(config, settings()), "cpu")
@@ -115,6 +118,7 @@ def test_tensor_parallel_ranks_share_products_and_activations(kind: Any, sequenc
         assert "all_gather" not in sent
 
 
+@pytest.mark.long
 def test_optimizers_on_parts_are_as_dtensor_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def both() -> Trace:
         run = torch_run(3, precision="fp32", seq_len=S, gpus=8, tp=2, sequence_parallel=True, zero=3)
@@ -136,6 +140,7 @@ def test_optimizers_on_parts_are_as_dtensor_has_them(monkeypatch: pytest.MonkeyP
 # -- checkpointing -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_is_kept_is_not_computed_again() -> None:
     none, full, kept, products = (
         trace(ConfigJob(llama(), settings(**given)), "cpu")
@@ -204,6 +209,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.long
 def test_flags_share_a_model_out(file: str) -> None:
     line = f"trace {file} --seq-len 64 --gpus 8 --rank 5 --tp 2 --pp 2 --zero 3 --global-batch 4 --optimizer adamw-loop --json"
     found = json.loads(typed(f"{line} --device cpu --precision fp32").out)

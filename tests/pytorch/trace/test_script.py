@@ -109,6 +109,7 @@ def test_what_is_wrong_with_a_script(script: Path, target: str, says: str) -> No
         trace(FunctionJob(function(target.format(script=script))), "cpu")
 
 
+@pytest.mark.long
 def test_the_command(script: Path, tmp_path: Path) -> None:
     """In a process of its own, which may end as it likes."""
     viewer = tmp_path / "memory.pickle"

@@ -184,6 +184,7 @@ def test_kept_and_saved_agree(script: Path) -> None:
     assert "no optimizer step was taken" in said
 
 
+@pytest.mark.long
 def test_a_function_on_the_cpu(script: Path) -> None:
     source = script.read_text(encoding="utf-8").replace("at_import =", "# at_import =")
     path = script.with_name("without.py")

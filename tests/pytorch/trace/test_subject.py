@@ -24,6 +24,7 @@ def first_lines(command: str) -> list[str]:
     return told.out.partition("What is alive")[0].splitlines()
 
 
+@pytest.mark.long
 def test_both_say_what_they_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_process(monkeypatch)
     seeing = CONFIG_MAPPING["gemma3"](

@@ -99,6 +99,7 @@ def test_the_same_without_stacks() -> None:
     assert of_snapshot(snapshot(stream, allocator)).causes[0].name == "optimizer states"
 
 
+@pytest.mark.long
 def test_a_healthy_run_has_no_fault_of_the_program() -> None:
     """Training that just needs more than there is: nothing is called a leak, an evaluation or a gap."""
     for fault in (faults.all_kept, faults.too_long, faults.large_vocabulary, faults.wide_moments):
@@ -194,6 +195,7 @@ def all_checkpointed() -> None:
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
+@pytest.mark.long
 def test_a_replay_is_near_the_mended_program(fault: Fault, mended: Fault, tolerance: float) -> None:
     """What is predicted from the snapshot of a failure, against a trace of the program with the remedy in it."""
     predicted, true = leaves(fault, faults.FAULTS[fault]), peak_of(mended)
@@ -215,6 +217,7 @@ def test_nothing_is_served_by_changing_nothing() -> None:
     assert again.peak({"all": 0.5})[1] is True
 
 
+@pytest.mark.long
 def test_a_model_is_traced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change has the peak that `trace` has with its flags typed."""
     settings = ["gpt2", "--layers", "2", "--seq-len", "64", "--attention", "eager"]

@@ -31,6 +31,8 @@ READERS = 2
 """Processes that read files: a slow file does not block the others."""
 ROOM = 12 * 2**30
 """Address space for reading a file [bytes]."""
+MOST_PLANS = 8
+"""Plans whose answer is kept, for a page that comes back to it."""
 MOST_NAMED = 8
 """Job files whose text is kept, because another one may name them."""
 
@@ -62,6 +64,7 @@ class Background:
         self.captured: tuple[bytes, set[bytes]] = b"", set()
         """The last plan, and the captures that it has asked for."""
         self.named: OrderedDict[str, str] = OrderedDict()
+        self.plans: OrderedDict[bytes, Any] = OrderedDict()
 
     def handlers(self) -> dict[str, Handler]:
         """The handler of each address under `/api` that a process answers."""
@@ -101,18 +104,25 @@ class Background:
         texts, path = self.uploads.of(asked.flags), ""
         if str(asked.flags.get("model", "")).startswith(PREFIX):
             path = str(self.uploads.config(str(asked.flags["model"])))
-        question = msgspec.json.encode([asked.flags, asked.locks], order="deterministic")
+        question = msgspec.json.encode([asked.flags, asked.locks, texts], order="deterministic")
+        if question in self.plans:
+            self.planner.take_back(asked.page)
+            return self.plans[question]
         if self.captured[0] != question:
             self.captured = question, set()
         more = max(0, PYTORCH.MOST_CAPTURES - len(self.captured[1]))
         try:
-            return await self.planner.ask(
+            answer = await self.planner.ask(
                 "plan", asked.page, flags=asked.flags, locks=asked.locks, uploads=texts, path=path, more=more
             )
         except Failed as error:
             if error.status == 202:  # a capture is missing, and the page asks again
                 self.captured[1].add(msgspec.json.encode(error.body, order="deterministic"))
             raise
+        self.plans[question] = answer
+        if len(self.plans) > MOST_PLANS:
+            self.plans.popitem(last=False)
+        return answer
 
     async def validation(self, request: Request) -> Any:
         """Return as JSON how predictions compare with published runs, from row `since` of the request on."""

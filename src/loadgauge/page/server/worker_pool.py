@@ -62,9 +62,8 @@ class Worker:
         """
         mine = object()
         if page:
+            self.take_back(page)
             self.newest[page] = mine
-            if self.asking is not None and self.asking[0] == page:
-                self.end()
         if self.waiting >= WAITING:
             raise Refused(503, "too many such questions at once; ask again in a moment")
         self.waiting += 1
@@ -77,6 +76,12 @@ class Worker:
             self.waiting -= 1
             if self.newest.get(page) is mine:
                 del self.newest[page]
+
+    def take_back(self, page: str) -> None:
+        """End what a page asked before, which is then `Replaced`."""
+        self.newest.pop(page, None)
+        if self.asking is not None and self.asking[0] == page:
+            self.end()
 
     def _still(self, page: str, mine: object) -> None:
         if page and self.newest.get(page) is not mine:
