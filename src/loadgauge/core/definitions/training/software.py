@@ -133,7 +133,7 @@ def kind_of(*, stack: str = "pretraining", experts: bool = False, tuning: str = 
     ('pretraining', 'experts', 'recipe')
     """
     name = tuning if tuning != USUAL else "experts" if experts else stack
-    return next(one for one in software().kinds if one.name == name)
+    return next(kind for kind in software().kinds if kind.name == name)
 
 
 POWER = 0.9

@@ -89,5 +89,6 @@ export const GROUPS_OF_FIELDS = [
   ["honesty", [
     { flag: "~ranges", kind: "ranges" },
     { flag: "measured", kind: "text" },
+    { flag: "tuning", kind: "choice", more: true },
   ]],
 ];
