@@ -117,8 +117,6 @@ def export(given: Setup, dialect: str, template: str | None = None, *, file: str
 
 PIECES = re.compile(r"\n|\s+(?=--)")
 """Bounds of what a job file says at a time: lines, and flags."""
-WRITTEN = {"huggingface": "trl"}
-"""Tools whose words stand for a framework of another name."""
 
 
 def words(before: Setup, after: Setup) -> str:
@@ -129,11 +127,14 @@ def words(before: Setup, after: Setup) -> str:
     >>> words(*runs)
     'trl: gradient_checkpointing: true'
     """
-    name, file = before.training.framework.name, before.job.model if is_job_file(before.job.model) else ""
+    kind, file = before.training.framework, before.job.model if is_job_file(before.job.model) else ""
+    names = {setup.training.framework.name for setup in (before, after)}
     try:
         template = load(file) if file else None
-        dialect = read(load(file), before.job.dialect, file=file).dialect if file else WRITTEN.get(name, name)
-        if name != after.training.framework.name or dialect not in FILES:
+        dialect = (
+            read(load(file), before.job.dialect, file=file).dialect if file else "trl" if kind.is_default else kind.name
+        )
+        if len(names) > 1 or dialect not in FILES:
             return ""
         texts = [export(setup, dialect, template, file=file) for setup in (before, after)]
     except Error:

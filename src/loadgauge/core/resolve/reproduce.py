@@ -48,6 +48,7 @@ KEPT = (
     "hub",
     "road",
     "inputs",
+    "rows",
     "memory",
     "train",
     "lora_layers",

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from loadgauge.pytorch.capture.lists.store import PACKAGE
 
@@ -31,7 +32,12 @@ _heard: list[set[str]] = []
 @cache
 def _listen() -> None:
     """Tell the innermost `reading` of every file that is opened, from now on."""
-    sys.addaudithook(lambda event, details: _heard[-1].add(str(details[0])) if _heard and event == "open" else None)
+
+    def hear(event: str, details: tuple[Any, ...]) -> None:
+        if _heard and event == "open":
+            _heard[-1].add(str(details[0]))
+
+    sys.addaudithook(hear)
 
 
 @contextmanager
