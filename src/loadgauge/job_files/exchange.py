@@ -442,7 +442,7 @@ def _read_named(
         outside = key == LAUNCHED_WITH and "$" in str(name)
         if not isinstance(name, str) or not (outside or name.endswith(endings)):
             continue
-        name = HERE.sub("", name)
+        name = HERE.sub("", " ".join(name.split()))
         written: dict[str, str] = getattr(getattr(keys.document, "shell", None), "documents", {})
         if name in written:
             own = dialect_of(dialect)

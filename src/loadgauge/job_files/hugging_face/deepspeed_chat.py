@@ -47,7 +47,7 @@ def _told(keys: Keys) -> bool:
     if not isinstance(name, str) or keys.alone or beside(name, keys) is not None:
         return isinstance(name, str)
     if "model" not in keys.given and not keys.has(*NAMED) and not _sizes(keys):
-        raise keys.wrong(CONFIG, f"names {name}, which is not there, nor is the model's own file; give --model NAME")
+        raise keys.wrong(CONFIG, f"names {' '.join(name.split())[:80]}, which is not there, nor is the model's own file; give --model NAME")
     batch = {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES)
     exact = "precision" in keys.given or keys.has("dtype", *HALF)
     if not batch:
@@ -81,10 +81,9 @@ def _micro() -> Idea:
 def _accumulation() -> Idea:
     base = row("accumulation", "gradient_accumulation_steps", default=1)
 
-    def read(keys: Keys) -> Facts:
-        return {} if _told(keys) else base.read(keys)
-
-    return Idea(keys=base.keys, facts=base.facts, read=read, write=base.write)
+    return Idea(
+        keys=base.keys, facts=base.facts, read=lambda keys: {} if _told(keys) else base.read(keys), write=base.write
+    )
 
 
 def _precision() -> Idea:

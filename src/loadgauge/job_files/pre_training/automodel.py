@@ -337,10 +337,12 @@ def _length() -> Idea:
         name = used(keys)
         return {"seq_len": None if name is None else keys.whole(name)}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {used(keys) or packs[0]: facts["seq_len"]}
-
-    return Idea(keys=(*packs, *sets, *cut), facts=("seq_len",), read=read, write=write)
+    return Idea(
+        keys=(*packs, *sets, *cut),
+        facts=("seq_len",),
+        read=read,
+        write=lambda facts, keys: {used(keys) or packs[0]: facts["seq_len"]},
+    )
 
 
 def _precision() -> Idea:
@@ -430,10 +432,12 @@ def _task() -> Idea:
         facts: Facts = {"task": "gkd" if name else None, "teacher": name}
         return facts | ({"head": keys.whole(labels) or 2} if "sequenceclassification" in recipe else {})
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {teacher: facts.get("teacher")} if keys.has(teacher) else {}
-
-    return Idea(keys=(teacher, labels), facts=("task", "teacher", "head"), read=read, write=write)
+    return Idea(
+        keys=(teacher, labels),
+        facts=("task", "teacher", "head"),
+        read=read,
+        write=lambda facts, keys: {teacher: facts.get("teacher")} if keys.has(teacher) else {},
+    )
 
 
 AUTOMODEL = Dialect(
