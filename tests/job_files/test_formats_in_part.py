@@ -272,6 +272,10 @@ def test_scores_of_answers_without_an_end_change_nothing() -> None:
     ppo = 'from trl import PPOConfig, PPOTrainer\nPPOTrainer("gpt2", args=PPOConfig(response_length=64))\n'
     file = read(ppo, file="a.py", given={"gpus": 1})
     assert (file.job.samples, file.job.answers, named(file)["trainer.ppo"]) == (1, "64", "costs")
+    for said, head in (("", 2), (", num_labels=5", 5)):
+        model = f'AutoModelForSequenceClassification.from_pretrained("gpt2"{said})'
+        labels = f"from transformers import *\nTrainer(model={model}, args=TrainingArguments(output_dir='x'))\n"
+        assert read(labels, file="a.py").extra.head == head
 
 
 def test_bits_that_are_not_known_leave_the_adapters_rank() -> None:

@@ -537,6 +537,7 @@ TRANSFORMERS = Dialect(
             "seq_len", "block_size", "max_seq_length", "model_max_length", "max_source_length", "max_length", add=False
         ),
         row("target_len", "max_target_length", add=False),
+        row("head", "model_init_kwargs.num_labels", add=False),
         checkpointing(),
         half(),
         weights("dtype", "torch_dtype", default=_without_autocast, decides=True),

@@ -31,6 +31,8 @@ TRAINERS = {
 }  # fmt: skip
 """Trainers by the beginning of the names of their classes; transformers' own has none."""
 LOADED = re.compile(r"(Model|For[A-Z]\w*|architecture|model_(class|cls))\.from_pretrained$")
+LABELS = re.compile(r"For(?:Sequence|Token)Classification")
+"""Classes of models that have a classifier of two labels, unless another number is given (`PretrainedConfig.num_labels`)."""
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 NEAR = {
     "tpo": "cpo", "online_dpo": "rloo", "nash_md": "rloo", "xpo": "rloo", "sdpo": "grpo", "sdft": "grpo", "ssd": "grpo",
@@ -132,6 +134,8 @@ class Program:
         if self.trainer in ("online_dpo", "nash_md", "xpo"):
             self.values.setdefault("num_generations", 2)
             self.values.setdefault("max_completion_length", self.values.pop("max_new_tokens", 64))
+        if not self.trainer and any(LABELS.search(name) for name in self.calls.program):
+            self.values.setdefault("model_init_kwargs.num_labels", 2)
         if self.trainer == "ppo":
             self.values["num_generations"] = 1
             self.values["max_completion_length"] = self.values.pop("response_length", 53)
