@@ -81,9 +81,9 @@ def _model() -> Idea:
         if other is None or not isinstance(section, dict):
             return {"model": None if name is None else _named(name)}
         if name is not None:
-            said = {key: section[key] for key in SIZES if section.get(key) not in (None, [])}
+            other_sizes = {key: section[key] for key in SIZES if section.get(key) not in (None, [])}
             keys.remarks[f"{keys.document.shown(other)} changes the sizes of {name}"] = None
-            return {"config": changed(config(find(_named(name)).spec.name), said)}
+            return {"config": changed(config(find(_named(name)).spec.name), other_sizes)}
         kind = section.get("model_type") or _model_type(str(section.get("_target_")))
         return {"config": {str(key): value for key, value in section.items()} | {"model_type": kind}}
 
