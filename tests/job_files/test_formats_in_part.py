@@ -269,6 +269,13 @@ def test_arguments_with_a_bound_are_named_with_it(line: str, effect: str, parts:
 def test_scores_of_answers_without_an_end_change_nothing() -> None:
     text = 'from trl import NashMDConfig, NashMDTrainer\nNashMDTrainer("gpt2", args=NashMDConfig(missing_eos_penalty=1.0))\n'
     assert [one.key for one in read(text, file="a.py", given={"gpus": 1}).uncounted] == ["trainer.nash_md"]
+    ppo = 'from trl import PPOConfig, PPOTrainer\nPPOTrainer("gpt2", args=PPOConfig(response_length=64))\n'
+    file = read(ppo, file="a.py", given={"gpus": 1})
+    assert (file.job.samples, file.job.answers, named(file)["trainer.ppo"]) == (1, "64", "costs")
+    for said, head in (("", 2), (", num_labels=5", 5)):
+        model = f'AutoModelForSequenceClassification.from_pretrained("gpt2"{said})'
+        labels = f"from transformers import *\nTrainer(model={model}, args=TrainingArguments(output_dir='x'))\n"
+        assert read(labels, file="a.py").extra.head == head
 
 
 def test_bits_that_are_not_known_leave_the_adapters_rank() -> None:

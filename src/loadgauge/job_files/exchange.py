@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.configured import configured
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
-from loadgauge.job_files.reading.renamed import Renamed
+from loadgauge.job_files.reading.renamed import Renamed, Without
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
@@ -49,7 +49,7 @@ DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 BESIDE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
 """Keys that name a DeepSpeed configuration in a file of its own."""
 STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
-"""What the name of a configuration says of ZeRO's stage."""
+"""Words of a configuration's name that say the stage of ZeRO."""
 LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
@@ -130,36 +130,6 @@ def _syntax(text: str, file: str) -> str:
     ):
         return "argv"
     return "yaml"
-
-
-class Without:
-    """A document without some of its keys, as it spells them or with all keys of a section: `dropped` has those that it had.
-
-    >>> document = Without(json_document('{"a": 1, "b": {"c": 2}}'), ["b"])
-    >>> document.names(), document.dropped
-    (('a',), ('b.c',))
-    """
-
-    def __init__(self, whole: Document, ignored: Iterable[str]) -> None:
-        self.whole = whole
-        wanted = {key.strip().lstrip("-").replace("-", "_") for key in ignored}
-        shown = {name: whole.shown(name).lstrip("-").replace("-", "_") for name in whole.names()}
-        self.dropped = tuple(
-            name
-            for name, spelled in shown.items()
-            if any(key in (name, spelled) or name.startswith(f"{key}.") for key in wanted)
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.whole, name)
-
-    def names(self) -> tuple[str, ...]:
-        """Every other key that has a value, in order."""
-        return tuple(name for name in self.whole.names() if name not in self.dropped)
-
-    def get(self, key: str) -> Any:
-        """The value of a key, or `MISSING`."""
-        return MISSING if key in self.dropped else self.whole.get(key)
 
 
 def document(
@@ -442,7 +412,7 @@ def _read_named(
         outside = key == LAUNCHED_WITH and "$" in str(name)
         if not isinstance(name, str) or not (outside or name.endswith(endings)):
             continue
-        name = HERE.sub("", name)
+        name = HERE.sub("", " ".join(name.split()))
         written: dict[str, str] = getattr(getattr(keys.document, "shell", None), "documents", {})
         if name in written:
             own = dialect_of(dialect)
@@ -476,9 +446,9 @@ def _read_named(
 
 def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
     """A configuration that is not there: the ZeRO stage that its name says, else DeepSpeed's own, with all that it may say."""
-    said = STAGE.search(Path(name).stem.lower())
-    stage = 0 if said is None else 3 if "fsdp" in said[0] else int(said[1])
-    why = "as its name says" if said is not None else "as DeepSpeed itself has it"
+    match = STAGE.search(Path(name).stem.lower())
+    stage = 0 if match is None else 3 if "fsdp" in match[0] else int(match[1])
+    why = "as its name says" if match is not None else "as DeepSpeed itself has it"
     note = f"{key}: names {name}, which is not there, and only it says the ZeRO stage: {stage} is taken, {why} (--zero)"
     parts = ("weights", "gradients", "optimizer", "gathered")
     return JobFile(

@@ -99,6 +99,7 @@ def from_job_file(job: Job) -> FromFile:
         model = found_model(whole.replace(model=job.model, road=job.road, inputs=job.inputs, hub=False)).spec
         remark = ""
     if extra.head is not None:
+        whole = whole.replace(eval_batch=None, eval_batches=None)  # of labels alone, which is less than the update
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
     if not any(file.facts.keys() & {"gpus", "nodes", "dp", "shards"} for file in files):

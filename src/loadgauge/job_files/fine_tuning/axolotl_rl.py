@@ -54,10 +54,12 @@ def length(key: str) -> Idea:
         whole = keys.whole(key) or 512
         return {"seq_len": whole + (_blocks(keys, whole) if _strided(keys) else 0)}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {} if _strided(keys) else {key: facts.get("seq_len")}
-
-    return Idea(keys=(key,), facts=("seq_len",), read=read, write=write)
+    return Idea(
+        keys=(key,),
+        facts=("seq_len",),
+        read=read,
+        write=lambda facts, keys: {} if _strided(keys) else {key: facts.get("seq_len")},
+    )
 
 
 def preference() -> Idea:

@@ -370,10 +370,12 @@ def _losses() -> Idea:
             keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)
         return {"loss": "float32"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES)
-
-    return Idea(keys=LOSSES, facts=("loss",), read=read, write=write)
+    return Idea(
+        keys=LOSSES,
+        facts=("loss",),
+        read=read,
+        write=lambda facts, keys: {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES),
+    )
 
 
 ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disabled": "eager"}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION, _adapter, _stage, _trains
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.fine_tuning.swift_megatron import experts
 from loadgauge.job_files.hugging_face.huggingface import BATCH, dropout, half
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import Dialect, Idea, row
 from loadgauge.job_files.pre_training.megatron import (
     context,
     launched,
@@ -28,13 +26,13 @@ def _method() -> Idea:
     """`finetuning_type: full` where a file does not say lora: adapters of mcore_adapter are those of PEFT."""
     inner = _adapter()
 
-    def read(keys: Keys) -> Facts:
-        return inner.read(keys) if keys.word("finetuning_type") != "full" else {"lora_rank": 0, "qlora": False}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {} if facts.get("qlora") else inner.write(facts, keys)
-
-    return msgspec.structs.replace(inner, read=read, write=write)
+    return msgspec.structs.replace(
+        inner,
+        read=lambda keys: (
+            inner.read(keys) if keys.word("finetuning_type") != "full" else {"lora_rank": 0, "qlora": False}
+        ),
+        write=lambda facts, keys: {} if facts.get("qlora") else inner.write(facts, keys),
+    )
 
 
 LLAMAFACTORY_MEGATRON = Dialect(

@@ -158,10 +158,12 @@ def _kernels() -> Idea:
             )
         return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {KERNELS: "liger_kernel" if facts.get("kernels") == "liger" else None}
-
-    return Idea(keys=(KERNELS,), facts=("kernels", "loss"), read=read, write=write)
+    return Idea(
+        keys=(KERNELS,),
+        facts=("kernels", "loss"),
+        read=read,
+        write=lambda facts, keys: {KERNELS: "liger_kernel" if facts.get("kernels") == "liger" else None},
+    )
 
 
 V1 = Dialect(

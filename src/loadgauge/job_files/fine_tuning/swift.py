@@ -114,10 +114,9 @@ def _saving() -> Idea:
 def read_only(idea: Idea) -> Idea:
     """An idea that is written only where the file has it: what starts the program is not its own option."""
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return idea.write(facts, keys) if keys.has(*idea.keys) else {}
-
-    return msgspec.structs.replace(idea, write=write)
+    return msgspec.structs.replace(
+        idea, write=lambda facts, keys: idea.write(facts, keys) if keys.has(*idea.keys) else {}
+    )
 
 
 def environment() -> Idea:
@@ -479,14 +478,13 @@ def batch(fact: str, key: str, usual: int, *also: str) -> Idea:
     """The idea of a batch, which counts samples."""
     inner = row(fact, key, *also, default=usual)
 
-    def read(keys: Keys) -> Facts:
-        return {fact: inner.read(keys)[fact] * sequences(keys)}
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         number, left = divmod(facts.get(fact) or 1, sequences(keys))
         return {} if left else inner.write(facts | {fact: number}, keys)
 
-    return msgspec.structs.replace(inner, read=read, write=write)
+    return msgspec.structs.replace(
+        inner, read=lambda keys: {fact: inner.read(keys)[fact] * sequences(keys)}, write=write
+    )
 
 
 def length() -> Idea:
@@ -494,10 +492,11 @@ def length() -> Idea:
     packed = "packing_length"
     inner = row("seq_len", "max_length")
 
-    def read(keys: Keys) -> Facts:
-        return {"seq_len": keys.whole(packed) or inner.read(keys)["seq_len"]}
-
-    return msgspec.structs.replace(inner, keys=("max_length", packed), read=read)
+    return msgspec.structs.replace(
+        inner,
+        keys=("max_length", packed),
+        read=lambda keys: {"seq_len": keys.whole(packed) or inner.read(keys)["seq_len"]},
+    )
 
 
 def _accumulation() -> Idea:
@@ -510,10 +509,9 @@ def _accumulation() -> Idea:
             number = 1 if generating(keys) == "grpo" else max(1, -(-GRADIENTS // sequences))
         return {"accumulation": number}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: facts.get("accumulation") or 1}
-
-    return Idea(keys=(key,), facts=("accumulation",), read=read, write=write)
+    return Idea(
+        keys=(key,), facts=("accumulation",), read=read, write=lambda facts, keys: {key: facts.get("accumulation") or 1}
+    )
 
 
 SWIFT = Dialect(

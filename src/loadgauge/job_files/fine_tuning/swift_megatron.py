@@ -47,10 +47,9 @@ OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon
 def _usual(idea: Idea, key: str, facts: Callable[[Keys], Facts], *also: str) -> Idea:
     """The idea with other facts where a file lacks the key; `also`: further keys that these are read from."""
 
-    def read(keys: Keys) -> Facts:
-        return idea.read(keys) | ({} if keys.has(key) else facts(keys))
-
-    return msgspec.structs.replace(idea, keys=(*idea.keys, *also), read=read)
+    return msgspec.structs.replace(
+        idea, keys=(*idea.keys, *also), read=lambda keys: idea.read(keys) | ({} if keys.has(key) else facts(keys))
+    )
 
 
 def _recompute() -> Idea:
@@ -58,10 +57,10 @@ def _recompute() -> Idea:
     key = "recompute_granularity"
     idea = _usual(recompute(), key, lambda keys: {"recompute": "selective"})
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return idea.write(facts, keys) | ({key: "none"} if facts.get("recompute") == "none" else {})
-
-    return msgspec.structs.replace(idea, write=write)
+    return msgspec.structs.replace(
+        idea,
+        write=lambda facts, keys: idea.write(facts, keys) | ({key: "none"} if facts.get("recompute") == "none" else {}),
+    )
 
 
 def _half(keys: Keys) -> Facts:
@@ -103,10 +102,14 @@ def experts() -> Idea:
             facts["gpus"] = (keys.whole("pipeline_model_parallel_size") or 1) * ranks * within
         return facts
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: facts[name] if (facts.get(name) or 1) > 1 else None for name, key in (("ep", ep), ("etp", etp))}
-
-    return Idea(keys=(ep, etp), facts=("ep", "etp"), read=read, write=write)
+    return Idea(
+        keys=(ep, etp),
+        facts=("ep", "etp"),
+        read=read,
+        write=lambda facts, keys: {
+            key: facts[name] if (facts.get(name) or 1) > 1 else None for name, key in (("ep", ep), ("etp", etp))
+        },
+    )
 
 
 MEGATRON_SWIFT = Dialect(

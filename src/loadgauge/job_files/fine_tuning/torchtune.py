@@ -243,16 +243,20 @@ def _precision() -> Idea:
     switch, recipe = "enable_fp8_training", "fp8_recipe_name"
     inner = row("precision", "dtype", words={"bf16": "bf16-pure", "fp32": "fp32"}, default="bf16-pure")
 
-    def read(keys: Keys) -> Facts:
-        return {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}"} if keys.flag(switch) else inner.read(keys)
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = str(facts.get("precision") or "")
         if word.startswith("fp8"):
             return {switch: True, recipe: word.partition("-")[2] or "tensorwise"}
         return inner.write(facts, keys) | {switch: None, recipe: None}
 
-    return Idea(keys=(*inner.keys, switch, recipe), facts=inner.facts, read=read, write=write)
+    return Idea(
+        keys=(*inner.keys, switch, recipe),
+        facts=inner.facts,
+        read=lambda keys: (
+            {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}"} if keys.flag(switch) else inner.read(keys)
+        ),
+        write=write,
+    )
 
 
 def _end_units() -> Idea:
@@ -300,14 +304,18 @@ def _checkpointing() -> Idea:
 def _validation() -> Idea:
     size, every = "batch_size_val", "run_val_every_n_steps"
 
-    def read(keys: Keys) -> Facts:
-        return {"eval_batch": (keys.whole(size) or keys.whole("batch_size") or 1) if keys.has(every) else None}
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         # Without data to validate on there is no validation.
         return {size: facts.get("eval_batch")} if keys.has(every) else {}
 
-    return Idea(keys=(size, every), facts=("eval_batch",), read=read, write=write)
+    return Idea(
+        keys=(size, every),
+        facts=("eval_batch",),
+        read=lambda keys: {
+            "eval_batch": (keys.whole(size) or keys.whole("batch_size") or 1) if keys.has(every) else None
+        },
+        write=write,
+    )
 
 
 def _loss() -> Idea:
@@ -337,14 +345,18 @@ def _compiled() -> Idea:
     """A switch, or what of the step is compiled, the model unless it says otherwise (`recipes/full_finetune_distributed.py`)."""
     inner, model = compiled("compile"), "compile.model"
 
-    def read(keys: Keys) -> Facts:
-        return {"compile": keys.flag(model) is not False} if isinstance(keys.raw("compile"), dict) else inner.read(keys)
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         parts = isinstance(keys.raw("compile"), dict)
         return {model: bool(facts.get("compile"))} if parts else inner.write(facts, keys)
 
-    return Idea(keys=(*inner.keys, model), facts=inner.facts, read=read, write=write)
+    return Idea(
+        keys=(*inner.keys, model),
+        facts=inner.facts,
+        read=lambda keys: (
+            {"compile": keys.flag(model) is not False} if isinstance(keys.raw("compile"), dict) else inner.read(keys)
+        ),
+        write=write,
+    )
 
 
 TORCHTUNE = Dialect(

@@ -49,10 +49,12 @@ def _head() -> Idea:
     """A classifier of labels, or the states of texts that are embedded, in the place of logits."""
     number = "model.num_labels"
 
-    def read(keys: Keys) -> Facts:
-        return {"head": keys.whole(number) or (1 if _texts(keys) > 1 else None)}
-
-    return Idea(keys=(number,), facts=("head",), read=read, write=lambda facts, keys: {})
+    return Idea(
+        keys=(number,),
+        facts=("head",),
+        read=lambda keys: {"head": keys.whole(number) or (1 if _texts(keys) > 1 else None)},
+        write=lambda facts, keys: {},
+    )
 
 
 FOUR, EIGHT, HALF, FULL = (

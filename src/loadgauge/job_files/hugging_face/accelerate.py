@@ -168,15 +168,17 @@ def _engine() -> Idea:
 def _accumulation() -> Idea:
     names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps")
 
-    def read(keys: Keys) -> Facts:
-        return {"accumulation": keys.agreed(names, keys.whole)}
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
         present = [key for key in names if keys.has(key)] or ([names[0]] if _kind(keys) == "deepspeed" else [])
         return dict.fromkeys(present, facts.get("accumulation") or 1)
 
-    return Idea(keys=names, facts=("accumulation",), read=read, write=write)
+    return Idea(
+        keys=names,
+        facts=("accumulation",),
+        read=lambda keys: {"accumulation": keys.agreed(names, keys.whole)},
+        write=write,
+    )
 
 
 def _named() -> Idea:

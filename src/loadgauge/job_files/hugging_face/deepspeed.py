@@ -209,14 +209,11 @@ def _optimizer() -> Idea:
 def _tensor_parallel() -> Idea:
     key = "tensor_parallel.autotp_size"
 
-    def read(keys: Keys) -> Facts:
-        return {"tp": keys.whole(key, minimum=0) or 1}
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         ranks = facts.get("tp") or 1
         return {key: ranks if ranks > 1 or keys.has(key) else None}
 
-    return Idea(keys=(key,), facts=("tp",), read=read, write=write)
+    return Idea(keys=(key,), facts=("tp",), read=lambda keys: {"tp": keys.whole(key, minimum=0) or 1}, write=write)
 
 
 def context_parallel(key: str, *also: str) -> Idea:

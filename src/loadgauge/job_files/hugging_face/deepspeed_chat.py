@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
 
@@ -47,7 +47,9 @@ def _told(keys: Keys) -> bool:
     if not isinstance(name, str) or keys.alone or beside(name, keys) is not None:
         return isinstance(name, str)
     if "model" not in keys.given and not keys.has(*NAMED) and not _sizes(keys):
-        raise keys.wrong(CONFIG, f"names {name}, which is not there, nor is the model's own file; give --model NAME")
+        raise keys.wrong(
+            CONFIG, f"names {short(name)}, which is not there, nor is the model's own file; give --model NAME"
+        )
     batch = {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES)
     exact = "precision" in keys.given or keys.has("dtype", *HALF)
     if not batch:
@@ -81,10 +83,9 @@ def _micro() -> Idea:
 def _accumulation() -> Idea:
     base = row("accumulation", "gradient_accumulation_steps", default=1)
 
-    def read(keys: Keys) -> Facts:
-        return {} if _told(keys) else base.read(keys)
-
-    return Idea(keys=base.keys, facts=base.facts, read=read, write=base.write)
+    return Idea(
+        keys=base.keys, facts=base.facts, read=lambda keys: {} if _told(keys) else base.read(keys), write=base.write
+    )
 
 
 def _precision() -> Idea:

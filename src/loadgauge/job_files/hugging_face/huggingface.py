@@ -351,10 +351,9 @@ def dropout(key: str, switch: str = "", default: float | None = None) -> Idea:
         usual = default if share is None and switch and keys.flag(switch) else share
         return {"lora_dropout": usual or None}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: facts.get("lora_dropout")}
-
-    return Idea(keys=(key,), facts=("lora_dropout",), read=read, write=write)
+    return Idea(
+        keys=(key,), facts=("lora_dropout",), read=read, write=lambda facts, keys: {key: facts.get("lora_dropout")}
+    )
 
 
 def _quantised() -> Idea:
@@ -454,15 +453,17 @@ def _trl_loss() -> Idea:
 def liger(*names: str) -> Idea:
     """The idea of Liger's kernels; the first name is written."""
 
-    def read(keys: Keys) -> Facts:
-        return {"kernels": "liger" if any(keys.flag(name) for name in names) else "native"}
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         on = facts.get("kernels") == "liger"
         off: dict[str, Any] = {name: None for name in names[1:] if keys.has(name) and not on}
         return off | {names[0]: True if on else False if keys.has(names[0]) else None}
 
-    return Idea(keys=names, facts=("kernels",), read=read, write=write)
+    return Idea(
+        keys=names,
+        facts=("kernels",),
+        read=lambda keys: {"kernels": "liger" if any(keys.flag(name) for name in names) else "native"},
+        write=write,
+    )
 
 
 def compiled(*names: str, default: Any = False) -> Idea:
@@ -536,6 +537,7 @@ TRANSFORMERS = Dialect(
             "seq_len", "block_size", "max_seq_length", "model_max_length", "max_source_length", "max_length", add=False
         ),
         row("target_len", "max_target_length", add=False),
+        row("head", "model_init_kwargs.num_labels", add=False),
         checkpointing(),
         half(),
         weights("dtype", "torch_dtype", default=_without_autocast, decides=True),

@@ -67,13 +67,12 @@ def _optimizer() -> Idea:
     inner = optimizer("optim", TORCH_OPTIMIZERS)
     name, switch = "customized_optim", "use_customized_optim"
 
-    def read(keys: Keys) -> Facts:
-        return {"optimizer": keys.choice(name, CUSTOM)} if keys.flag(switch) else inner.read(keys)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {name: None, switch: None} | inner.write(facts, keys)
-
-    return Idea(keys=(*inner.keys, name, switch), facts=inner.facts, read=read, write=write)
+    return Idea(
+        keys=(*inner.keys, name, switch),
+        facts=inner.facts,
+        read=lambda keys: {"optimizer": keys.choice(name, CUSTOM)} if keys.flag(switch) else inner.read(keys),
+        write=lambda facts, keys: {name: None, switch: None} | inner.write(facts, keys),
+    )
 
 
 def _task() -> Idea:

@@ -91,10 +91,12 @@ def _optimizer() -> Idea:
 def _loaded() -> Idea:
     """The model in bfloat16; what the launcher is told of mixed precision is not in this file."""
 
-    def read(keys: Keys) -> Facts:
-        return {"precision": "fp32", "weights": "bfloat16"}
-
-    return Idea(keys=(), facts=("precision", "weights"), read=read, write=lambda facts, keys: {})
+    return Idea(
+        keys=(),
+        facts=("precision", "weights"),
+        read=lambda keys: {"precision": "fp32", "weights": "bfloat16"},
+        write=lambda facts, keys: {},
+    )
 
 
 OPEN_INSTRUCT = Dialect(

@@ -26,16 +26,20 @@ TRAINERS = {
     "PPO": "ppo", "AsyncGRPO": "async_grpo", "TPO": "tpo", "SDPO": "sdpo", "SDFT": "sdft", "SSD": "ssd", "GOLD": "gold",
     "MiniLLM": "minillm",
     "PAPO": "papo", "Distillation": "distillation", "AsyncDistillation": "async_distillation",
-    "ServerDistillation": "distillation",
+    "ServerDistillation": "distillation", "GFPO": "gfpo", "DPPO": "dppo", "GSPOToken": "gspo_token",
+    "GRPOWithReplayBuffer": "replayed_grpo",
 }  # fmt: skip
 """Trainers by the beginning of the names of their classes; transformers' own has none."""
 LOADED = re.compile(r"(Model|For[A-Z]\w*|architecture|model_(class|cls))\.from_pretrained$")
+LABELS = re.compile(r"For(?:Sequence|Token)Classification")
+"""Classes of models that have a classifier of two labels, unless another number is given (`PretrainedConfig.num_labels`)."""
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 NEAR = {
     "tpo": "cpo", "online_dpo": "rloo", "nash_md": "rloo", "xpo": "rloo", "sdpo": "grpo", "sdft": "grpo", "ssd": "grpo",
     "gold": "gkd", "distillation": "gkd", "async_distillation": "gkd", "minillm": "gkd", "bco": "kto", "papo": "grpo",
     "async_grpo": "grpo",
-    "prm": "reward",
+    "prm": "reward", "ppo": "rloo",
+    **dict.fromkeys(("gfpo", "dppo", "gspo_token", "replayed_grpo"), "grpo"),
 }  # fmt: skip
 """Trainers that run as another one does but for what `data/keys/trl.toml` says of them (`trainer.*`)."""
 FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes"}
@@ -130,6 +134,11 @@ class Program:
         if self.trainer in ("online_dpo", "nash_md", "xpo"):
             self.values.setdefault("num_generations", 2)
             self.values.setdefault("max_completion_length", self.values.pop("max_new_tokens", 64))
+        if not self.trainer and any(LABELS.search(name) for name in self.calls.program):
+            self.values.setdefault("model_init_kwargs.num_labels", 2)
+        if self.trainer == "ppo":
+            self.values["num_generations"] = 1
+            self.values["max_completion_length"] = self.values.pop("response_length", 53)
         if self.trainer == "ssd":
             self.values.setdefault("num_generations", 1)
         if self.trainer == "async_grpo":

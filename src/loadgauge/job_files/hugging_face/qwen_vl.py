@@ -93,10 +93,9 @@ def _kernels() -> Idea:
         )
         return {"kernels": "liger" if stated and not _program(keys, "train_dpo", "train_cls") else "native"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {LIGER[0]: facts.get("kernels") == "liger"}
-
-    return Idea(keys=LIGER, facts=("kernels",), read=read, write=write)
+    return Idea(
+        keys=LIGER, facts=("kernels",), read=read, write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"}
+    )
 
 
 QWEN_VL = Dialect(

@@ -81,9 +81,9 @@ def _model() -> Idea:
         if other is None or not isinstance(section, dict):
             return {"model": None if name is None else _named(name)}
         if name is not None:
-            said = {key: section[key] for key in SIZES if section.get(key) not in (None, [])}
+            other_sizes = {key: section[key] for key in SIZES if section.get(key) not in (None, [])}
             keys.remarks[f"{keys.document.shown(other)} changes the sizes of {name}"] = None
-            return {"config": changed(config(find(_named(name)).spec.name), said)}
+            return {"config": changed(config(find(_named(name)).spec.name), other_sizes)}
         kind = section.get("model_type") or _model_type(str(section.get("_target_")))
         return {"config": {str(key): value for key, value in section.items()} | {"model_type": kind}}
 
@@ -337,10 +337,12 @@ def _length() -> Idea:
         name = used(keys)
         return {"seq_len": None if name is None else keys.whole(name)}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {used(keys) or packs[0]: facts["seq_len"]}
-
-    return Idea(keys=(*packs, *sets, *cut), facts=("seq_len",), read=read, write=write)
+    return Idea(
+        keys=(*packs, *sets, *cut),
+        facts=("seq_len",),
+        read=read,
+        write=lambda facts, keys: {used(keys) or packs[0]: facts["seq_len"]},
+    )
 
 
 def _precision() -> Idea:
@@ -430,10 +432,12 @@ def _task() -> Idea:
         facts: Facts = {"task": "gkd" if name else None, "teacher": name}
         return facts | ({"head": keys.whole(labels) or 2} if "sequenceclassification" in recipe else {})
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {teacher: facts.get("teacher")} if keys.has(teacher) else {}
-
-    return Idea(keys=(teacher, labels), facts=("task", "teacher", "head"), read=read, write=write)
+    return Idea(
+        keys=(teacher, labels),
+        facts=("task", "teacher", "head"),
+        read=read,
+        write=lambda facts, keys: {teacher: facts.get("teacher")} if keys.has(teacher) else {},
+    )
 
 
 AUTOMODEL = Dialect(

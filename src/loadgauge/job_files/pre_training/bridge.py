@@ -201,10 +201,12 @@ def _length() -> Idea:
 def _model() -> Idea:
     plain = row("model", "model.hf_model_id", "model.hf_path", "hf_path", "hf_model_path", kind="word", add=False)
 
-    def read(keys: Keys) -> Facts:
-        return {"model": next((keys.word(key) for key in plain.keys if keys.has(key)), None)}
-
-    return Idea(keys=plain.keys, facts=("model",), read=read, write=plain.write)
+    return Idea(
+        keys=plain.keys,
+        facts=("model",),
+        read=lambda keys: {"model": next((keys.word(key) for key in plain.keys if keys.has(key)), None)},
+        write=plain.write,
+    )
 
 
 BRIDGE = Dialect(

@@ -151,10 +151,13 @@ def _precision() -> Idea:
 
 
 def _attention() -> Idea:
-    def read(keys: Keys) -> Facts:
-        return {"attention": "flash" if "flash" in str(keys.raw("attention_config")) else "eager"}
 
-    return Idea(keys=("attention_config",), facts=("attention",), read=read, write=lambda facts, keys: {})
+    return Idea(
+        keys=("attention_config",),
+        facts=("attention",),
+        read=lambda keys: {"attention": "flash" if "flash" in str(keys.raw("attention_config")) else "eager"},
+        write=lambda facts, keys: {},
+    )
 
 
 GPT_NEOX = Dialect(

@@ -85,10 +85,12 @@ def _batch() -> Idea:
             raise Unknown(message, key=keys.document.shown(micro), file=keys.file)
         return {"micro_batch": number(keys, micro), "global_batch": number(keys, whole)}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {micro: facts.get("micro_batch") or 1, whole: facts.get("global_batch")}
-
-    return Idea(keys=(micro, whole), facts=("micro_batch", "global_batch"), read=read, write=write)
+    return Idea(
+        keys=(micro, whole),
+        facts=("micro_batch", "global_batch"),
+        read=read,
+        write=lambda facts, keys: {micro: facts.get("micro_batch") or 1, whole: facts.get("global_batch")},
+    )
 
 
 def _length() -> Idea:
@@ -103,14 +105,16 @@ def _length() -> Idea:
 def _sharding() -> Idea:
     key = "fsdp_config.sharding_strategy"
 
-    def read(keys: Keys) -> Facts:
-        return {"zero": keys.choice(key, SHARDING) if keys.has(key) else 0}
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         spelled = {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 0: None}
         return {key: spelled[facts["zero"]]} if facts["zero"] in spelled else {}
 
-    return Idea(keys=(key,), facts=("zero",), read=read, write=write)
+    return Idea(
+        keys=(key,),
+        facts=("zero",),
+        read=lambda keys: {"zero": keys.choice(key, SHARDING) if keys.has(key) else 0},
+        write=write,
+    )
 
 
 def _precision() -> Idea:

@@ -102,10 +102,12 @@ def _remat() -> Idea:
         keys.add(Uncounted(note, key, effect="either", parts=("activations",)))
         return {"recompute": "none"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: facts["recompute"]} if facts["recompute"] in ("full", "none") else {}
-
-    return Idea(keys=(key,), facts=("recompute",), read=read, write=write)
+    return Idea(
+        keys=(key,),
+        facts=("recompute",),
+        read=read,
+        write=lambda facts, keys: {key: facts["recompute"]} if facts["recompute"] in ("full", "none") else {},
+    )
 
 
 def _batch() -> Idea:

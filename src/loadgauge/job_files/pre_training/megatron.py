@@ -509,10 +509,7 @@ def vision() -> Idea:
             keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
         return {}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {}
-
-    return Idea(keys=(kind, frozen, body), facts=(), read=read, write=write)
+    return Idea(keys=(kind, frozen, body), facts=(), read=read, write=lambda facts, keys: {})
 
 
 def _length() -> Idea:

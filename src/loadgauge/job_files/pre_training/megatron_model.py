@@ -58,7 +58,7 @@ def _repository(keys: Keys) -> str | None:
 
 def _vocabulary(keys: Keys, hidden: int, layers: int, tied: bool) -> int:
     given = keys.whole("vocab_size") or keys.whole("padded_vocab_size")
-    kind = keys.raw("tokenizer_type")
+    kind = keys.word("tokenizer_type")
     if given is not None or kind in VOCABULARIES:
         return given or VOCABULARIES[str(kind)]
     repository = _repository(keys)

@@ -272,29 +272,30 @@ def _optimizer() -> Idea:
     old, new = "optimizer.name", "optimizer.param_groups.0.optimizer_name"
     names = {"AdamW": "adamw", "Adam": "adamw", "Muon": "muon"}
 
-    def read(keys: Keys) -> Facts:
-        return {"optimizer": keys.choice(old, names) or keys.choice(new, names) or "adamw"}
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if facts["optimizer"] != "adamw":
             return {}
         return {key: "AdamW" for key in (old, new) if keys.has(key)}
 
-    return Idea(keys=(old, new), facts=("optimizer",), read=read, write=write)
+    return Idea(
+        keys=(old, new),
+        facts=("optimizer",),
+        read=lambda keys: {"optimizer": keys.choice(old, names) or keys.choice(new, names) or "adamw"},
+        write=write,
+    )
 
 
 def _offload() -> Idea:
     key = "training.enable_cpu_offload"
-
-    def read(keys: Keys) -> Facts:
-        return {"offload": "all" if keys.flag(key) else "none"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if facts["offload"] == "optimizer":
             return {}
         return {key: True if facts["offload"] == "all" else False if keys.has(key) else None}
 
-    return Idea(keys=(key,), facts=("offload",), read=read, write=write)
+    return Idea(
+        keys=(key,), facts=("offload",), read=lambda keys: {"offload": "all" if keys.flag(key) else "none"}, write=write
+    )
 
 
 def _compiled() -> Idea:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from loadgauge.job_files.ideas.table import Document
+from loadgauge.job_files.ideas.table import MISSING, Document
 
 Names = Sequence[tuple[str, str]]
 """Pairs of a file's name and of the one that is read; those that end with a dot are sections. The first that matches counts."""
@@ -71,3 +71,34 @@ class Renamed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.document, name)
+
+
+class Without:
+    """A document without some of its keys, as it spells them or with all keys of a section: `dropped` has those that it had.
+
+    >>> from loadgauge.job_files.reading.nested import json_document
+    >>> document = Without(json_document('{"a": 1, "b": {"c": 2}}'), ["b"])
+    >>> document.names(), document.dropped
+    (('a',), ('b.c',))
+    """
+
+    def __init__(self, whole: Document, ignored: Iterable[str]) -> None:
+        self.whole = whole
+        wanted = {key.strip().lstrip("-").replace("-", "_") for key in ignored}
+        shown = {name: whole.shown(name).lstrip("-").replace("-", "_") for name in whole.names()}
+        self.dropped = tuple(
+            name
+            for name, spelled in shown.items()
+            if any(key in (name, spelled) or name.startswith(f"{key}.") for key in wanted)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def names(self) -> tuple[str, ...]:
+        """Every other key that has a value, in order."""
+        return tuple(name for name in self.whole.names() if name not in self.dropped)
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or `MISSING`."""
+        return MISSING if key in self.dropped else self.whole.get(key)

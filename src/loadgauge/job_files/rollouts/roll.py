@@ -98,11 +98,13 @@ def _gpus() -> Idea:
         per_node = keys.whole(each) or 8
         return facts | {"gpus_per_node": per_node if facts["gpus"] % per_node == 0 else None}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {own: f"list(range(0,{facts['gpus']}))"} if "gpus" in facts and not facts.get("placement") else {}
-
     return Idea(
-        keys=(own, theirs, each, late), facts=names_in("gpus gpus_per_node placement staleness"), read=read, write=write
+        keys=(own, theirs, each, late),
+        facts=names_in("gpus gpus_per_node placement staleness"),
+        read=read,
+        write=lambda facts, keys: (
+            {own: f"list(range(0,{facts['gpus']}))"} if "gpus" in facts and not facts.get("placement") else {}
+        ),
     )
 
 

@@ -400,11 +400,11 @@ def _zero() -> Idea:
     """slime always distributes the optimizer (`set_default_megatron_args`)."""
     key = "use_distributed_optimizer"
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {}
-
     return Idea(
-        keys=(key,), facts=("framework", "zero"), read=lambda keys: {"framework": "megatron", "zero": 1}, write=write
+        keys=(key,),
+        facts=("framework", "zero"),
+        read=lambda keys: {"framework": "megatron", "zero": 1},
+        write=lambda facts, keys: {},
     )
 
 

@@ -249,10 +249,14 @@ def _host() -> Idea:
             return {"offload": "none"}
         return whole.read(keys)
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return whole.write(facts, keys) if facts.get("offload") == "optimizer" or keys.has(*whole.keys) else {}
-
-    return Idea(keys=whole.keys, facts=("offload",), read=read, write=write)
+    return Idea(
+        keys=whole.keys,
+        facts=("offload",),
+        read=read,
+        write=lambda facts, keys: (
+            whole.write(facts, keys) if facts.get("offload") == "optimizer" or keys.has(*whole.keys) else {}
+        ),
+    )
 
 
 OPTIMIZERS = {

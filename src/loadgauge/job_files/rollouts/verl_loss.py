@@ -43,16 +43,18 @@ def liger() -> Idea:
     """Liger's norms and MLPs under FSDP; the loss is verl's own."""
     switch = f"{W}use_liger"
 
-    def read(keys: Keys) -> Facts:
-        return {"kernels": "liger" if keys.flag(switch) and engine_of(keys) == "fsdp" else "native"}
-
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         on = facts.get("kernels") == "liger"
         if engine_of(keys) == "megatron" and on:
             return {}
         return {switch: True if on else False if keys.has(switch) else None}
 
-    return Idea(keys=(switch,), facts=("kernels",), read=read, write=write)
+    return Idea(
+        keys=(switch,),
+        facts=("kernels",),
+        read=lambda keys: {"kernels": "liger" if keys.flag(switch) and engine_of(keys) == "fsdp" else "native"},
+        write=write,
+    )
 
 
 def next_tokens() -> Idea:
@@ -72,7 +74,11 @@ def next_tokens() -> Idea:
                   "weights gradients optimizer activations loss transient", 0.25)  # fmt: skip
         return {}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {switch: True, trained: True} if facts.get("mtp") else {trained: False if keys.has(trained) else None}
-
-    return Idea(keys=(switch, trained), facts=("mtp",), read=read, write=write)
+    return Idea(
+        keys=(switch, trained),
+        facts=("mtp",),
+        read=read,
+        write=lambda facts, keys: (
+            {switch: True, trained: True} if facts.get("mtp") else {trained: False if keys.has(trained) else None}
+        ),
+    )

@@ -348,7 +348,9 @@ def critic_batch() -> Idea:
             raise keys.wrong(most, f"{tokens} tokens are fewer than a sequence has ({length}), which verl refuses")
         return {"critic_batch": tokens // length}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {each: facts.get("critic_batch"), dynamic: False if keys.has(dynamic) else None}
-
-    return Idea(keys=(each, dynamic, most, forward), facts=("critic_batch",), read=read, write=write)
+    return Idea(
+        keys=(each, dynamic, most, forward),
+        facts=("critic_batch",),
+        read=read,
+        write=lambda facts, keys: {each: facts.get("critic_batch"), dynamic: False if keys.has(dynamic) else None},
+    )
