@@ -60,6 +60,7 @@ def trained(result: Any) -> int:
     ("name", "targets"),
     [
         *((name, "all-linear") for name in ("bamba", "granite", "granite, experts", "qwen3.5, experts", "lfm2", "jamba")),
+        *((name, "all-linear") for name in ("qwen3-next, experts", "minimax")),
         ("granite, experts", "input_linear"),
         ("qwen3.5, experts", "shared_expert_gate"),
         ("nemotron", "in_proj"),
