@@ -56,6 +56,7 @@ def trained(result: Any) -> int:
     return int(memory.weighed(stage)[1].all.trainable)
 
 
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match")
 @pytest.mark.parametrize(
     ("name", "targets"),
     [
