@@ -56,10 +56,12 @@ def trained(result: Any) -> int:
     return int(memory.weighed(stage)[1].all.trainable)
 
 
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match")
 @pytest.mark.parametrize(
     ("name", "targets"),
     [
         *((name, "all-linear") for name in ("bamba", "granite", "granite, experts", "qwen3.5, experts", "lfm2", "jamba")),
+        *((name, "all-linear") for name in ("qwen3-next, experts", "minimax")),
         ("granite, experts", "input_linear"),
         ("qwen3.5, experts", "shared_expert_gate"),
         ("nemotron", "in_proj"),

@@ -20,6 +20,7 @@ from loadgauge.core.definitions.model.lora import (
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.model.tuners import TUNERS, Tuner
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
+from loadgauge.core.definitions.training.stacks import EXPERTS_QUANTISED, Stack
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.resolve.trained import adapt_only, modules_of, train_only
 
@@ -178,6 +179,14 @@ def _placed(
     else:
         usual, why = ",".join(sorted(linear & known.targets)), f"PEFT's choice for {known.title}"
     wanted = fill("lora_targets", usual, why)
+    of_modules = model.model_type in CONVERTED and EXPERTS_QUANTISED.at(Stack.parse(job.version)).value == "no"
+    if wanted == "all-linear" and others and known is None and of_modules:
+        if lora.stored is not None:
+            raise NotModelled("adapters of experts on a quantised base (--lora-targets all: linear layers alone)")
+        beside = frozenset(name for name in others if name.startswith("experts.")) | (
+            {"router"} if model.has_experts else set()
+        )
+        return msgspec.structs.replace(lora, targets=linear - {"gate", "up", "down"} | beside, parts_in_one=True)
     if refused and wanted in EVERY:
         assumed["--lora-targets"] = f"{', '.join(sorted(linear))} (PEFT refuses out_proj of {model.model_type} models)"
     if wanted in EVERY:
@@ -250,6 +259,14 @@ BESIDE = frozenset({"shared_gate"})
 NOT_OF_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Types of models whose `out_proj` PEFT refuses, since their kernel reads its matrix without calling it (peft 0.17 to 0.21,
 `_check_lora_target_modules_mamba`)."""
+CONVERTED = frozenset({
+    "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
+    "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe",
+    "longcat_flash", "mellum", "minimax", "minimax_m2", "mixtral", "olmoe", "qwen3_moe", "qwen3_next",
+    "qwen3_omni_moe", "solar_open",
+})  # fmt: skip
+"""Types of models whose experts and router PEFT adapts under the names they had in transformers 4, and not the dense layers and
+shared experts of those names (peft 0.21, `_convert_peft_config_moe`; transformers 5.23, `conversion_mapping`)."""
 REPEATED = 4
 """Repetitions in a regular expression on names beyond which it is not tried, since it may take very long."""
 

@@ -241,8 +241,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         str | None,
         _field(
             "text", "method",
-            "all-linear, attention, or names such as q_proj,v_proj; also embed_tokens, lm_head, experts.gate_up_proj,"
-            " experts.down_proj.",
+            "all-linear, attention, or names (q_proj,v_proj); also embed_tokens, lm_head, experts.gate_up_proj, experts.down_proj.",
             metavar="NAMES",
             values=("all", "all-linear", "attention"), needs="lora_rank",
         ),

@@ -122,6 +122,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     `method`: LoRA, or another of PEFT's (`definitions.model.tuners`); `widest`: the widest input and output of what VeRA adapts;
     `virtual`: tokens that a prompt method trains in front of each sequence.
     `keeps_inputs`: 4-bit layers keep their input for backward, as bitsandbytes' did before 0.44.
+    `parts_in_one`: the adapters of experts' matrices that hold two have twice the rank, a half for each (PEFT's conversion).
     `branching`: bitsandbytes' kernel that makes 16 bits of 4 is that from before 0.48, which decides bit by bit.
 
     >>> Lora(rank=8, quantised="mxfp4").stored.nbytes
@@ -147,6 +148,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     widest: tuple[Size, Size] = (0, 0)
     virtual: Size = 0
     wide_norms: bool = False
+    parts_in_one: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.quantised, bool) and self.quantised not in BASE_FORMATS:

@@ -130,19 +130,28 @@ def embedded(build: Writer, x: Tensor, rows: Size, width: Size, indices: Tensor)
     return total if total.itemsize == x.itemsize else build.cast(f"{name}.narrowed", total, x.itemsize)
 
 
-def adapted_experts(build: Writer, name: str, matrix: Weight, i: Size, o: Size) -> Tensor:
+def adapted_experts(
+    build: Writer, name: str, matrix: Weight, i: Size, o: Size, read: tuple[Tensor, ...] = ()
+) -> Tensor:
     """Add what PEFT makes of the matrices of all experts, of `i` columns and `o` rows: a copy of all with the adapters' products
-    added, which the grouped product reads and keeps (source: peft 0.21, `ParamWrapper` and its `baddbmm`)."""
+    added, which the grouped product reads and keeps (source: peft 0.21, `ParamWrapper` and its `baddbmm`).
+
+    read: kept with the copy for the product of both, which is another operation's
+    """
     lora, narrow = build.view.lora, build.dtypes.activation
     assert lora is not None
-    rank, experts, own = lora.rank, matrix.copies, lora.held(narrow)
+    experts, own = matrix.copies, lora.held(narrow)
+    rank = lora.rank * (2 if lora.parts_in_one and name.endswith("gate_up") else 1)
     wide = own == 4 and narrow != 4
     weights = tuple(
-        Weight(f"{name}.{part}.weight", experts * rank * size, matrix.shards, wide=wide, expert=True, shape=shape)
+        Weight(
+            f"{name}.{part}.weight", experts * rank * size, matrix.shards, wide=wide, expert=matrix.expert, shape=shape
+        )
         for part, size, shape in (("lora_a", i, (experts * rank, i)), ("lora_b", o, (o, experts * rank)))
     )
     keeps = tuple(build.tensor(f"{weight.name}.cast", weight.numel) for weight in weights) if wide else ()
     whole = build.tensor(f"{name}.adapted_weight", matrix.numel)
+    keeps = (*keeps, *read, whole) if read else keeps
     gemm = Gemm(o, i, rank, experts)
     build.operations.append(
         Operation(

@@ -164,6 +164,9 @@ def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
         exact=True,
         operation="router",
     )
+    if build.view.lora is not None and "router" in build.view.lora.targets:
+        matrix_of = Weight("mlp.router.weight", experts * hidden_size)
+        adapted_experts(build, "mlp.router", matrix_of, hidden_size, experts, (x,))
     if spec.correction_bias:
         # A frozen parameter, moved by the balance of the experts and not by a gradient.
         frozen = Weight("mlp.router.correction_bias", experts, 1, "vector", trainable=False)

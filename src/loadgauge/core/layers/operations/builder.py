@@ -257,9 +257,9 @@ class Builder(Writer):
             return out
         if tuned:
             return after(self, name, adapter, given, out, shape, around)
-        if not peft:
-            return adapted(self, name, x, kept, out, shape)
-        return peft_adapted(self, name, given, out, shape, around) if called else passed_by(self, name, out, shape)
+        if peft and not called:
+            return passed_by(self, name, out, shape)
+        return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------
 
