@@ -53,7 +53,7 @@ class Step(NamedTuple):
 
 WAYS = {
     "hobbyist": (
-        Step("qwen3-8b --gpu 4090 --qlora", r"TIGHT  19\..* GiB of 23\.5 GiB"),
+        Step("qwen3-8b --gpu 4090 --qlora", r"TIGHT .* GiB of 23\.5 GiB"),
         Step("qwen3-8b --gpu 4090 --load-in-4bit --framework unsloth", r"FITS .* GiB of 23\.5 GiB", (0,)),
         Step("qwen3-8b --gpu 24GB --load-in-4bit --batch-size 2 --max-seq-length 2k --gradient-checkpointing", r"2 x 2,048 tokens"),
         Step("qlora.yaml --gpu 4090", r"FITS .*QLoRA 16, 1 x rtx4090, 2 x 2,048 tokens", (0,)),

@@ -183,7 +183,7 @@ def test_every_flag_of_a_run_is_on_the_page(served: Served) -> None:
     found = served.client.get("/api/catalogue").json()
     names = {flag["name"] for flag in found["flags"]}
     # Job files are dropped onto the page, and name no model.
-    of_files = {"beside", "dialect", "inputs", "base-model", "strict", "ignore", "variables"}
+    of_files = {"beside", "dialect", "inputs", "base-model", "strict", "ignore", "variables", "rows"}
     assert names == {name.replace("_", "-") for name in Job.__struct_fields__[1:] if name not in POSTTRAIN} - of_files
     assert [row["name"] for row in found["models"]] == list(models())
     assert all(flag["help"] for flag in found["flags"])

@@ -215,8 +215,9 @@ def test_the_remedy_is_in_the_words_of_the_file(tmp_path: Path) -> None:
     flags = said.partition("\nTry ")[2].partition(":")[0]
     pieces = " ".join(said.partition(f"In {path}: ")[2].split()).split("; ")
     with_flags = document(f"estimate {shlex.quote(str(path))} --gpu h100 --gpus 1 {flags}")
-    with path.open("a") as file:
-        file.write("\n".join(pieces) + "\n")
+    changed = {piece.partition(":")[0] for piece in pieces}
+    kept = [line for line in path.read_text().splitlines() if line.partition(":")[0] not in changed]
+    path.write_text("\n".join([*kept, *pieces]) + "\n")
     there = document(f"estimate {shlex.quote(str(path))} --gpu h100 --gpus 1")
     assert there["memory"]["total"] == pytest.approx(
         with_flags["memory"]["total"], rel=0.01

@@ -169,8 +169,8 @@ def command(
         (not file and figure != "all", "says what --plot FILE draws; there is no --plot", "figure"),
         (
             at and part not in PARTS,
-            f"chooses the moment at which --explain explains a part of the memory; {there}",
-            "at",
+            f"--at chooses the moment at which --explain explains a part of the memory; {there}",
+            "",
         ),
         (
             brief and (as_json or part),

@@ -105,7 +105,8 @@ def test_that_peft_may_adapt_experts_is_named() -> None:
     job = Job("mixtral-8x7b", gpu="h100", gpus=8, zero=3, lora_rank=16, seq_len=2048, framework="huggingface")
     setup = resolve_job(job)
     row = next(row for row in assumptions(setup, setup.estimate()) if row.name == "--lora-targets")
-    assert row.memory == pytest.approx(2 * 32 * 8 * 3 * 4096 * 14336, rel=0.08)
+    idle = 1 + setup.estimate().memory.margins.held  # what the allocator holds of more grows with it
+    assert row.memory == pytest.approx(2 * 32 * 8 * 3 * 4096 * 14336 * idle, rel=0.08)
     for other in (
         job.replace(model="llama-3.1-8b"),
         job.replace(lora_targets="all"),

@@ -258,7 +258,8 @@ class GridEvaluator:
     def fixed(self, layout: Layout, memory: ArrayMemory) -> Any:
         """Memory outside PyTorch's allocator plus permanent workspaces, as an open array [bytes]."""
         scratch = workspaces(self.whole.cluster.gpu, self.training, grouped=memory.has_experts)
-        return self.of_pp.once("fixed", lambda: self.outside(layout)[0] + self.margins(layout).shown(scratch))
+        margins = self.margins(layout)
+        return self.of_pp.once(("fixed", margins.held), lambda: self.outside(layout)[0] + margins.shown(scratch))
 
     def margins(self, layout: Layout) -> Margins:
         """Return the margins of a layout, without what lies outside PyTorch's allocator."""
