@@ -107,25 +107,29 @@ def _serve(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
     from loadgauge.core.text.plan.serving_plan import answer
 
     context = click.get_current_context()
-    said = {
+    flags_given = {
         name: value for name, value in flags.items()
         if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "task"
     }  # fmt: skip
-    request = {name: said.pop(name) for name in inference_fields() if name in said}
-    times = [_time(said.pop(name, None), name) for name in ("max_ttft", "max_tpot")]
-    rate = said.pop("requests", None)
+    request = {name: flags_given.pop(name) for name in inference_fields() if name in flags_given}
+    times = [_time(flags_given.pop(name, None), name) for name in ("max_ttft", "max_tpot")]
+    rate = flags_given.pop("requests", None)
     requests = None if rate is None else positive_number(str(rate).removesuffix("/s"))
     limits = Limits(first=times[0], token=times[1], requests=requests)
-    sought, top = said.pop("find", None), int(said.pop("top", 5))
+    sought, top = flags_given.pop("find", None), int(flags_given.pop("top", 5))
     if sought not in (None, "seq-len", "batch", "gpus"):
         raise ConfigError("of --task generate is seq-len (the longest context), batch or gpus", key="find")
-    if {"seq-len": "context"}.get(sought or "", sought) in {**said, **request}:
+    if {"seq-len": "context"}.get(sought or "", sought) in {**flags_given, **request}:
         raise ConfigError(f"asks for what --{'context' if sought == 'seq-len' else sought} says", key="find")
-    axes = {name: tuple(int(size) for size in str(said.pop(name)).split(",")) for name in AXES_OF if name in said}
-    for name in said:
+    axes = {
+        name: tuple(int(size) for size in str(flags_given.pop(name)).split(","))
+        for name in AXES_OF
+        if name in flags_given
+    }
+    for name in flags_given:
         if name not in TAKEN:
             raise ConfigError("is no question of a plan with --task generate", key=name)
-    plan = plan_serving(Job.of(model, said), request, axes, limits, sought)
+    plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought)
     return answer(plan, sought, limits, top, as_json=as_json)
 
 
