@@ -16,7 +16,7 @@ def test_a_published_layout_is_in_the_space_and_the_best_is_no_slower(row: str) 
     rows, job = next(pair for pair in configurations(published().runs) if row in pair[0])
     choice = choose(rows, job)
     assert choice.found
-    assert choice.published.memory.fits
+    assert choice.published.memory.verdict != "does not fit"  # it ran
     for other in (choice.best, choice.alike):
         gain = choice.gain(other)
         assert gain is not None

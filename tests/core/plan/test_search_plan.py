@@ -195,7 +195,7 @@ def test_what_cannot_exist_is_said_with_its_reason() -> None:
 
 
 def test_the_longest_sequence_fits_and_a_longer_one_does_not() -> None:
-    given = case("llama-3.1-8b", 1, 1, schedule=("1f1b",), zero=(0,), card="b200-sxm-180gb")
+    given = case("llama-3.1-8b", 1, 1, schedule=("1f1b",), zero=(0,), card="b300-sxm-288gb")
     answer = questions.largest_sequence(given)
     assert answer.best.memory.verdict == "fits"
     more = answer.value + max(1, answer.value // 1024 // 64) * questions.STEP
