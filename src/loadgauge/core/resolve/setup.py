@@ -230,7 +230,7 @@ def _towers(result: Estimate) -> Iterator[Unsaid]:
     states = {part: memory.largest(part).parts[part] for part in ("weights", "gradients", "optimizer")}
     ranks = layout.zero_ranks if layout.zero >= result.training.framework.weights_stage else 1
     for name, _, nbytes in result.towers_left_out:
-        if nbytes:
+        if nbytes and states["weights"]:  # else they are in host memory, as all others
             ways = {"its weights alone": states["weights"], "trained whole": sum(states.values())}
             each = nbytes / ranks / states["weights"]
             others = [Alternative(way, each * size) for way, size in ways.items()][: 1 + whole]

@@ -87,8 +87,9 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         whole = (
             framework.gradients_persist and framework.engine is None
         )  # DeepSpeed's are tensors until they are shared out
-        fragmentation = known.dynamic if ragged or gathers else known.static if whole else known.fixed
+        fragmentation = known.dynamic if gathers else known.static if whole else known.fixed
         held = fragmentation.reserved.usual
+        fragmentation = known.dynamic if ragged else fragmentation
         if pools.most and framework.engine is None:
             fragmentation = msgspec.structs.replace(
                 fragmentation, reserved=(known.expandable if expandable else known.sharded).reserved
