@@ -113,6 +113,8 @@ QUESTIONS = {  # What a stranger asks, and what the answer must have in it.
     "My job file?": r"read as axolotl",
     "The same job for another tool?": r"quantization_bit: 4",
     "Where are the articles wrong?": re.escape(article(2).title),
+    "How many GPUs to serve it, with which context?": r"NEEDS THE FEWEST GPUS",
+    "What does my job file waste?": r"job\.yaml \(axolotl",
     "Does my pull request still fit?": r"job\.yaml +ok",
 }
 
@@ -125,9 +127,9 @@ def start_page() -> dict[str, str]:
     return {question.replace("`", ""): line for question, line in rows}
 
 
-def test_the_start_page_has_twenty_questions() -> None:
+def test_the_start_page_has_each_question_once() -> None:
     assert list(start_page()) == list(QUESTIONS)
-    assert len(set(start_page().values())) == 20
+    assert len(set(start_page().values())) == len(QUESTIONS)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -35,6 +35,7 @@ class Flags(TypedDict, total=False):
     hub: bool
     road: Literal["written", "captured"]
     inputs: str
+    rows: str
     memory: str
     gpus: int
     tp: int

@@ -87,7 +87,7 @@ def leanest(case: Case, end: End = "high") -> tuple[float, Layout | None]:
     >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096, locks={"pp": (1,)})
     >>> least, layout = leanest(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)), "total")
     >>> layout.tp, layout.zero, str(layout.recompute)
-    (4, 3, 'full')
+    (8, 0, 'full')
     """
     import numpy
 

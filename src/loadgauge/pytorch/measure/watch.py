@@ -90,7 +90,7 @@ class Expected(NamedTuple):
 
         >>> import loadgauge
         >>> found = Expected.of(loadgauge.estimate("gpt2", eval_batch=8))
-        >>> found.memory[1] < found.memory[0] < found.memory[2], found.step, list(found.later)
+        >>> found.memory[1] <= found.memory[0] < found.memory[2], found.step, list(found.later)
         (True, None, ['evaluation: loss'])
         """
         memory = result.memory

@@ -41,7 +41,7 @@ class Assumption(msgspec.Struct, frozen=True):
         >>> from loadgauge import Layout, estimate, model
         >>> eager = Assumption("--attention", "flash", "--attention eager", 2**33, None)
         >>> eager.text(estimate(model("gpt2"), Layout(seq_len=1024)))
-        '--attention flash is assumed; --attention eager: 10.6 GiB instead of 2.6 GiB'
+        '--attention flash is assumed; --attention eager: 10.8 GiB instead of 2.8 GiB'
         """
         words, total = [], result.memory.total
         if abs(self.memory) > BOTH_OUTCOMES * total:
