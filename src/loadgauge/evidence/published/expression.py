@@ -149,7 +149,7 @@ def _largest_batch(
     for size in LARGEST:
         with contextlib.suppress(Error):
             job = build({**chosen, "micro_batch": size})
-            if job.gpu is None or not estimate(job.model, job.layout, job.training, job.gpu).memory.fits:
+            if job.gpu is None or not estimate(job.model, job.layout, job.training, job.gpu).memory.roomy:
                 continue
             chosen["micro_batch"] = size
             knob = assumptions.Knob(
