@@ -90,7 +90,7 @@ SAID = {
     "--optim adamw_8bit": "--optimizer adamw-8bit",
     "--optimizer paged_adamw_8bit": "--optimizer paged-adamw-8bit", "--use_liger_kernel": "--kernels liger",
     "--unsloth": "--framework unsloth", "--dora": "--use-dora", "--grpo": "--task grpo", "--learning_rate 1e-4": "",
-    "--full-finetune": "",    "--task sft": "--task train", "--framework mcore": "--framework megatron",
+    "--full-finetune": "",    "--framework mcore": "--framework megatron",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
 
