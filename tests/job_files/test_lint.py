@@ -56,6 +56,7 @@ output_dir: out
 FILES = {
     "axolotl.yaml": (AXOLOTL, {"gpu": "h100"}),
     "megatron.sh": (MEGATRON, {"gpu": "h100"}),
+    "wide.sh": (MEGATRON, {"gpu": "h200"}),
     "long.sh": (MEGATRON.replace("micro-batch-size 1", "micro-batch-size 4"), {"gpu": "h100"}),
     "llamafactory.yaml": (LLAMAFACTORY, {"gpu": "h200"}),
     "smaller.yaml": (LLAMAFACTORY, {"gpu": "rtx4080-16gb"}),
@@ -107,7 +108,7 @@ FIRES = [
     ("axolotl.yaml", "needless-recompute", ("gradient_checkpointing: true", "gradient_checkpointing: false")),
     ("long.sh", "norms-replicated", ("--pipeline", "--sequence-parallel --pipeline")),
     ("megatron.sh", "states-replicated", ("--bf16", "--bf16 --use-distributed-optimizer")),
-    ("megatron.sh", "tensor-parallel-wide", ("parallel-size 4", "parallel-size 1")),
+    ("wide.sh", "tensor-parallel-wide", ("parallel-size 4", "parallel-size 1")),
     ("full.yaml", "optimizer-32-bit", ("bf16: true", "bf16: true\noptim: adamw_bnb_8bit")),
     ("smaller.yaml", "does-not-fit", ("cutoff_len: 2048", "cutoff_len: 64\nquantization_bit: 4")),
 ]

@@ -278,6 +278,7 @@ def runs(draw: st.DrawFn, name: str, syntax: str) -> Job:
     dp = (values.get("replicas") or 1) * draw(st.sampled_from((2, 4, 8)))
     if values.get("gpus_per_node"):
         dp *= 8
+    dp = max(dp, (values.get("ep") or 1) * (values.get("etp") or 1))  # what shares the experts are ranks too
     values["gpus"] = within * dp
     if name not in ("accelerate", "peft"):
         # verl's micro-batches on stages that are interleaved go around in whole groups.

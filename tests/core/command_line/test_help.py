@@ -204,9 +204,10 @@ def test_a_terminal_shows_the_brief_and_a_pipe_all() -> None:
     assert [int(text.replace(",", "")) for text in told.groups()] == pytest.approx([hours, 2 * hours], abs=1)
 
 
-def test_the_remedy_is_in_the_words_of_the_file(tmp_path: Path) -> None:
+def test_the_remedy_is_in_the_words_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pasted into the file, it is the remedy: the same memory as the flags that were named."""
-    path = tmp_path / "job.yaml"
+    monkeypatch.chdir(tmp_path)  # so that no line breaks in its name
+    path = Path("job.yaml")
     path.write_text(
         "base_model: Qwen/Qwen3-8B\nbf16: true\nadapter: lora\nsequence_len: 4096\nmicro_batch_size: 4\n"
         "gradient_accumulation_steps: 1\nlora_r: 16\nlora_target_linear: true\n"
