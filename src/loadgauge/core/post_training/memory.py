@@ -375,7 +375,7 @@ def _bounded(
     shown = main.update.margins.reading("nvidia-smi", allocated)
     if main.segments is not None:
         value = allocated + outside.value + idle
-        shown = Reading(found.low, value, max(shown.high, value))
+        shown = Reading(min(found.low, value), value, max(shown.high, value))
         residents.append(Resident("trainer", "idle segments", idle))
     return PhaseMemory(
         name=name,

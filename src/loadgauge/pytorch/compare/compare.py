@@ -178,7 +178,7 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
 
     rows.append((peak, of_peak, largest[2]))
     if trace.hidden:
-        outside = parts.moments[0].parts["outside"]
+        outside = parts.moments[0].parts["outside"] - parts.idle  # a tracer hands out no idle block
         seen = [line for line in trace.hidden if line.where == "allocated"]
         row = Row(HIDDEN, "bytes", outside, sum(line.nbytes for line in trace.hidden))
         rows.append((row, lambda: [Cause(line.name, "", line.nbytes) for line in seen], None))
