@@ -94,7 +94,9 @@ def test_every_byte_is_on_the_treemap_once(result: Estimate) -> None:
         assert node["bytes"] > 0, node
         assert node["label"] != NOT_ITEMISED, node
         if node["children"]:
-            assert sum(child["bytes"] for child in node["children"]) == pytest.approx(node["bytes"], rel=1e-12), node["id"]
+            assert sum(child["bytes"] for child in node["children"]) == pytest.approx(node["bytes"], rel=1e-12), node[
+                "id"
+            ]
         for child in node["children"]:
             assert child["id"].startswith(f"{node['id']}/")
             check(child)

@@ -25,7 +25,7 @@ def test_rollout_and_update_of_lora_grpo_on_one_card() -> None:
 
 
 def test_scripts_of_ms_swift_print_what_lies_in_the_range() -> None:
-    """Of models of text (towers of images are not in the estimate) four in five are inside, and two at most are below their range."""
+    """Of models of text (towers of images are not in the estimate) four in five are inside, two at most are below."""
     found = [row for row in rows() if "-vl-" not in row.model]
     assert len(found) == 17
     assert sum(row.inside for row in found) / len(found) >= 0.8

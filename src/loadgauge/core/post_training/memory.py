@@ -381,7 +381,7 @@ def _bounded(
         name=name,
         side="trainer",
         residents=tuple(one for one in residents if one.nbytes > 0),
-        low=found.low + more.low,
+        low=min(found.low + more.low, sum(one.nbytes for one in residents)),
         high=found.high + more.high,
         device=Reading(shown.low + more.low, shown.value + more.value, shown.high + more.high),
     )
