@@ -61,14 +61,14 @@ def command(
         raise click.UsageError("Missing argument 'FILE...': a job file, script or notebook")
     if unknown := [name for name in rules if name not in names and name not in ("does-not-fit", "key-not-read")]:
         raise ConfigError(f"{unknown[0]!r} is no rule (rules: {', '.join(sorted(names))})", key="rule")
-    code, every = YES, []
+    code, every, wrong = YES, [], []
     for file in files:
         try:
             job = parse([file]).replace(**{flag: value for flag, value in flags.items() if value is not None})
             text = load(file)
             linted = lint(job, text)
         except Error as error:
-            say(f"{file}: {error}", CANNOT_TELL)
+            wrong.append(str(error) if str(error).startswith(file) else f"{file}: {error}")
             code = CANNOT_TELL
             continue
         shown = tuple(each for each in linted.findings if not rules or each.rule in rules)
@@ -84,6 +84,8 @@ def command(
                     target.write(new)
         elif not (as_json or sarif):
             _report(linted, shown)
+    if wrong:
+        say("; ".join(dict.fromkeys(wrong)), CANNOT_TELL)
     if as_json:
         document({"files": [_document(linted, shown) for linted, shown in every]})
     elif sarif:
