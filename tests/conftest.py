@@ -41,9 +41,12 @@ APART = {
         # start PyTorch, or build something, without importing it themselves
         "evidence/articles", "pytorch", "test_docs.py", "test_packaging.py", "test_rooms.py", "test_site.py",
         # much to compute
-        "core/answers/equations", "job_files/test_formats_round_trip.py", "core/plan/test_deadline.py",
-        "core/plan/test_planned_choices.py", "core/plan/test_search_arrays.py", "core/plan/test_search_plan.py",
-        "sheets/test_plot.py", "tools", "test_prose_decides_nothing.py",
+        "core/answers/equations", "core/command_line/test_plan_command.py", "core/estimate/test_padding.py",
+        "core/plan/test_deadline.py", "core/plan/test_plan_serving.py", "core/plan/test_planned_choices.py",
+        "core/plan/test_questions.py", "core/plan/test_search_arrays.py", "core/plan/test_search_plan.py",
+        "core/properties/test_printed_flags.py", "evidence/validate/test_operators.py", "fleets/test_simulate.py",
+        "job_files/test_check.py", "job_files/test_formats_coverage.py", "job_files/test_formats_rollouts.py",
+        "job_files/test_formats_round_trip.py", "sheets/test_plot.py", "test_prose_decides_nothing.py", "tools",
     )
 }  # fmt: skip
 """Files without an import of other libraries that `make quick` leaves out all the same."""
@@ -53,7 +56,7 @@ is marked as long, the first of several. `make thorough` runs the others."""
 SHARED = (HERE / "support", HERE.parent / "tools")
 MANY = 25
 """Examples of a property in `make test`; `make thorough` has all that it asks for."""
-ITEMS, EXAMPLES = 2, 5
+ITEMS, EXAMPLES = 1, 5
 """What `make quick` takes of each test function with parameters, and of each property."""
 KERNELS = {
     HERE / place

@@ -104,6 +104,7 @@ def test_imports_of_the_core_point_one_way() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_the_core_imports_no_other_room() -> None:
     """Not even inside functions: rooms register with hooks."""
     wrong = {
