@@ -53,6 +53,8 @@ APART = {
 SAMPLE, OF_QUICK = 2, 5
 """Cases, spread over its list, that `make test` takes of each test function, and where `make quick` has it too; of one that
 is marked as long, the first of several. `make thorough` runs the others."""
+FEW, OF_FEW = {HERE / place for place in ("core/oracle", "core/plan", "page", "pytorch")}, 3
+"""Where most tests take seconds (a browser, PyTorch, a search): `make test` runs one of so many, spread over each file."""
 SHARED = (HERE / "support", HERE.parent / "tools")
 MANY = 25
 """Examples of a property in `make test`; `make thorough` has all that it asks for."""
@@ -138,6 +140,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     taken: Counter[str] = Counter()
     cases, seen = Counter(item.nodeid.partition("[")[0] for item in items), Counter[str]()
+    of_file = Counter[Path]()
     for item in items:
         if _in(item.path, KERNELS):
             item.add_marker("kernels")
@@ -149,6 +152,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out = cases[function] == 1 or seen[function] > 1
         else:
             left_out = before == after
+        if not left_out and _in(item.path, FEW):
+            left_out = of_file[item.path] % OF_FEW > 0
+            of_file[item.path] += 1
         if left_out:
             item.add_marker("thorough")
         if (
