@@ -39,7 +39,7 @@ $(QUICK)/installed: pyproject.toml
 	$(PYTHON) -m venv $(QUICK)
 	$(QUICK)/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-xdist && touch $@
 
-quick: $(QUICK)/installed ## a sample of the tests, in a minute: two cases of each test function that needs no PyTorch and no browser
+quick: $(QUICK)/installed ## a sample of the tests, in a minute: a case of each test function that needs no PyTorch and no browser
 	$(QUICK)/bin/python -m pytest -n 2 --dist worksteal -m quick tests
 
 # oneDNN and ATen choose kernels by the CPU's instructions; these make them choose as on lesser CPUs.
