@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, get_args
 
 import click
@@ -17,8 +16,10 @@ from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import (
     AFTER,
+    brief_option,
     complete_model,
     run_options,
+    shortly,
     task_options,
     whole_run_options,
 )
@@ -51,13 +52,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @click.option(
     "--allow-tight", is_flag=True, help="Exit code 0 where it is TIGHT: the card's memory lies inside the range."
 )
-@click.option(
-    "--brief/--full",
-    " /--no-brief",
-    default=None,
-    help="Ten lines: the verdict, the largest parts, the step and the remedy, as a terminal shows by itself; or the whole answer,"
-    " as a pipe gets.",
-)
+@brief_option("the verdict, the largest parts, the step and the remedy")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 @click.option(
     "--explain",
@@ -229,11 +224,6 @@ def command(
             result = given.estimate()
             short.brief(given, result, counter)
     return exit_code(result.memory.verdict, allow_tight=allow_tight)
-
-
-def shortly(brief: bool | None) -> bool:
-    """Return whether the short answer is printed: where it is asked for, and by default on a terminal."""
-    return sys.stdout.isatty() if brief is None else brief
 
 
 def _not_of(given: dict[str, Any], tasks: str) -> None:
