@@ -96,7 +96,10 @@ class Moved(TorchDispatchMode):
 def test_bytes_of_the_bias() -> None:
     rows, width = 512, 512
     output = torch.randn(rows, width, dtype=torch.bfloat16, requires_grad=True)
-    bias, weights = torch.randn(2, width, dtype=torch.bfloat16, requires_grad=True), torch.rand(rows, requires_grad=True)
+    bias, weights = (
+        torch.randn(2, width, dtype=torch.bfloat16, requires_grad=True),
+        torch.rand(rows, requires_grad=True),
+    )
     with Moved() as ahead:
         result = biased(output, bias, weights, [200, 312])
     gradient = torch.ones_like(result)
@@ -138,7 +141,12 @@ def forward(module: Any, x: torch.Tensor, spec: Moe, aux_loss: bool) -> torch.Te
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("score", "normalised", "activation"),
-    [("softmax", True, "silu"), ("softmax", False, "silu"), ("sigmoid", True, "silu"), ("softmax", True, "clamped_swiglu")],
+    [
+        ("softmax", True, "silu"),
+        ("softmax", False, "silu"),
+        ("sigmoid", True, "silu"),
+        ("softmax", True, "clamped_swiglu"),
+    ],
     ids=str,
 )
 def test_kept_bytes(score: str, normalised: bool, activation: str, dtype: torch.dtype, aux_loss: bool) -> None:
