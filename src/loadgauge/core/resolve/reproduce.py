@@ -147,6 +147,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     }
     defaults = {
         **CONSTANT,
+        "etp": result.model.within_experts(int(layout.tp), int(layout.ep)),
         # What the framework decides once it is named.
         "precision": framework.precision.name,
         "loss": spell_loss(framework),
