@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -263,7 +264,7 @@ def compare(best: Estimate, other: Estimate, objective: Objective) -> str:
         return f"as fast within 0.01 %, but {word}"
     changes = {lane: other.time.parts[lane] - best.time.parts[lane] for lane in best.time.parts}
     parts = [
-        f"{seconds(abs(change))} {'more' if change > 0 else 'less'} in {LANES[lane]}"
+        f"{seconds(abs(change))} {'more' if change > 0 else 'less'} in {re.split('[:,]', LANES[lane])[0]}"
         for lane, change in sorted(changes.items(), key=lambda item: -abs(item[1]))[:3]
         if abs(change) > 0.02 * abs(more) and change
     ]
