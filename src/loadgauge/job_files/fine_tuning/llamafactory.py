@@ -209,7 +209,9 @@ def _precision() -> Idea:
             half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
             return {"precision": facts["precision"] if half_of else "bf16-pure", "weights": half_of}
         if facts["precision"] == "fp32" and not whole:
-            return facts | {"weights": "auto"}  # the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py)
+            return facts | {
+                "weights": "auto"
+            }  # the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py)
         computed = HALVES.get(facts["precision"]) if whole else None
         return facts | {
             "weights": "float32" if computed else None,
