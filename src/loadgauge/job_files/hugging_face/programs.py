@@ -84,6 +84,9 @@ PRIMARY = words(
 COMMAND = re.compile(
     r"^\s*(?:\$ *)?((?:[A-Z_]+=\S+ +)*(?:accelerate launch|torchrun|deepspeed|python3?|uv run|trl) .*)$", re.MULTILINE
 )
+RECOMPUTES = re.compile(
+    r"\.gradient_checkpointing_enable\(|\bprepare_model_for_kbit_training\((?![^)]*use_gradient_checkpointing=False)"
+)
 ASKS = ("is_bf16_supported", "is_bfloat16_supported")
 
 
@@ -144,6 +147,22 @@ class Program:
         if self.trainer == "async_grpo":
             self.values |= {"use_vllm": True, "vllm_mode": "server"}
             self.values.setdefault("max_completion_length", 2048)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the program loads the model that it trains by itself, and the trainer does not by its name."""
+        trained = self.calls.values.get("trainer.model")
+        return "model" in self.calls.calls and trained is not None and not self._plain(trained)
+
+    @property
+    def prepared(self) -> bool:
+        """Whether it makes what is not quantised float32."""
+        return "prepare_model_for_kbit_training(" in ast.unparse(self.calls.tree)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether it switches recomputation on at the model (`prepare_model_for_kbit_training` of PEFT 0.21 does)."""
+        return RECOMPUTES.search(ast.unparse(self.calls.tree)) is not None
 
     def _section(self, name: str) -> str | None:
         last = name.rpartition(".")[2]
