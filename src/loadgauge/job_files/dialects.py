@@ -80,7 +80,9 @@ EXAMPLE = re.compile(
     r"\brun_(?:clm|fim|mlm|plm|glue|xnli|classification|ner|(?:seq2seq_)?qa\w*|summarization|translation|swag)\w*\.py\b"
 )
 """Scripts of transformers' own examples, whatever their options are like."""
-ANYBODYS = frozenset({"dataset_name", "max_seq_length", "max_length", "label_smoothing", "max_new_tokens", "repetition_penalty"})
+ANYBODYS = frozenset(
+    {"dataset_name", "max_seq_length", "max_length", "label_smoothing", "max_new_tokens", "repetition_penalty"}
+)
 """Options of TRL's that any script may have."""
 
 

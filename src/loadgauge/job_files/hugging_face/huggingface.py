@@ -301,8 +301,7 @@ def processes(*, argv: bool = True) -> Idea:
             return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
         gpus, hosts = keys.whole(count, minimum=1 if argv else -1), keys.whole(machines) or 1
         if gpus is None or gpus < 1:
-            seen = visible(keys) if argv and "gpus" not in keys.given else None
-            return {} if seen is None else {"gpus": seen}
+            return {"gpus": visible(keys)} if argv and "gpus" not in keys.given else {}
         if gpus % hosts:
             raise keys.wrong(count, f"{gpus} cannot be split over {hosts} machines")
         return {"gpus": gpus} if hosts == 1 else {"gpus": gpus, "nodes": hosts, "gpus_per_node": gpus // hosts}
@@ -490,15 +489,11 @@ def _sft_loads(keys: Keys) -> str | None:
     quantised = keys.flag("load_in_4bit") or keys.flag("load_in_8bit")
     if trl_tasks.trainer_of(keys) in ("orpo", "cpo"):  # which take the model as `from_pretrained` loads it
         return None if quantised else LOADED_DTYPE.at(Stack()).value
-    habit = LOADED_DTYPE if getattr(keys.document, "loaded", False) else LOADED_DTYPE_SFT
     release = next((number for number in ((0, 27), (0, 26)) if keys.since(*number)), None)
     # Older ones went with transformers 4.
     stack = Stack((("trl", (0, 25)), ("transformers", (4, 57)))) if release is None else Stack((("trl", release),))
+    habit = LOADED_DTYPE if getattr(keys.document, "loaded", False) else LOADED_DTYPE_SFT
     return None if quantised else habit.at(stack).value
-
-
-def _trl_checkpointing(keys: Keys) -> bool:
-    return keys.since(0, 22)
 
 
 OWN = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "deepspeed"})
@@ -580,7 +575,7 @@ TRL = Dialect(
         *BATCH,
         *METHOD,
         row("seq_len", "max_length", "max_seq_length", default=1024),
-        checkpointing(_trl_checkpointing, new="gradient_checkpointing"),
+        checkpointing(lambda keys: keys.since(0, 22), new="gradient_checkpointing"),
         half(_trl_precision),
         weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),
         _trl_loss(),

@@ -42,6 +42,11 @@ NEAR = {
     **dict.fromkeys(("gfpo", "dppo", "gspo_token", "replayed_grpo"), "grpo"),
 }  # fmt: skip
 """Trainers that run as another one does but for what `data/keys/trl.toml` says of them (`trainer.*`)."""
+ANSWERS = {
+    **dict.fromkeys(("online_dpo", "nash_md", "xpo"), (2, "max_new_tokens", 64)),
+    "ppo": (1, "response_length", 53),
+}
+"""Answers to a prompt, and the argument of their length with its default, of trainers with words of their own."""
 FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes"}
 ONCE = frozenset({"model"})
 KEYS = {
@@ -134,14 +139,14 @@ class Program:
         if self.trainer in NEAR:
             self.values[f"trainer.{self.trainer}"] = True
         self._collect(command)
-        if self.trainer in ("online_dpo", "nash_md", "xpo"):
-            self.values.setdefault("num_generations", 2)
-            self.values.setdefault("max_completion_length", self.values.pop("max_new_tokens", 64))
+        if self.trainer in ANSWERS:
+            count, key, length = ANSWERS[self.trainer]
+            self.values = {
+                "num_generations": count,
+                "max_completion_length": self.values.pop(key, length),
+            } | self.values
         if not self.trainer and any(LABELS.search(name) for name in self.calls.program):
             self.values.setdefault("model_init_kwargs.num_labels", 2)
-        if self.trainer == "ppo":
-            self.values["num_generations"] = 1
-            self.values["max_completion_length"] = self.values.pop("response_length", 53)
         if self.trainer == "ssd":
             self.values.setdefault("num_generations", 1)
         if self.trainer == "async_grpo":
@@ -151,8 +156,8 @@ class Program:
     @property
     def loaded(self) -> bool:
         """Whether the program loads the model that it trains by itself, and the trainer does not by its name."""
-        trained = self.calls.values.get("trainer.model")
-        return "model" in self.calls.calls and trained is not None and not self._plain(trained)
+        trained = self.calls.values.get("trainer.model", ast.Constant(None))
+        return "model" in self.calls.calls and not self._plain(trained)
 
     @property
     def prepared(self) -> bool:

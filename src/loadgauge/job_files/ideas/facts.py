@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -104,9 +105,8 @@ def announced(text: str) -> dict[str, Fact]:
     >>> announced("# On two nodes:\\n#   tune run --nnodes 2 --nproc_per_node 4 full_finetune\\nseed: 1\\n")["gpus"].value
     8
     """
-    head = re.match(r"(?:[ \t]*(?:#.*)?\n)*", text)
-    command = STARTS.search(re.sub(r"\\[ \t]*\n#+", "", head[0])) if head is not None else None
-    if command is None:
+    head = "\n".join(takewhile(lambda line: not line.strip() or line.startswith("#"), text.split("\n")))
+    if (command := STARTS.search(re.sub(r"\\[ \t]*\n#+", "", head))) is None:
         return {}
     each, nodes = (
         re.search(rf"--(?:{names})[ =](\d{{1,5}})\b", command[0])
