@@ -83,7 +83,8 @@ EXAMPLE = re.compile(
 ANYBODYS = frozenset(
     {"dataset_name", "max_seq_length", "max_length", "label_smoothing", "max_new_tokens", "repetition_penalty"}
 )
-"""Options of TRL's that any script may have."""
+TRLS = re.compile(r"(?i)sft|\btrl\b")
+"""Options of TRL's that any script may have, and names of scripts that are TRL's."""
 
 
 @cache
@@ -148,9 +149,10 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
         # A file that says little of its own, over one of NeMo-RL's.
         over = document.syntax == "yaml" and re.search(r"\.ya?ml\b", str(document.get("defaults")))
         return dialect("nemo-rl") if over else None
-    only = (present & marks["trl"][1]) - ANYBODYS - marks["transformers"][1]
-    anybodys = best == "trl" and document.syntax == "argv" and not only and not re.search(r"(?i)sft|\btrl\b", program)
-    if anybodys or (best in ("trl", "lmflow") and EXAMPLE.search(program)):
+    own = document.syntax != "argv" or present & marks["trl"][1] - ANYBODYS - marks["transformers"][1]
+    if (best == "trl" and not own and not TRLS.search(program)) or (
+        best in ("trl", "lmflow") and EXAMPLE.search(program)
+    ):
         best = "transformers"
     if best == "trl" and getattr(document, "trainer", None) == "":
         return _constant("transformers", "TRAINED")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from loadgauge.job_files.ideas.facts import Fact
@@ -37,7 +38,7 @@ def visible(keys: Keys) -> Fact | None:
     if all(":" in host for host in hosts):
         return Fact(sum(host.count(",") + 1 for host in hosts), "--include")
     seen, program = cards(keys), getattr(keys.document, "program", ())
-    alone = not program or program[0].rpartition("/")[2] not in ("accelerate", "deepspeed")
+    alone = not re.match(r"(\S*/)?(accelerate|deepspeed)\b", " ".join(program))
     return None if seen is None or keys.has(*LAUNCHERS) or (alone and seen != 1) else Fact(seen, VISIBLE)
 
 
@@ -58,7 +59,7 @@ def started(*own: str) -> Idea:
 
     def read(keys: Keys) -> Facts:
         workers = keys.agreed(own, keys.whole)
-        if workers is not None and workers > 1:
+        if (workers or 0) > 1:
             return {"gpus": workers}
         processes, nodes, name = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS)), PER_NODE
         if processes is None and "gpus" not in keys.given and not keys.has(*LAUNCHERS):
