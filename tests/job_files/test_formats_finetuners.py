@@ -324,6 +324,17 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         ("a.yaml", AXOLOTL.replace("meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")
          + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n", None,
          {"lora_targets": "q_proj,mlp.experts.down_proj"}),
+        # axolotl 0.19: beside adapters, moving takes the place of recomputing, and 4 bits are adapter: qlora's alone.
+        ("a.yaml", AXOLOTL + "adapter: lora\ngradient_checkpointing: true\nactivation_offloading: true\n", None,
+         {"recompute": "none", "activation_offload": "all"}),
+        ("a.yaml", AXOLOTL + "adapter: lora\ngradient_checkpointing: offload\n", "0.15",
+         {"recompute": "full", "activation_offload": "all"}),
+        ("a.yaml", AXOLOTL + "gradient_checkpointing: true\nactivation_offloading: legacy\n", None,
+         {"recompute": "full", "activation_offload": "all"}),
+        ("a.yaml", AXOLOTL + "adapter: lora\nload_in_4bit: true\n", None, {"qlora": False}),
+        # LLaMA-Factory 0.9.5: without bf16 the base stays in the checkpoint's 16 bits, and what is trained is float32.
+        ("a.yaml", FACTORY, None, {"precision": "bf16-pure", "lora_dtype": "float32", "weights": None}),
+        ("a.yaml", FACTORY.replace("lora", "full"), None, {"precision": "fp32"}),
         ("a.yaml", FACTORY.replace("lora", "freeze") + "pure_bf16: true\n", None, {"train": "layers.-2:", "lora_rank": 0}),
         ("a.yaml", FACTORY.replace("lora", "freeze") + "pure_bf16: true\nfreeze_trainable_layers: -4\n"
          "freeze_trainable_modules: mlp\nfreeze_extra_modules: lm_head\n", None, {"train": "layers.:4.mlp,lm_head"}),

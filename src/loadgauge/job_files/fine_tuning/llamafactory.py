@@ -208,6 +208,10 @@ def _precision() -> Idea:
         if whole and keys.flag("use_badam"):  # which leaves what it trains in the checkpoint's 16 bits
             half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
             return {"precision": facts["precision"] if half_of else "bf16-pure", "weights": half_of}
+        if facts["precision"] == "fp32" and not whole:
+            return facts | {
+                "weights": "auto"
+            }  # the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py)
         computed = HALVES.get(facts["precision"]) if whole else None
         return facts | {
             "weights": "float32" if computed else None,

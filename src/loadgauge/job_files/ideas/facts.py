@@ -186,10 +186,12 @@ def _precision_of_weights(
     name, framework = values.get("precision"), values.get("framework", "huggingface")
     if framework != "huggingface" or loaded.value is None:
         return {"weights": None}
-    if name == "fp32" and not values.get("lora_rank") and not values.get("zero"):
-        # No autocast: everything is in the dtype of the weights.
+    if name == "fp32" and not values.get("qlora"):
+        # No autocast: everything is in the dtype of the weights, sharded or not (`fsdp2_prepare_model` of accelerate 1.15), but
+        # adapters, which are float32 (`cast_adapter_dtype` of PEFT 0.21).
         narrow = loaded.value in ("auto", "bfloat16", "float16") and not facts["precision"].key.startswith("--")
-        return {"precision": "bf16-pure" if narrow else name, "weights": None}
+        apart = {"lora_dtype": "float32"} if values.get("lora_rank") and not values.get("lora_dtype") else {}
+        return {"precision": "bf16-pure", "weights": None, **apart} if narrow else {"precision": name, "weights": None}
     if name not in ("bf16", "fp16"):
         return {"weights": None}
     halves = {"bf16": "bfloat16", "fp16": "float16"}
