@@ -125,11 +125,10 @@ def values(setup: Setup, result: Estimate) -> dict[str, tuple[Any, ...]]:
 def _doubled(own: int, count: int) -> tuple[int, ...]:
     """So many values, each twice the one before, with the run's own first.
 
-    >>> _doubled(4096, 4), _doubled(3, 3)
-    ((4096, 2048, 8192, 16384), (3, 6, 12))
+    >>> _doubled(4096, 4), _doubled(3, 3), _doubled(8, 2)
+    ((4096, 2048, 8192, 16384), (3, 6, 12), (8, 16))
     """
-    less = 1 if count < 5 else 2
-    down = [own >> n for n in range(1, less + 1) if own % (1 << n) == 0]
+    down = [own >> n for n in range(1, (count + 1) // 2) if own % (1 << n) == 0]
     return (own, *down, *(own << n for n in range(1, count - len(down))))
 
 
