@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from command_line import typed
 from loadgauge import NothingFits, cluster, gpu, model, training
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import Lengths
@@ -19,7 +20,6 @@ from loadgauge.core.plan.advise.replan import what_would_fit
 from loadgauge.core.plan.reopen import reopen
 from loadgauge.core.plan.search import Case, search
 from loadgauge.core.plan.space.axis_values import space_for
-from command_line import typed
 from spaces import case, ends, every_layout
 
 ROOT = Path(__file__).parents[3]
