@@ -154,10 +154,14 @@ class Program:
             self.values.setdefault("max_completion_length", 2048)
 
     @property
+    def named(self) -> bool:
+        """Whether the trainer has the model by its name, and what else the program loads is another one, or the result."""
+        return "trainer.model" in self.calls.values and self._plain(self.calls.values["trainer.model"])
+
+    @property
     def loaded(self) -> bool:
-        """Whether the program loads the model that it trains by itself, and the trainer does not by its name."""
-        trained = self.calls.values.get("trainer.model", ast.Constant(None))
-        return "model" in self.calls.calls and not self._plain(trained)
+        """Whether the program loads the model that it trains by itself."""
+        return "model" in self.calls.calls and not self.named
 
     @property
     def prepared(self) -> bool:
@@ -199,7 +203,7 @@ class Program:
             node = self.calls.values[key]
             if section in ("parser", "peft") or (section == "trainer" and word in DATA):
                 continue
-            if section in ("lora", "bnb") and not self._used(section):
+            if (section in ("lora", "bnb") and not self._used(section)) or (section == "model" and self.named):
                 continue
             if word in OBJECTS and isinstance(node, ast.Call | ast.Name) and not self._plain(node):
                 continue
