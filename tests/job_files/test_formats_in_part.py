@@ -319,6 +319,7 @@ PLAIN, SFT = ("Trainer", "TrainingArguments"), ("SFTTrainer", "SFTConfig")
         ('SFTTrainer(model="gpt2", args=SFTConfig(max_length=512))\n' + LOADS % ', dtype="bfloat16"', {"weights": "float32"}),
         ('SFTTrainer(model="gpt2", quantization_config=BitsAndBytesConfig(load_in_4bit=True), args=SFTConfig(max_length=512))\n'
          + LOADS % "", {"qlora": True, "base": "fp4", "model": "gpt2"}),
+        (OWN % ("", ADAPTED, "SFTTrainer", "TrainingArguments"), {"precision": "bf16-pure", "recompute": "none", "loss": "tiled"}),
         # transformers' own trainer has its own defaults, with adapters of PEFT 0.21 too.
         (OWN % (", dtype=torch.bfloat16", ADAPTED, *PLAIN), {"precision": "bf16-pure", "lora_dtype": "float32", "lora_rank": 8,
          "recompute": "none", "loss": None}),

@@ -213,6 +213,14 @@ class Program:
             self._take(name, node)
         for name, node in _assigned(self.calls.tree):
             self._take(name, node)
+        called = {name.rpartition(".")[2] for name in self.calls.program}
+        if (
+            self.trainer
+            and "TrainingArguments" in called
+            and not any(kind_of(name) and name[-6:] == "Config" for name in called)
+        ):
+            # TRL makes its own of them, with what they have of transformers' defaults (`SFTTrainer.__init__` of 1.16).
+            self.values = {"bf16": False, "gradient_checkpointing": False} | self.values
         if self._used("lora"):
             self.values |= {"use_peft": True} | {key: usual for key, usual in USUAL.items() if key not in self.values}
         if self._used("bnb"):
