@@ -149,8 +149,8 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
         # A file that says little of its own, over one of NeMo-RL's.
         over = document.syntax == "yaml" and re.search(r"\.ya?ml\b", str(document.get("defaults")))
         return dialect("nemo-rl") if over else None
-    theirs = document.syntax != "argv" or present & marks["trl"][1] - ANYBODYS - marks["transformers"][1]
-    if (best == "trl" and not theirs and not TRLS.search(program)) or (
+    of_trl = document.syntax != "argv" or present & marks["trl"][1] - ANYBODYS - marks["transformers"][1]
+    if (best == "trl" and not of_trl and not TRLS.search(program)) or (
         best in ("trl", "lmflow") and EXAMPLE.search(program)
     ):
         best = "transformers"

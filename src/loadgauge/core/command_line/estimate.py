@@ -9,6 +9,7 @@ import msgspec
 
 from loadgauge.core.answers.why.of_estimate import TOPICS
 from loadgauge.core.base.errors import NO, YES, ConfigError, Error
+from loadgauge.core.base.files import write_text
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import share
 from loadgauge.core.base.verdict import exit_code
@@ -91,6 +92,12 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     help="Write the estimate as one page that opens anywhere, with formulas and with sliders over a table of its neighbours.",
 )
 @click.option(
+    "--timeline",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the step's schedule, every piece of work of every stage, as a trace for Perfetto or chrome://tracing.",
+)
+@click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
 def command(
@@ -107,6 +114,7 @@ def command(
     as_csv: bool,
     file: str | None,
     page: str | None,
+    timeline: str | None,
     figure: str,
     task: str | None,
     mfu: str | None,
@@ -154,6 +162,7 @@ def command(
             "--explain": part,
             "--plot": file,
             "--html": page,
+            "--timeline": timeline,
             "--counter": counter,
             "--csv": as_csv,
             "--at": at,
@@ -184,6 +193,7 @@ def command(
         ),
         (sweeps and figure != "all", "is of one estimate; a sweep has one figure", "figure"),
         (sweeps and table, "is of one estimate; leave out --sweep", "table"),
+        (sweeps and timeline, "is of one estimate; leave out --sweep", "timeline"),
         (sweeps and page, "has a table of its own; leave out --sweep", "html"),
         (output and not sweeps, "goes with --sweep", "output"),
     ):
@@ -204,6 +214,10 @@ def command(
         from pathlib import Path
 
         need("FIGURES").plot(given, result, Path(file), figure)
+    if timeline is not None:
+        from loadgauge.core.answers.figures.chrome_trace import chrome_trace
+
+        write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
     if page is not None:
         from pathlib import Path
 

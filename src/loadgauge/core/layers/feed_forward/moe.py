@@ -210,7 +210,7 @@ def _experts(
     returning = (exchange, Collective("all_gather", "etp", gathered, view.etp))
     output = Tensor("mlp.down", rows.own * hidden_size, itemsize)
     apart = fused and spec.expert_bias
-    made = Tensor("mlp.product", rows.computed * hidden_size, itemsize) if apart else output
+    product = Tensor("mlp.product", rows.computed * hidden_size, itemsize) if apart else output
     _grouped(
         build,
         "mlp.down",
@@ -219,14 +219,14 @@ def _experts(
         rows,
         width,
         hidden_size,
-        made,
+        product,
         bias_shards=view.ep,
         forward_comm=() if apart else returned,
         backward_comm=() if apart else returning,
         workspace=0 if apart else buffer,
     )
     if apart:
-        build.operations.append(_biased(made, output, returned, returning, buffer))
+        build.operations.append(_biased(product, output, returned, returning, buffer))
     combined = output
     if not fused:
         wide = maximum(itemsize, weights.itemsize)
@@ -256,17 +256,17 @@ def _experts(
 
 
 def _biased(
-    made: Tensor, output: Tensor, returned: tuple[Collective, ...], returning: tuple[Collective, ...], buffer: Size
+    product: Tensor, output: Tensor, returned: tuple[Collective, ...], returning: tuple[Collective, ...], buffer: Size
 ) -> Operation:
     """The bias of the last matrix, times the weight of each row, added expert by expert in the float32 of the weights and joined
     (source: megatron-lm, `TEGroupedMLP._apply_bias`)."""
-    wide, narrow = 4 * made.numel, made.nbytes
+    wide, narrow = 4 * product.numel, product.nbytes
     # Forward: the product, the sum, the sums joined, the cast. Backward: the cast, that of the gradient of each expert's rows
     # and their joining, and a product and its sum for the bias and for the weights.
     forward = wide + (narrow + 2 * wide) + 2 * wide + (wide + narrow)
     backward = (narrow + wide) + (wide + narrow) + 2 * narrow + 2 * 3 * wide
     return Operation(
-        "mlp.expert_bias", "elementwise", (made,), (output,), forward_comm=returned, backward_comm=returning,
+        "mlp.expert_bias", "elementwise", (product,), (output,), forward_comm=returned, backward_comm=returning,
         workspace=maximum(buffer, 2 * wide), backward_workspace=wide, moves=(forward, backward),
     )  # fmt: skip
 
