@@ -155,22 +155,22 @@ class Program:
 
     @property
     def named(self) -> bool:
-        """Whether the trainer has the model by its name, and what else the program loads is another one, or the result."""
+        """Tells whether the trainer has the model by its name, and what else the program loads is another one, or the result."""
         return "trainer.model" in self.calls.values and self._plain(self.calls.values["trainer.model"])
 
     @property
     def loaded(self) -> bool:
-        """Whether the program loads the model that it trains by itself."""
+        """Tells whether the program loads the model that it trains by itself."""
         return "model" in self.calls.calls and not self.named
 
     @property
     def prepared(self) -> bool:
-        """Whether it makes what is not quantised float32."""
+        """Tells whether it makes what is not quantised float32."""
         return "prepare_model_for_kbit_training(" in ast.unparse(self.calls.tree)
 
     @property
     def recomputes(self) -> bool:
-        """Whether it switches recomputation on at the model (`prepare_model_for_kbit_training` of PEFT 0.21 does)."""
+        """Tells whether it switches recomputation on at the model (`prepare_model_for_kbit_training` of PEFT 0.21 does)."""
         return RECOMPUTES.search(ast.unparse(self.calls.tree)) is not None
 
     def _section(self, name: str) -> str | None:
