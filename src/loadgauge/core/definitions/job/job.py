@@ -62,7 +62,9 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     inputs: Annotated[
         str | None,
         _field(
-            "text", "file", "Of a MODEL script.py:function: the function of a script that makes what the module is called with.",
+            "text", "file",
+            "Of a MODEL script.py:function: what the module is called with, such as 'randn(b, 3, 224, 224)', or the function that"
+            " makes it.",
             metavar="FILE:FUNCTION",
         ),
     ] = None  # fmt: skip
@@ -121,7 +123,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     ] = None  # fmt: skip
     stage_layers: Annotated[
         str | None,
-        _field("text", "layout", "Layers of each pipeline stage, if they differ.", metavar="7,8,8,7"),
+        _field("text", "layout", "Layers of each pipeline stage, if they differ.", metavar="7,14x8,7"),
     ] = None
     micro_batch: Annotated[
         int | None, _field("whole", "batch", "Sequences of one forward pass on one rank.", low=1, high=10**6)
