@@ -199,7 +199,7 @@ def test_slime_reads_formats_by_the_checkpoint_and_stages_by_their_ends() -> Non
 def test_openrlhf_counts_models_on_gpus_of_their_own_on_the_actors() -> None:
     file = read(PPO, file="a.sh")
     assert (file.job.placement, named(file)["--train.colocate_all"]) == ("split:4+4", "saves")
-    with pytest.raises(ConfigError, match="serves a reward model"):
+    with pytest.raises(ConfigError, match="serve_rm: is no training job"):
         read("python -m openrlhf.cli.serve_rm --reward.model_name_or_path x --ds.param_dtype bf16\n", file="a.sh")
 
 

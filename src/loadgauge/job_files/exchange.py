@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, Untrained
 from loadgauge.core.base.files import read_text
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
@@ -113,7 +113,7 @@ def largest(file: str) -> int:
     return LARGEST_NOTEBOOK if file.lower().endswith(".ipynb") else LARGEST_FILE
 
 
-def _syntax(text: str, file: str) -> str:
+def syntax_of(text: str, file: str) -> str:
     suffix = Path(file).suffix.lower()
     if suffix in SYNTAXES:
         return SYNTAXES[suffix]
@@ -188,7 +188,7 @@ def recognise_text(
 
 def named_documents(text: str, file: str = "") -> list[str]:
     """The DeepSpeed configurations that a job file names; empty where no dialect knows the file."""
-    syntax = _syntax(text, file)
+    syntax = syntax_of(text, file)
     chosen = recognise_text(text, syntax, file)
     if chosen is None:
         return []
@@ -230,7 +230,7 @@ def read(
     >>> file.dialect, file.job.zero, file.job.gpus, file.unread
     ('deepspeed', 3, 8, ('gradient_clipping',))
     """
-    syntax = _syntax(text, file)
+    syntax = syntax_of(text, file)
     chosen = recognise_text(text, syntax, file, variables) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(
@@ -250,9 +250,12 @@ def read(
         )  # fmt: skip
         return _launched(other, Keys(Argv(text, outside=variables, file=file), file), facts_given(given or {}), beside)
     if chosen is None:
-        started = unread_program(Argv(text, outside=variables, file=file)) if syntax == "argv" else ""
+        line = Argv(text, outside=variables, file=file) if syntax == "argv" else None
+        started = unread_program(line) if line is not None else ""
+        if idle := getattr(line, "idle", ""):
+            raise Untrained("is no training job", key=idle, file=file)
         why = started or "has no keys of a job file that is known"
-        raise ConfigError(why if started.startswith("is no") else f"{why}; say whose it is with --from", file=file)
+        raise ConfigError(f"{why}; say whose it is with --from", file=file)
     read_as = document(text, syntax, chosen, file, variables)
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
@@ -505,7 +508,7 @@ def write(
     torchrun --nproc-per-node 8 --nnodes 2 x.py --tensor-model-parallel-size 8 --bf16  # mine
     """
     chosen = dialect_of(name)
-    kind = syntax or (chosen.syntaxes[0] if template is None else _syntax(template, file))
+    kind = syntax or (chosen.syntaxes[0] if template is None else syntax_of(template, file))
     if kind not in chosen.syntaxes:
         raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
     target = document(chosen.begun(kind, job.task) if template is None else template, kind, chosen, file)

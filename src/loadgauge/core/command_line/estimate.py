@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from loadgauge.core.answers.why.of_estimate import TOPICS
-from loadgauge.core.base.errors import NO, YES, ConfigError, Error
+from loadgauge.core.base.errors import NO, YES, ConfigError, Error, Untrained
 from loadgauge.core.base.files import write_text
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import share
@@ -32,7 +32,7 @@ from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate, When
 from loadgauge.core.estimate.tables import TABLES, TableName
-from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.core.resolve.resolve import names_job_file, resolve_job
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
@@ -152,8 +152,12 @@ def command(
                 raise ConfigError("is of --task train", key=name)
             flags["measured"] = f"{name}={share(value, name)}"
     of_inference = {name: flags.pop(name) for name in inference_fields()}
-    if task is None:
-        task = after.task_of_file(Job(model=model, **flags))
+    reader = None
+    if task is None or (task == "generate" and names_job_file(model)):
+        try:
+            task = after.task_of_file(Job(model=model, **flags)) or task
+        except Untrained as error:
+            task, reader = "generate", error
     if task not in (None, "train"):
         assert task is not None
         others = {
@@ -175,7 +179,9 @@ def command(
             job = Job(model=model, task=task, **flags)
             return after.answer(job, others, part, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
         asked = Job(model=model, **flags)
-        return _infer(asked, task, of_inference, others, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
+        return _infer(
+            asked, reader, task, of_inference, others, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief)
+        )
     _not_of(of_inference, "generate or forward")
     there = "there is no --explain" if part is None else f"{part} is of the whole step"
     for wrong, text, key in (
@@ -262,19 +268,40 @@ def _not_of(given: dict[str, Any], tasks: str) -> None:
 
 
 def _infer(
-    job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool, allow_tight: bool, brief: bool
+    job: Job,
+    why: Untrained | None,
+    task: str,
+    given: dict[str, Any],
+    others: dict[str, Any],
+    *,
+    as_json: bool,
+    allow_tight: bool,
+    brief: bool,
 ) -> int:
-    """Estimates a forward pass or generation and prints it. others: answers that only training has, by their flags"""
+    """Estimates a forward pass or generation and prints it.
+
+    why: a job file in place of a model trains nothing; others: answers that only training has, by their flags
+    """
     from loadgauge.core.resolve.inference import resolve_inference
 
     for flag, value in others.items():
         if value:
             raise ConfigError(f"{flag} is of training; --task {task} has one answer, also as --json")
-    answer, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
+    unread: dict[str, Any] = {}
+    if why is None:
+        answer, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
+    else:
+        read = need("DIALECTS").served(job, why)
+        merged = read.given | {name: value for name, value in given.items() if value is not None}
+        answer, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
+        assumed |= read.assumed
+        unread = {"unread": read.unread}
+        if not as_json and read.unread:
+            assumed["keys that are not read"] = ", ".join(one["key"] for one in read.unread)
     if as_json:
         from loadgauge.core.text.table import document
 
-        document(answer.to_dict() | {"assumed": assumed})
+        document(answer.to_dict() | {"assumed": assumed} | unread)
     elif brief:
         from loadgauge.core.text.inference import brief as print_brief
 

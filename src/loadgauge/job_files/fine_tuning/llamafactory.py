@@ -344,10 +344,10 @@ def _trains() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if keys.has(export) and not keys.flag(train):
-            raise keys.wrong(export, "writes a model with its adapters; the file trains nothing")
+            raise keys.idle(export, "writes a model with its adapters; the file trains nothing")
         for key in (predict, "do_eval"):
             if keys.flag(key) and not keys.flag(train):
-                raise keys.wrong(key, f"without {train} trains nothing; the file is no training job")
+                raise keys.idle(key, f"without {train} trains nothing; the file is no training job")
         if keys.has("infer_backend") and not keys.has(train, *usual):
             raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
         return {}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.base.errors import ConfigError, Untrained, suggest
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.stacks import NEWEST
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
@@ -108,6 +108,10 @@ class Keys:
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
+
+    def idle(self, key: str, message: str) -> Untrained:
+        """Return, not raise, the error that a file trains nothing, as this key says."""
+        return Untrained(message, key=self.document.shown(key), file=self.file)
 
     def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
         """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
@@ -457,28 +461,23 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return ("modelled",) if key in self.known else self.coverage.kinds(key)
 
     def stopped(self, keys: Keys, strict: bool = False) -> list[ConfigError]:
-        """The errors about what a document asks for that would make an estimate wrong; empty where there is nothing.
-
-        strict: also about what an estimate names and has in its range
-        """
+        """The errors about what a document asks for that would make an estimate wrong; `strict`: also what has a bound."""
         errors: list[ConfigError] = []
         covering = self.covering(keys.document)
         words = " ".join(getattr(keys.document, "program", ()))
-        for pattern, what in self.programs.items():
-            match = re.search(pattern, words)
-            if match is not None:
-                whole = f"{what}, which is not modelled" if what else "is no training job"
-                errors.append(ConfigError(whole, key=match[0].strip(), file=keys.file))
-        if not errors and (idle := getattr(keys.document, "idle", "")):
-            errors.append(ConfigError("is no training job", key=idle, file=keys.file))
-        if errors:
-            return errors
+        starts = {m[0].strip(): text for pattern, text in self.programs.items() if (m := re.search(pattern, words))}
+        for program, text in starts.items() or {getattr(keys.document, "idle", ""): ""}.items():
+            kind, whole = (ConfigError, f"{text}, which is not modelled") if text else (Untrained, "is no training job")
+            if program:
+                return [kind(whole, key=program, file=keys.file)]
         for key in self._rest(keys.document):
             value = keys.plain(key)
             rule = None if self.drops(key, covering) else covering.stop(key, value)
             if rule is not None and (strict or not rule.effect):
-                shown = "" if value is True else f"{short(value)} "
-                errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
+                if rule.idle:
+                    return [keys.idle(key, rule.why)]
+                shown = rule.why if value is True else f"{short(value)} {rule.why}"
+                errors.append(keys.wrong(key, f"{shown}; without it there is an estimate"))
         return errors
 
     def drops(self, key: str, covering: Coverage) -> bool:
