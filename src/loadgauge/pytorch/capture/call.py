@@ -154,12 +154,11 @@ def expressed(text: str) -> Callable[..., Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise bad from None
     nodes = list(ast.walk(tree))
-    called = {id(one.func) for one in nodes if isinstance(one, ast.Call)}
-    named = [one for one in nodes if isinstance(one, ast.Name)]
-    calls = all(isinstance(one, ast.Name) and one.id in makers for one in nodes if id(one) in called)
+    calls = all(isinstance(one.func, ast.Name) and one.func.id in makers for one in nodes if isinstance(one, ast.Call))
     if not calls or not all(isinstance(one, _PLAIN) for one in nodes) or len(text) > LONGEST:
         raise bad
-    sizes = dict.fromkeys(one.id for one in sorted(named, key=lambda one: one.col_offset) if one.id not in words)
+    named = sorted((one for one in nodes if isinstance(one, ast.Name)), key=lambda one: one.col_offset)
+    sizes = dict.fromkeys(one.id for one in named if one.id not in words)
     made: Callable[..., Any] = eval(f"lambda {', '.join(sizes)}: {ast.unparse(tree)}", {"__builtins__": {}, **words})
     return made
 
