@@ -133,8 +133,8 @@ def inputs_of(target: Any, named: str, inputs: str) -> Callable[..., Any]:
     path, _, name = inputs.rpartition(":")
     own = getattr(target, "__globals__", {})
     if path == named.rpartition(":")[0] and callable(own.get(name)):
-        found: Callable[..., Any] = own[name]
-        return found
+        maker: Callable[..., Any] = own[name]
+        return maker
     return function(inputs)
 
 
@@ -159,8 +159,8 @@ def expressed(text: str) -> Callable[..., Any]:
         raise bad
     named = sorted((one for one in nodes if isinstance(one, ast.Name)), key=lambda one: one.col_offset)
     sizes = dict.fromkeys(one.id for one in named if one.id not in words)
-    made: Callable[..., Any] = eval(f"lambda {', '.join(sizes)}: {ast.unparse(tree)}", {"__builtins__": {}, **words})
-    return made
+    maker: Callable[..., Any] = eval(f"lambda {', '.join(sizes)}: {ast.unparse(tree)}", {"__builtins__": {}, **words})
+    return maker
 
 
 _PLAIN = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.keyword, ast.BinOp,
