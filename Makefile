@@ -9,7 +9,7 @@ PAGES  := $(if $(filter .venv,$(VENV)),.venv/installed-dev)
 RUN    := PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough quick cpus versions parsers lint docs planner runs operators serving rollout range examples accuracy bench stack gpu dist sbom clean
+.PHONY: help demo test thorough quick cpus versions parsers lint docs planner runs operators serving rollout range examples accuracy bench drift stack gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -39,7 +39,7 @@ $(QUICK)/installed: pyproject.toml
 	$(PYTHON) -m venv $(QUICK)
 	$(QUICK)/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-xdist && touch $@
 
-quick: $(QUICK)/installed ## a sample of the tests, in a minute: two cases of each test function that needs no PyTorch and no browser
+quick: $(QUICK)/installed ## a sample of the tests, in a minute: a case of each test function that needs no PyTorch and no browser
 	$(QUICK)/bin/python -m pytest -n 2 --dist worksteal -m quick tests
 
 # oneDNN and ATen choose kernels by the CPU's instructions; these make them choose as on lesser CPUs.
@@ -100,6 +100,9 @@ accuracy: $(PAGES) ## docs/accuracy.md: predicted against published runs (some m
 
 stack: .stack/venv/installed ## docs/stack.md: the real libraries on the simulated device, beside the formula (half an hour; resumes)
 	HF_HUB_OFFLINE=1 PYTHONPATH=tools .stack/venv/bin/python -W ignore -m stack.page
+
+drift: $(PAGES) ## what 2,000 jobs predict otherwise than at BASE (a commit; by default where main was left), by part and cause, and accuracy (10 minutes)
+	$(RUN) tools/drift.py $(or $(BASE),$$(git merge-base HEAD main)) --accuracy
 
 bench: $(PAGES) ## speed, as a dated table in benchmarks/
 	$(RUN) benchmarks/speed.py

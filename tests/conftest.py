@@ -41,19 +41,24 @@ APART = {
         # start PyTorch, or build something, without importing it themselves
         "evidence/articles", "pytorch", "test_docs.py", "test_packaging.py", "test_rooms.py", "test_site.py",
         # much to compute
-        "core/answers/equations", "job_files/test_formats_round_trip.py", "core/plan/test_deadline.py",
-        "core/plan/test_planned_choices.py", "core/plan/test_search_arrays.py", "core/plan/test_search_plan.py",
-        "sheets/test_plot.py", "tools", "test_prose_decides_nothing.py",
+        "core/answers/equations", "core/command_line/test_plan_command.py", "core/estimate/test_padding.py",
+        "core/plan/test_deadline.py", "core/plan/test_plan_serving.py", "core/plan/test_planned_choices.py",
+        "core/plan/test_questions.py", "core/plan/test_search_arrays.py", "core/plan/test_search_plan.py",
+        "core/properties/test_printed_flags.py", "evidence/validate/test_operators.py", "fleets/test_simulate.py",
+        "job_files/test_check.py", "job_files/test_formats_coverage.py", "job_files/test_formats_rollouts.py",
+        "job_files/test_formats_round_trip.py", "sheets/test_plot.py", "test_prose_decides_nothing.py", "tools",
     )
 }  # fmt: skip
 """Files without an import of other libraries that `make quick` leaves out all the same."""
 SAMPLE, OF_QUICK = 2, 5
 """Cases, spread over its list, that `make test` takes of each test function, and where `make quick` has it too; of one that
 is marked as long, the first of several. `make thorough` runs the others."""
+FEW, OF_FEW = {HERE / place for place in ("core/oracle", "core/plan", "page", "pytorch")}, 3
+"""Where most tests take seconds (a browser, PyTorch, a search): `make test` runs one of so many, spread over each file."""
 SHARED = (HERE / "support", HERE.parent / "tools")
 MANY = 25
 """Examples of a property in `make test`; `make thorough` has all that it asks for."""
-ITEMS, EXAMPLES = 2, 5
+ITEMS, EXAMPLES = 1, 5
 """What `make quick` takes of each test function with parameters, and of each property."""
 KERNELS = {
     HERE / place
@@ -135,6 +140,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     taken: Counter[str] = Counter()
     cases, seen = Counter(item.nodeid.partition("[")[0] for item in items), Counter[str]()
+    of_file = Counter[Path]()
     for item in items:
         if _in(item.path, KERNELS):
             item.add_marker("kernels")
@@ -146,6 +152,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out = cases[function] == 1 or seen[function] > 1
         else:
             left_out = before == after
+        if not left_out and _in(item.path, FEW):
+            left_out = of_file[item.path] % OF_FEW > 0
+            of_file[item.path] += 1
         if left_out:
             item.add_marker("thorough")
         if (

@@ -27,6 +27,7 @@ LEVELS = [  # a module of the core imports only from rows above its own, or from
 LEVEL = {name: row for row, names in enumerate(LEVELS) for name in names}
 ROOMS = {"core", "job_files", "pytorch", "page", "fleets", "sheets", "train", "evidence"}
 FACADE = {"__init__", "_version", "api"}
+pytestmark = pytest.mark.slow  # the whole package is parsed
 HEAVY = {"torch", "transformers", "matplotlib", "sympy", "numpy", "rich", "starlette", "uvicorn", "ray", "pyarrow"}
 
 
@@ -89,7 +90,6 @@ def test_every_module_is_in_a_room_and_of_the_core_in_a_folder_with_a_level() ->
     assert {module.split(".")[1] for module in modules() if module.startswith("core.")} - {"__init__"} == set(LEVEL)
 
 
-@pytest.mark.slow
 def test_imports_of_the_core_point_one_way() -> None:
     wrong = {
         f"{module} -> {other}"

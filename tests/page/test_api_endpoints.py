@@ -166,7 +166,7 @@ def loaded(found: Any, point: list[Any]) -> dict[str, str]:
         "schedule": row["schedule"],
         "stage-layers": row["stage_layers"],
     }
-    state |= {name: "" for name in ("ep", "etp", "replicas") if state[name] == "1"}
+    state |= {name: "" for name in ("ep", "replicas") if state[name] == "1"}
     return {**state, **found["apply"]}
 
 

@@ -23,6 +23,7 @@ from loadgauge.job_files.ideas.facts import (
     SPLITS,
     Extra,
     Fact,
+    announced,
     describe,
     enough_gpus,
     facts_given,
@@ -264,9 +265,8 @@ def read(
         release, key = older
         keys.version = release
         number = ".".join(map(str, release))
-        keys.remarks[
-            f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
-        ] = None
+        why = f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
+        keys.remarks[why] = None
     listed = facts_given(given or {})
     reading = _read_alone(chosen, keys, frozenset(listed), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
@@ -282,14 +282,19 @@ def read(
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks
+    if syntax in ("yaml", "toml") and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
+        for name, fact in announced(text).items():
+            facts[name], remarks = (
+                fact,
+                (*remarks, f"its {fact.value} GPUs are those of the command in its first lines"),
+            )
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
         facts, fewer = enough_gpus(facts)
         remarks = (*remarks, fewer) if fewer else remarks
     job, extra = solve(_with(facts, listed), file)
-    used = chosen.newest if release is None else ".".join(map(str, release))
     return msgspec.structs.replace(
         reading,
-        version=used,
+        version=chosen.newest if release is None else ".".join(map(str, release)),
         job=job,
         extra=extra,
         facts=facts,

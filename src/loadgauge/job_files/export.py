@@ -17,6 +17,7 @@ from loadgauge.job_files.exchange import Written, load, read, write
 from loadgauge.job_files.ideas.facts import Extra
 from loadgauge.job_files.job_file import is_job_file
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
+from loadgauge.job_files.reading.nested import yaml_document
 
 FLAGS = "flags"
 """loadgauge's own flags, as if they were a dialect."""
@@ -139,9 +140,44 @@ def words(before: Setup, after: Setup) -> str:
         texts = [export(setup, dialect, template, file=file) for setup in (before, after)]
     except Error:
         return ""
-    old, new = ([piece.strip().rstrip(",\\") for piece in PIECES.split(text.text)] for text in texts)
-    added = [piece for piece in new if piece not in old and piece.strip("{}[]")]
+    added = _added(*(text.text for text in texts))
     lost = sorted(set(texts[1].left_out) - set(texts[0].left_out))
     if not added or any("it means" not in line for line in lost):
         return ""
     return f"{file or dialect}: {'; '.join(added)}{f' ({chr(59).join(lost)})' if lost else ''}"
+
+
+def _added(old: str, new: str) -> list[str]:
+    """What the second text says and the first does not: keys of YAML with their values on a line, or lines and flags.
+
+    >>> _added("a: 1\\nd: {e: 2}", "a: 1\\nb: {c: true}\\nd: {e: 2, f: 3}")
+    ['b: {c: true}', 'd: {f: 3}']
+    >>> _added("run.sh --tp 2", "run.sh --tp 2 --pp 4")
+    ['--pp 4']
+    """
+    try:
+        before, after = (yaml_document(text).root for text in (old, new))
+    except Error:
+        was, now = ([piece.strip().rstrip(",\\") for piece in PIECES.split(text)] for text in (old, new))
+        return [piece for piece in now if piece not in was and piece.strip("{}[]")]
+    return [f"{key}: {_on_a_line(value)}" for key, value in _changed(before, after).items()]
+
+
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The mapping of the second alone that the first has not, or otherwise; what one has as a mapping is compared inside."""
+    own = {key: (old.get(key), value) for key, value in new.items() if key not in old or old[key] != value}
+    both = {key: isinstance(was, dict) and isinstance(value, dict) for key, (was, value) in own.items()}
+    return {key: _changed(was or {}, value) if both[key] else value for key, (was, value) in own.items()}
+
+
+def _on_a_line(value: Any) -> str:
+    """A value of YAML on one line.
+
+    >>> _on_a_line({"stage": 3, "offload": {"pin": True}, "targets": ["q", "v"]})
+    '{stage: 3, offload: {pin: true}, targets: [q, v]}'
+    """
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_on_a_line(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_on_a_line, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

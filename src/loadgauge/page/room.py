@@ -3,3 +3,4 @@
 COMMANDS = {
     "serve": (17, "the page: the same answers at a glance, recomputed while a slider moves", "loadgauge.page.command"),
 }
+HTML = "loadgauge.page.single"

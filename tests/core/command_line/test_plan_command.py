@@ -167,3 +167,12 @@ def test_numbers_of_gpus_are_compared() -> None:
     assert {layout["layout"]["gpus"] for layout in found["layouts"]} <= {4, 8}
     cost = [layout["time"]["step"] * layout["layout"]["gpus"] for layout in found["layouts"]]
     assert cost == sorted(cost)
+
+
+def test_the_short_answer_is_the_beginning_of_the_whole_one() -> None:
+    line = "plan llama-3.2-1b --gpu h100-sxm5-80gb --gpus 2 --seq-len 2048 --global-batch 8"
+    short, whole = (typed(f"{line} {flag}").out.splitlines() for flag in ("--brief", "--full"))
+    assert len(short) <= 12
+    assert short[:2] == whole[:2]
+    assert "Assumptions" in "".join(whole)
+    assert "Assumptions" not in "".join(short)

@@ -3,7 +3,11 @@
 import pytest
 
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.estimate.time.contention import beside
+from loadgauge.core.definitions.model.kernels import PAPER
+from loadgauge.core.estimate.time.contention import beside, beside_gradients
+from loadgauge.core.estimate.time.roofline import OperationTime
+from loadgauge.core.families.reference import gpt_block
+from loadgauge.core.layers import View, block_layer
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.fleets.flows import Flow, fair_shares
 
@@ -55,3 +59,27 @@ def test_gradients_meet_the_tokens_of_experts_on_the_network(monkeypatch: pytest
     apart = step(ep=8)
     assert over["ep"] == apart["ep"] > 0
     assert over["dp"] > 1.2 * apart["dp"] > 0
+
+
+@pytest.mark.parametrize(
+    ("shared", "expected"),
+    [(True, [("all_gather", 2), ("reduce_scatter", 3)] * 2), (False, [("all_reduce", 3)] * 2)],
+)
+def test_what_megatron_sends_beside_its_gradients(shared: bool, expected: list[tuple[str, int]]) -> None:
+    """megatron-core, tensor_parallel/layers.py: of qkv and of the first matrix of the MLP, never of the row-parallel ones."""
+    layer = block_layer(gpt_block(64, 4), 64, View.of(16, 2, tp=2, sequence_parallel=shared, kernels=PAPER))
+    found = [(one.kind, under) for one, under in beside_gradients(layer, [OperationTime(1, 2, 3)] * len(list(layer)))]
+    assert found == expected
+
+
+def test_a_job_that_overlaps_nothing_waits_for_them() -> None:
+    def exposed(**more: object) -> float:
+        job = Job(
+            model="llama-3.1-8b", gpu="a100-sxm4-80gb", gpus=8, tp=8, sequence_parallel=True, micro_batch=4, **more
+        )
+        time = resolve_job(job).estimate().time
+        assert time is not None
+        return time.parts["tp"]
+
+    # Ten collectives of one size a layer, four of them beside long enough products; the head and embedding have some more.
+    assert 0.55 < exposed() / exposed(overlap="none") < 0.75

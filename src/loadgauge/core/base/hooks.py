@@ -1,8 +1,9 @@
 """Hooks: what the rooms beside the core add to it. The core imports none of them; each says in its `room.py` what it has.
 
-Five hooks: `COMMANDS` (a command's name, its place in the list, what it answers and its module), and the addresses of modules
+Six hooks: `COMMANDS` (a command's name, its place in the list, what it answers and its module), and the addresses of modules
 with the functions of `MODEL_SOURCES` (models that no family reads), `DIALECTS` (job files), `OBJECTIVES` (what a plan is ranked
-by beside time and cost) and `FIGURES` (plots and sheets). A room that is taken out takes its own with it.
+by beside time and cost), `FIGURES` (plots and sheets) and `HTML` (an estimate as one file). A room that is taken out takes its
+own with it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any, Literal
 
 from loadgauge.core.base.errors import ConfigError
 
-Hook = Literal["MODEL_SOURCES", "DIALECTS", "OBJECTIVES", "FIGURES"]
+Hook = Literal["MODEL_SOURCES", "DIALECTS", "OBJECTIVES", "FIGURES", "HTML"]
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 NEEDS: dict[Hook, str] = {
     "MODEL_SOURCES": "a model that no family reads is recorded from its code by loadgauge.pytorch",
     "DIALECTS": "job files are read by loadgauge.job_files",
     "OBJECTIVES": "runs on a fleet are simulated by loadgauge.fleets",
     "FIGURES": "plots and sheets are made by loadgauge.sheets",
+    "HTML": "a page in one file is made by loadgauge.page",
 }
 
 

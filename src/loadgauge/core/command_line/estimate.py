@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, get_args
 
 import click
@@ -10,6 +9,8 @@ import msgspec
 
 from loadgauge.core.answers.why.of_estimate import TOPICS
 from loadgauge.core.base.errors import NO, YES, ConfigError, Error
+from loadgauge.core.base.files import write_text
+from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import share
 from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.command_line import posttrain as after
@@ -17,8 +18,10 @@ from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import (
     AFTER,
+    brief_option,
     complete_model,
     run_options,
+    shortly,
     task_options,
     whole_run_options,
 )
@@ -51,13 +54,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @click.option(
     "--allow-tight", is_flag=True, help="Exit code 0 where it is TIGHT: the card's memory lies inside the range."
 )
-@click.option(
-    "--brief/--full",
-    " /--no-brief",
-    default=None,
-    help="Ten lines: the verdict, the largest parts, the step and the remedy, as a terminal shows by itself; or the whole answer,"
-    " as a pipe gets.",
-)
+@brief_option("the verdict, the largest parts, the step and the remedy")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 @click.option(
     "--explain",
@@ -88,6 +85,19 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     "--plot", "file", type=click.Path(), metavar="FILE", help="Draw the estimate, or the --sweep: .svg, .png or .pdf."
 )
 @click.option(
+    "--html",
+    "page",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the estimate as one page that opens anywhere, with formulas and with sliders over a table of its neighbours.",
+)
+@click.option(
+    "--timeline",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the step's schedule, every piece of work of every stage, as a trace for Perfetto or chrome://tracing.",
+)
+@click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
 def command(
@@ -103,6 +113,8 @@ def command(
     output: str | None,
     as_csv: bool,
     file: str | None,
+    page: str | None,
+    timeline: str | None,
     figure: str,
     task: str | None,
     mfu: str | None,
@@ -149,6 +161,8 @@ def command(
             "--table": table,
             "--explain": part,
             "--plot": file,
+            "--html": page,
+            "--timeline": timeline,
             "--counter": counter,
             "--csv": as_csv,
             "--at": at,
@@ -179,6 +193,8 @@ def command(
         ),
         (sweeps and figure != "all", "is of one estimate; a sweep has one figure", "figure"),
         (sweeps and table, "is of one estimate; leave out --sweep", "table"),
+        (sweeps and timeline, "is of one estimate; leave out --sweep", "timeline"),
+        (sweeps and page, "has a table of its own; leave out --sweep", "html"),
         (output and not sweeps, "goes with --sweep", "output"),
     ):
         if wrong:
@@ -197,9 +213,16 @@ def command(
     if file is not None:
         from pathlib import Path
 
-        from loadgauge.core.base.hooks import need
-
         need("FIGURES").plot(given, result, Path(file), figure)
+    if timeline is not None:
+        from loadgauge.core.answers.figures.chrome_trace import chrome_trace
+
+        write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
+    if page is not None:
+        from pathlib import Path
+
+        count = need("HTML").write(given, result, Path(page))
+        click.echo(f"{page}: {count:,} answers in one file that opens anywhere, without a network", err=True)
     if table is not None:
         _table(result, table, as_csv=as_csv, as_json=as_json)
     elif as_json:
@@ -229,11 +252,6 @@ def command(
             result = given.estimate()
             short.brief(given, result, counter)
     return exit_code(result.memory.verdict, allow_tight=allow_tight)
-
-
-def shortly(brief: bool | None) -> bool:
-    """Return whether the short answer is printed: where it is asked for, and by default on a terminal."""
-    return sys.stdout.isatty() if brief is None else brief
 
 
 def _not_of(given: dict[str, Any], tasks: str) -> None:
@@ -324,8 +342,6 @@ def _sweep(
         files.write(output, rows, names)
     if file is not None:
         from pathlib import Path
-
-        from loadgauge.core.base.hooks import need
 
         need("FIGURES").plot_sweep(rows, axes, Path(file), job.command())
     if as_json:

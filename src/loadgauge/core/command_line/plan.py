@@ -13,7 +13,7 @@ from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import parse as parse_unit
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.grouped import Grouped
-from loadgauge.core.command_line.options.options import complete_model, option, options
+from loadgauge.core.command_line.options.options import brief_option, complete_model, option, options, shortly
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
@@ -99,7 +99,7 @@ def _time(text: str | None, name: str) -> float | None:
     return value
 
 
-def _serve(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
+def _serve(model: str, flags: dict[str, Any], *, as_json: bool, brief: bool) -> int:
     """Plans a server, and prints it; the exit code."""
     from loadgauge.core.plan.serving import Limits, plan_serving
     from loadgauge.core.resolve.inference import TAKEN
@@ -130,7 +130,7 @@ def _serve(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
         if name not in TAKEN:
             raise ConfigError("is no question of a plan with --task generate", key=name)
     plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought)
-    return answer(plan, sought, limits, top, as_json=as_json)
+    return answer(plan, sought, limits, top, as_json=as_json, brief=brief)
 
 
 @click.command("plan", cls=Grouped)
@@ -141,10 +141,11 @@ def _serve(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
 @click.option("--output", metavar="FOLDER", help="Folder for the results of a sweep, as Parquet (FILE-results).")
 @click.option("--workers", type=Whole(1, 10**5), help="How many plans of a sweep run at a time (one per processor).")
 @click.option("--ray", metavar="ADDRESS", help="Plan a sweep on this Ray cluster: auto, or HOST:PORT.")
+@brief_option("the best layout, its step and memory, the next one, and the command that reproduces it")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid."
 )
-def command(model: str | None, as_json: bool, **flags: Any) -> int:
+def command(model: str | None, as_json: bool, brief: bool | None, **flags: Any) -> int:
     """Find the fastest (cheapest, smallest, ...) layout of MODEL by exhaustive search over all valid layouts.
 
     A layout flag locks its axis (--tp 8) or narrows it down (--tp 4,8); all other axes are open. Exit code: 0 a layout
@@ -171,7 +172,7 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
         if value is not None:
             raise ConfigError("goes with --sweep", key=name)
     if flags["task"] == "generate":
-        return _serve(model_or_usage(model, flags), flags, as_json=as_json)
+        return _serve(model_or_usage(model, flags), flags, as_json=as_json, brief=shortly(brief))
     for name in (*inference_fields(), "max_ttft", "max_tpot", "requests"):
         if flags.pop(name) is not None:
             raise ConfigError("goes with --task generate", key=name)
@@ -190,7 +191,7 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
         return inverse.answer(request, as_json=as_json)
     from loadgauge.core.text.plan import plan
 
-    return plan.answer(request, as_json=as_json)
+    return plan.answer(request, as_json=as_json, brief=shortly(brief))
 
 
 def _sweep(

@@ -16,7 +16,7 @@ from loadgauge.core.definitions.job.job import WHOLE_RUN, Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.request import JOB_FIELDS, PlanRequest, cases
-from loadgauge.core.plan.search import KEPT, Case, Objective, Progress, SearchResult, search
+from loadgauge.core.plan.search import KEPT, Case, Objective, Progress, SearchResult, case_of, search
 from loadgauge.core.plan.space.axis_values import out_of_reach
 from loadgauge.core.resolve.reproduce import completer
 from loadgauge.core.resolve.setup import Setup
@@ -66,6 +66,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return completer(self.setup.job)
 
     def _planned(self, estimate: Estimate) -> PlannedLayout:
+        if estimate is not self.result.layouts[0]:  # the first has its range
+            estimate = case_of(self.cases, estimate).ranged(estimate)
         return PlannedLayout(estimate, self.complete(estimate))
 
     @property
@@ -86,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def case(self) -> Case:
         """The search that has the best layout."""
-        return next(case for case in self.cases if case.space.gpus == self.result.layouts[0].layout.gpus)
+        return case_of(self.cases, self.result.layouts[0])
 
     def to_dict(self) -> dict[str, Any]:
         """The plan for JSON: bytes, seconds, and counts of layouts."""

@@ -42,7 +42,7 @@ class Pace(msgspec.Struct, frozen=True):
         if best is None or best.time is None or self.share is None:
             return best
         predicted = best.time.hfu if self.hardware else best.time.mfu
-        return msgspec.structs.replace(case, scale=predicted / self.share, overlap_open=False).estimate(best.layout)
+        return msgspec.structs.replace(case, scale=predicted / self.share).estimate(best.layout)
 
     @property
     def measured(self) -> str | None:

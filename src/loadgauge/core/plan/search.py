@@ -96,13 +96,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             scale=self.scale,
         )
         mean = with_unsaid(mean, self.others)
-        if self.overlap_open and mean.time is not None:
-            mean = mean.replace(time=overlap_ends(mean)[0])
         if self.space.lengths is None:
             return mean
         equal_lengths = msgspec.structs.replace(layout, tokens=None, pairs=None, fullest=None)
         worst = estimate(self.space.model, equal_lengths, self.training, self.cluster.gpu)
         return mean if worst.memory.total < mean.memory.total else msgspec.structs.replace(mean, memory=worst.memory)
+
+    def ranged(self, exact: Estimate) -> Estimate:
+        """Return an estimate of this search with the range of its time over what may hide, where nothing is said of that."""
+        if not self.overlap_open or exact.time is None:
+            return exact
+        return exact.replace(time=overlap_ends(exact)[0])
 
 
 def untimed(memory: Any, high: Any, least: Any) -> Any:
@@ -334,11 +338,12 @@ def search(
     moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
     front = _exact(cases, objective, estimates, best.pool.front)
     tighter = _tighter(cases, objective, estimates, best, ranked[0][1])
+    first = case_of(cases, ranked[0][1]).ranged(ranked[0][1])
     return SearchResult(
         cases=tuple(cases),
         objective=objective,
         margin=margin,
-        layouts=tuple(exact for _, exact in ranked[:top]),
+        layouts=(first, *(exact for _, exact in ranked[1:top])),
         pareto=tuple(sorted((exact for _, exact in front), key=seconds)),
         evaluated=evaluated,
         valid=best.valid,
@@ -423,14 +428,18 @@ def _exact(
     return [(place, exact) for _, place, exact in ranked]
 
 
+def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
+    """Return the search that an estimate is of, by its number of GPUs."""
+    return next(case for case in cases if case.space.gpus == exact.layout.gpus)
+
+
 def _tighter(
     cases: Sequence[Case], objective: Objective, estimates: Memo, found: _Best, best: Estimate
 ) -> Estimate | None:
     """The best of the tight layouts, where it is better than the best, which fits."""
     if not found.sure.rows or not found.tight.rows:
         return None
-    number = next(number for number, case in enumerate(cases) if case.space.gpus == best.layout.gpus)
-    own = score(objective, cases[number], best)
+    own = score(objective, case_of(cases, best), best)
     row = min(found.tight.rows, key=lambda row: row[:3])
     _, exact = _exact(cases, objective, estimates, [row])[0]
     return exact if score(objective, cases[row.case], exact) < own else None

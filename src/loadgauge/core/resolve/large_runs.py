@@ -12,6 +12,7 @@ from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.hardware.usual import usual_network
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.job.job_text import stage_counts, stage_words
 from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, shared_out
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -130,14 +131,11 @@ def stage_layers(
     parts = 2 if job.schedule in V_SHAPED else degrees["vpp"]
     if text is None and pp > 1 and layers % (pp * parts) and layers + 2 >= pp * parts:
         split = shared_out(layers, pp, parts, model.mtp_layers if (layers + 2) % (pp * parts) else 0)
-        assumed["--stage-layers"] = f"{','.join(map(str, split))} (embedding and loss each count as a layer)"
+        assumed["--stage-layers"] = f"{stage_words(split)} (embedding and loss each count as a layer)"
         return split
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
-        raise ConfigError(f"must be counts of layers such as 7,8,8,7, got {text!r}", key="stage_layers")
-    return tuple(int(word) for word in words)
+    return stage_counts(text)
 
 
 def usual_line(job: Job, card: Gpu, machines: Cluster) -> str:

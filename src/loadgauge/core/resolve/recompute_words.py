@@ -20,6 +20,7 @@ KEPT = {"attention.query", "attention.value", "attention.flash", "attention.cont
 KEPT |= {"mlp.gate", "mlp.down", "mlp.gate_up"}
 LATENT = {"attention.query_up", "attention.key_value_up", "attention.rotary_q", "attention.rotary_k"}
 LATENT |= {"attention.query_joined", "attention.key_joined", "attention.value"}
+ACTIVATION = {"mlp.activation", "mlp.multiply", "mlp.split", "mlp.gate_clamped", "mlp.up_clamped", "mlp.clamped"}
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 NAMES = {
@@ -200,7 +201,7 @@ def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> fro
             "mla_up_proj": names & LATENT,
             "mlp": set() if routed else halves,
             "moe": halves if routed else set(),
-            "moe_act": names & {"mlp.activation", "mlp.multiply", "mlp.split"} if routed else set(),
+            "moe_act": names & ACTIVATION if routed else set(),
             "shared_experts": {name for name in names if name.startswith("mlp.shared")},
         }
         for module in modules:

@@ -19,6 +19,7 @@ from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.usual import usual_network
 from loadgauge.core.definitions.job.job import AROUND, FILES, WHOLE_RUN, Job
+from loadgauge.core.definitions.job.job_text import stage_words
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.model.tuners import TUNERS
 from loadgauge.core.definitions.training.stacks import Stack
@@ -123,7 +124,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         "gpus": int(layout.gpus),
         "sequence_parallel": layout.sequence_parallel,
         "schedule": layout.schedule if layout.pp > 1 else None,
-        "stage_layers": None if layout.stage_layers is None else ",".join(map(str, layout.stage_layers)),
+        "stage_layers": None if layout.stage_layers is None else stage_words(layout.stage_layers),
         "recompute": str(layout.recompute),
         "micro_batch": int(layout.micro_batch),
         "global_batch": int(layout.global_batch),
@@ -146,6 +147,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     }
     defaults = {
         **CONSTANT,
+        "etp": result.model.within_experts(int(layout.tp), int(layout.ep)),
         # What the framework decides once it is named.
         "precision": framework.precision.name,
         "loss": spell_loss(framework),
@@ -165,7 +167,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     if result.gpu is None:
         values |= {"order": None, "overlap": None}
     if values["stage_layers"] is None and layout.pp > 1 and (file is None or "stage_layers" in file):
-        values["stage_layers"] = ",".join(map(str, layout.layers_of(result.model)))
+        values["stage_layers"] = stage_words(layout.layers_of(result.model))
     for name, default in defaults.items():
         if values.get(name) == default and file is not None and file.get(name, default) == default:
             values[name] = None
@@ -271,5 +273,5 @@ def layout_flags(result: Estimate) -> str:
         words.append(f"--schedule {layout.schedule}")
     words += [f"--recompute {layout.recompute}"] if layout.recompute.mode != "none" else []
     if layout.stage_layers is not None:
-        words.append(f"--stage-layers {','.join(map(str, layout.stage_layers))}")
+        words.append(f"--stage-layers {stage_words(layout.stage_layers)}")
     return " ".join([*words, f"--micro-batch {layout.micro_batch}"])

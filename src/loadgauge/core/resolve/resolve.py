@@ -126,8 +126,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         degrees["vpp"] = fill(
             "vpp", chunks(chosen.num_hidden_layers, degrees["pp"]), "the interleaved schedule has several"
         )
-    if chosen.listed is not None and job.etp is None:
-        degrees["etp"] = chosen.listed.within_experts(degrees["tp"], degrees["ep"])
+    if (within := chosen.within_experts(degrees["tp"], degrees["ep"])) > 1:
+        why = "experts that no ranks share out are split as the layer is"
+        degrees["etp"] = within if chosen.listed is not None and job.etp is None else fill("etp", within, why)
     micro_batch = fill("micro_batch", 1)
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"

@@ -31,7 +31,7 @@ def with_overlap(run: SourceRow, flags: Flags, training: Training, *, performanc
     """
     overlap = training.overlap
     if flags.says("no comm overlap"):
-        overlap = msgspec.structs.replace(overlap, tp=False, dp=False, ep=False, pp=False)
+        overlap = msgspec.structs.replace(overlap, tp=False, dp=False, ep=False, pp=False, prefetch=False)
     elif performance_recipe:
         a2a = (flags.value("moe_a2a_overlap") or "").lower() == "true"
         graphs = flags.value("cuda_graph_impl") not in (None, "", "none")

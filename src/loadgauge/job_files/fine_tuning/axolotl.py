@@ -97,20 +97,21 @@ def _checkpointing() -> Idea:
         places = {"true": "all", "false": "none", "legacy": later, "disk": later, "hidden_states": "checkpoints"}
         if moves is not None and str(moves).lower() not in places:
             keys.choice(moved, places)
-        return {
-            "recompute": "full" if asked else "none",
-            "activation_offload": "none" if moves is None else places[str(moves).lower()],
-        }
+        where = "none" if moves is None else places[str(moves).lower()]
+        # Beside adapters, moving all that is kept takes the place of making it again (`loaders/model.py` of 0.18).
+        instead = where == "all" and keys.has("adapter") and keys.since(0, 18)
+        return {"recompute": "full" if asked and not instead else "none", "activation_offload": where}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
-        if word not in ("none", "full"):
-            return {}
         where = facts.get("activation_offload") or "none"
+        instead = where == "all" and bool(facts.get("lora_rank")) and keys.since(0, 18)
+        if word != "none" and (word != "full" or instead):
+            return {}
         present = [name for name in (key, own, old) if keys.has(name)] or [key]
         off = False if keys.has(moved) else None
         spelled = {"all": True, "checkpoints": "hidden_states"}.get(where, off)
-        return dict.fromkeys(present, word == "full") | {moved: spelled}
+        return dict.fromkeys(present, word == "full" or instead) | {moved: spelled}
 
     return Idea(keys=(key, own, old, part, moved), facts=("recompute", "activation_offload"), read=read, write=write)
 
@@ -301,7 +302,9 @@ def _adapter() -> Idea:
         if keys.flag(linear):
             ends = [name for name in keys.words(modules) or [] if name in ("embed_tokens", "lm_head")]
             facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
-        quantised = kind == "qlora" or bool(keys.flag(four))
+        quantised = kind == "qlora"
+        if keys.flag(four) and not quantised:  # (`_set_quantization_config`)
+            keys.note(four, f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits", "")
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
         if keys.flag(eight):
             quantised, base = True, "int8"

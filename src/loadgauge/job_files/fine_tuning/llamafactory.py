@@ -208,9 +208,11 @@ def _precision() -> Idea:
         if whole and keys.flag("use_badam"):  # which leaves what it trains in the checkpoint's 16 bits
             half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
             return {"precision": facts["precision"] if half_of else "bf16-pure", "weights": half_of}
+        # Under adapters the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py).
+        usual = "auto" if facts["precision"] == "fp32" and not whole else None
         computed = HALVES.get(facts["precision"]) if whole else None
         return facts | {
-            "weights": "float32" if computed else None,
+            "weights": "float32" if computed else usual,
             "frozen_weights": computed if _refers(keys) else None,
         }
 

@@ -326,14 +326,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     versions: which its table was checked against; the last number is the newest, whose defaults count unless another is given
     syntaxes: of its files, the one that is written first
-    blank: what an export begins from, by syntax; blanks: on a command line, by task, where another program does it
-    framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, where fewer than its
-        framework runs
+    blank: what an export begins from, by syntax; blanks: on a command line, by task
+    framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, if not all
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
     last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
-    style, objects: of options on its command line (`Argv`)
+    style, objects: of options on its command line (`Argv`); lists: the tool whose lists of keys count, where not its own
     """
 
     name: str
@@ -351,6 +350,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     style: str = "value"
     objects: frozenset[str] = frozenset()
     layers: str = ""
+    lists: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     beneath: Callable[[Document], Mapping[str, Any]] | None = None
     """Holds what a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
@@ -364,7 +364,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def coverage(self) -> Coverage:
         """The rules for keys that no idea reads."""
-        return key_lists(self.name)
+        return key_lists(self.lists or self.name)
 
     def begun(self, syntax: str, task: str | None) -> str:
         """Return what an export of a task begins from."""
@@ -418,11 +418,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                         note = f"{error.key}: {str(error).rpartition(': ')[2]}"
                         keys.add(Uncounted(note, str(error.key), effect="either"))
                 continue
-            present = [key for key in idea.keys if keys.has(key)]
-            there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
             for name, value in values.items():
                 if value is not None:
-                    facts[name] = Fact(value, _shown(keys, idea, there, value), default=not present)
+                    facts[name] = value if isinstance(value, Fact) else _fact(keys, idea, value)
         if [name for _, name in unknown] == ["model"] and (named := model_of_path(keys.file)) is not None:
             keys.remarks[f"its model, which comes from outside the file, is taken for {named}, as its path says"] = None
             facts["model"], unknown = Fact(named, str(unknown[0][0].key), default=True), []
@@ -538,10 +536,13 @@ def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool)
     return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=said, file=keys.file)
 
 
-def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:
-    """The key to name for a value: the one that has it, else the first two of the idea."""
-    own = [key for key in present if str(keys.raw(key)) == str(value)]
-    return " and ".join(keys.document.shown(key) for key in (own[:1] or present[:2] or idea.keys[:1]))
+def _fact(keys: Keys, idea: Idea, value: Any) -> Fact:
+    """A value and the key to name for it: the one that has it, else the first two of the idea."""
+    present = [key for key in idea.keys if keys.has(key)]
+    there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
+    own = [key for key in there if str(keys.raw(key)) == str(value)]
+    shown = " and ".join(keys.document.shown(key) for key in (own[:1] or there[:2] or idea.keys[:1]))
+    return Fact(value, shown, default=not present)
 
 
 def names_in(text: str) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from loadgauge.core.base.units import gib
 from loadgauge.core.estimate.explain import Explanation, Formula, Kept
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.estimate.symbols import latex, letter
 from loadgauge.core.text.estimate.explanation import whole
 
 ADDRESSES = (
@@ -22,15 +21,17 @@ ADDRESSES = (
 """Where a source says to find it."""
 
 
-def explained(result: Estimate, id: str) -> dict[str, Any]:
+def explained(result: Estimate, id: str, tree: list[Node] | None = None) -> dict[str, Any]:
     """Return the rule, formulas, tensors and sources of one block of the treemap, by its id, as plain values [bytes].
+
+    tree: the treemap, where it is there already.
 
     Raises `ConfigError` for an unknown block. The numbers are those of `loadgauge estimate --explain`.
     """
     part = id.partition("/")[0]
     if part not in PARTS:
         raise ConfigError(f"no block {id[:60]!r}", key="id")
-    block = find(treemap(result), id)
+    block = find(treemap(result) if tree is None else tree, id)
     explanation = result.explain(part)
     formulas = [_formula(formula) for formula in explanation.formulas if formula.letters]
     first = formulas[0] if formulas else None
@@ -43,7 +44,6 @@ def explained(result: Estimate, id: str) -> dict[str, Any]:
         "rule": explanation.rule,
         "basis": explanation.basis,
         "formula": first["letters"] if first else explanation.rule,
-        "latex": first["latex"] if first else "",
         "numbers": first["numbers"] if first else {},
         "with_numbers": first["with_numbers"] if first else _sum(explanation),
         "formulas": formulas,
@@ -69,22 +69,11 @@ def _formula(formula: Formula) -> dict[str, Any]:
     return {
         "what": formula.what,
         "letters": formula.letters,
-        "latex": _latex(formula),
         "numbers": {name: value for name, (_, value) in formula.legend.items()},
         "meaning": {name: meaning for name, (meaning, _) in formula.legend.items()},
         "with_numbers": f"{formula.numbers} = {whole(formula.nbytes)} bytes = {gib(formula.nbytes)}",
         "bytes": formula.nbytes,
     }
-
-
-def _latex(formula: Formula) -> str:
-    """The formula set; its letters are our own, so that reading them back is safe."""
-    import sympy
-
-    if not re.fullmatch(r"[A-Za-z0-9_ +\-*/().,]+", formula.letters):
-        return ""
-    names = {name: letter(name) for name in formula.legend}
-    return latex(sympy.sympify(formula.letters, locals=names))
 
 
 def _sum(explanation: Explanation) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.base.errors import Error, NothingFits
+from loadgauge.core.definitions.job.job_text import stage_words
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.result import Estimate
@@ -130,7 +131,7 @@ def _point(memory: float, step: float, layout: Layout, best: Estimate) -> list[A
         "recompute": str(layout.recompute),
         "schedule": layout.schedule if layout.pp > 1 else "",
         "sequence_parallel": layout.sequence_parallel,
-        "stage_layers": "" if stages is None else ",".join(map(str, stages)),
+        "stage_layers": "" if stages is None else stage_words(stages),
     }
     mfu = best.time.mfu * best.time.step / step
     return [memory, mfu, step, *(texts[name] if name in texts else int(getattr(layout, name)) for name in COLUMNS[3:])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -10,8 +12,9 @@ from loadgauge.core.answers.figures import PANELS
 from loadgauge.core.answers.figures.network import what_if as adapter
 from loadgauge.core.answers.figures.trace_points import Found, dots
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import Door
+from loadgauge.core.base.hooks import Door, load
 from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.document import estimate_document
 from loadgauge.page.inputs.changes import changes as changed
@@ -56,7 +59,7 @@ class OfError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A job file of another tool: the name of its dialect, or `flags`."""
+    """A job file of another tool: the name of its dialect, `flags`, or `html`."""
 
     flags: State
     dialect: str
@@ -77,17 +80,21 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     unknown = [name for name in wanted if name not in PANELS]
     if unknown:
         raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(PANELS)})", key="want")
-    panels = {name: PANELS[name](result) for name in wanted}
-    if "moments" in panels:
+    found = told(given, result, wanted)
+    if "moments" in found["panels"]:
         model = plain_name(uploads.name(str(question.flags["model"])))
-        panels["moments"]["dots"] = [dots(result, points, model) for points in question.dots]
+        found["panels"]["moments"]["dots"] = [dots(result, points, model) for points in question.dots]
+    return {**found, "command": command_line(given, result, uploads)}
+
+
+def told(given: Setup, result: Estimate, wanted: Iterable[str]) -> dict[str, Any]:
+    """Return what the page draws of an estimate: its document, the verdict, the ranges, and the figures that are wanted."""
     return {
         "estimate": estimate_document(given, result),
-        "command": command_line(given, result, uploads),
         "verdict": result.memory.verdict,
         "captured": facts(given.model, given.assumed.get("model", "")),
         "ranges": ranges(given, result),
-        "panels": panels,
+        "panels": {name: PANELS[name](result) for name in wanted},
     }
 
 
@@ -148,8 +155,13 @@ def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:
 
 
 def export(question: Export, uploads: Uploads) -> dict[str, Any]:
-    """Write the run as a job file of another tool: file name, text, and what the tool's keys cannot express."""
+    """Write the run as a job file of another tool, or as one page: file name, text, and what the tool's keys cannot express."""
     given = job_of(question.flags, uploads)
+    if question.dialect == "html":
+        text, _ = load("loadgauge.page.single:page")(
+            given, given.estimate(), named(given.job, uploads), partial(resolve_job, model=given.model)
+        )
+        return {"filename": "loadgauge.html", "text": text, "not_expressed": []}
     if question.dialect == JOB_FILES.FLAGS:
         return {
             "filename": "loadgauge.sh",

@@ -16,6 +16,7 @@ import torch
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.job.job_text import stage_counts
 from loadgauge.core.definitions.layout.axes import DEGREES, TRACED
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.training import optimizers as spec
@@ -122,7 +123,7 @@ class TorchRun(msgspec.Struct, frozen=True):
             global_batch=dp * micro_batch if job.global_batch is None else job.global_batch,
             seq_len=4096 if job.seq_len is None else job.seq_len,
             schedule=job.schedule or ("interleaved" if (job.vpp or 1) > 1 else "1f1b"),  # type: ignore[arg-type]
-            stage_layers=_numbers(job.stage_layers),
+            stage_layers=None if job.stage_layers is None else stage_counts(job.stage_layers),
             recompute=RecomputePolicy.parse(job.recompute or "none"),
         )
         # PyTorch's own way on CUDA where none is named.
@@ -261,12 +262,3 @@ def kept_operations(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     return DEFAULT_KEEP if text == "default" else tuple(name.strip() for name in text.split(","))
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    numbers = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) < 7 for part in numbers):
-        raise ConfigError(f"--stage-layers: whole numbers with commas, got {text[:40]!r}")
-    return tuple(map(int, numbers))

@@ -19,7 +19,8 @@ TITLES = {
 OWN = (
     {"mfu": "money", "hfu": "money", "task": "posttrain", "model": "model", "family": "model"}
     | dict.fromkeys(
-        ("as_json", "as_csv", "as_markdown", "brief", "output", "file", "figure", "timeline", "out", "sarif"), "output"
+        ("as_json", "as_csv", "as_markdown", "brief", "output", "file", "figure", "timeline", "out", "sarif", "page"),
+        "output",
     )
     | dict.fromkeys(("max_ttft", "max_tpot", "requests"), "serving")
 )
@@ -84,8 +85,10 @@ def group_of(option: click.Parameter) -> str:
 def groups(command: click.Command) -> dict[str, list[click.Option]]:
     """Return the flags of a command that are shown, by the titles of their groups, in order."""
     options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
-    by_group = {title: [each for each in options if group_of(each) == group] for group, title in TITLES.items()}
-    return {title: flags for title, flags in by_group.items() if flags}
+    by_group: dict[str, list[click.Option]] = {}
+    for each in options:
+        by_group.setdefault(group_of(each), []).append(each)
+    return {title: by_group[group] for group, title in TITLES.items() if group in by_group}
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, asked: bool) -> None:

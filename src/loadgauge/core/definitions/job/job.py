@@ -123,7 +123,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     ] = None  # fmt: skip
     stage_layers: Annotated[
         str | None,
-        _field("text", "layout", "Layers of each pipeline stage, if they differ.", metavar="7,8,8,7"),
+        _field("text", "layout", "Layers of each pipeline stage, if they differ.", metavar="7,14x8,7"),
     ] = None
     micro_batch: Annotated[
         int | None, _field("whole", "batch", "Sequences of one forward pass on one rank.", low=1, high=10**6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from itertools import groupby
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.units import parse_count
@@ -48,6 +49,33 @@ def count(text: str) -> str:
     """
     parse_count(text)
     return text
+
+
+def stage_counts(text: str) -> tuple[int, ...]:
+    """Read the layers of each pipeline stage; 14x8 is fourteen stages of eight. Raises `ConfigError`.
+
+    >>> stage_counts("7,2x8,7")
+    (7, 8, 8, 7)
+    """
+    counts: list[int] = []
+    for word in text.split(","):
+        times, _, size = word.strip().rpartition("x")
+        if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in (times or "1", size)):
+            raise ConfigError(
+                f"must be counts of layers such as 7,8,8,7 or 7,14x8,7, got {_quote(text)}", key="stage_layers"
+            )
+        counts += [int(size)] * int(times or "1")
+    return tuple(counts)
+
+
+def stage_words(counts: Sequence[int]) -> str:
+    """Return the layers of each pipeline stage as `stage_counts` reads them, more than three equal ones as one word.
+
+    >>> stage_words((7, 8, 8, 8, 8, 7, 7))
+    '7,4x8,7,7'
+    """
+    runs = [(size, len(list(same))) for size, same in groupby(counts)]
+    return ",".join(f"{times}x{size}" if times > 3 else ",".join([str(size)] * times) for size, times in runs)
 
 
 def choice(text: str, choices: Sequence[str]) -> str:

@@ -13,7 +13,8 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     tp: collectives of tensor parallelism overlap their matrix products (Megatron's user buffers, async TP)
     dp: gradients are reduced bucket by bucket during backward (those reduced once a step, during the last one), updated weights
         gathered during the first forward
-    prefetch: what FSDP and ZeRO-3 gather and reduce travels while other layers compute
+    prefetch: what FSDP and ZeRO-3 gather and reduce travels while other layers compute; what Megatron's column-parallel matrices
+        gather and sum in backward travels beside their own products
     cp: keys and values of the next ring step travel while one computes
     ep: dispatch and combine of one half of a micro-batch overlap the other half (DualPipe, batch-level overlap)
     pp: activations travel between stages while they compute

@@ -492,6 +492,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         own = self.listed is not None and self.listed.has_experts
         return own or any(isinstance(block.mlp, Moe) for block in self.blocks)
 
+    def within_experts(self, tp: int, ep: int) -> int:
+        """Return over how many ranks an expert is split where a job does not say it.
+
+        Without expert parallelism frameworks split it as they split a layer (source: megatron-core,
+        `ModelParallelConfig.expert_tensor_parallel_size`). With it launchers and recipes differ: it stays whole.
+        """
+        if self.listed is not None:
+            return int(self.listed.within_experts(tp, ep))
+        widths = {block.mlp.moe_intermediate_size for block in self.blocks if isinstance(block.mlp, Moe)}
+        return tp if widths and ep == 1 and not any(width % tp for width in widths) else 1
+
     def with_mtp(self, layers: int | None = None) -> ModelSpec:
         """Return the model with its multi-token prediction modules, or with a given number; each predicts one token more.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Literal, get_args, get_type_hints
 
 import msgspec
@@ -118,6 +119,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"must be below --context {self.context:,}, got {self.answer:,}", key="answer")
 
 
+@cache
 def fields() -> dict[str, Field]:
     """Return the metadata of the fields that are flags of their own, by name.
 

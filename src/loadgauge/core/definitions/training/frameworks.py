@@ -82,6 +82,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     reruns: how much of a checkpointed layer runs again (`RERUNS`)
     reduces_by_layer: under ZeRO a bucket is one layer, whatever its size
     experts_by_te: models with experts are its own, of Transformer Engine's norms and attention
+    sums_beside: its column-parallel matrices gather inputs and sum gradients beside their products in
+        backward (`Overlap.prefetch`)
     splits_sends: without sequence parallelism each tensor-parallel rank sends its part of the activations to the next
         stage, where they are gathered
     sends_in_turn: pipeline schedules that send and receive in turn with computing, whatever the overlap
@@ -135,6 +137,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     splits_sends: bool = False
     sends_in_turn: tuple[Schedule, ...] = ()
     scripts_overlap: bool = False
+    sums_beside: bool = False
     splits_model: bool = True
     hybrid_shards: bool = True
     zero_stages: tuple[int, ...] | None = None
@@ -221,6 +224,7 @@ FRAMEWORKS: dict[str, Framework] = {
             reduced=40e6, reduced_per_rank=1e6,
             splits_sends=True,  # source: narayanan2021
             sends_in_turn=("1f1b", "gpipe"), scripts_overlap=True,
+            sums_beside=True,  # megatron-core: tensor_parallel/layers.py; transformer_engine: module/linear.py
             # ZeRO 2 and 3 are Megatron-FSDP's.
             schedules=("1f1b", "interleaved"), only_own_schedules=True,
             source="megatron-lm",
@@ -323,6 +327,7 @@ _like(
     flash=SDPA[-1:],
     overlap=Overlap(cp=False, pp=False),
     scripts_overlap=False,
+    sums_beside=False,
     splits_sends=False,
     zero_stages=(0, 1),
     schedules=("1f1b",),

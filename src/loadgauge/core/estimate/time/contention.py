@@ -6,9 +6,11 @@ and nothing is computed, and all seconds in which they do; of forward and of bac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from loadgauge.core.base.algebra import Size, maximum, minimum, same
+from loadgauge.core.estimate.time.roofline import OperationTime
+from loadgauge.core.layers.operations.operations import Collective, Layer
 
 Links = tuple[Size, Size, Size, Size]
 """Seconds on the network between nodes: exposed and all, of forward; exposed and all, of backward."""
@@ -63,3 +65,23 @@ def on_network(whole: Mapping[str, Size], lanes: Mapping[str, Size], crossing: M
         all_ = all_ + crossing[axis] * value
         exposed = exposed + crossing[axis] * lanes[lane] * value / maximum(of_lane, TINY)
     return exposed, all_
+
+
+def beside_gradients(layer: Layer, times: Sequence[OperationTime]) -> Iterator[tuple[Collective, Size]]:
+    """Yield what column-parallel matrices exchange in backward, and the seconds of the products that it runs beside.
+
+    Inputs are gathered again beside the product of the inputs' gradient, which is summed or scattered beside that of the weights'
+    (source: megatron-core, `LinearWithGradAccumulationAndAsyncCommunication.backward`). times: of the layer's operations
+    """
+    for operation in layer:
+        entry = operation.kind == "collective"
+        for collective in operation.backward_comm:
+            if collective.axis != "tp" or not (entry or collective.kind == "all_reduce"):
+                continue
+            source = (operation.outputs if entry else operation.inputs)[0].name
+            readers = [
+                time for one, time in zip(layer, times, strict=True)
+                if one.gemms and one.inputs and one.inputs[0].name == source
+            ]  # fmt: skip
+            gathers = collective.kind == "all_gather"
+            yield collective, sum(one.input_gradient if gathers else one.weight_gradient for one in readers)

@@ -24,7 +24,7 @@ from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
 from loadgauge.core.estimate.states.states import RankWeights, gathered_bytes
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
-from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, on_network
+from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
 from loadgauge.core.estimate.time.roofline import Machine, layer_seconds, operation_seconds
 from loadgauge.core.estimate.time.traffic import (
@@ -274,11 +274,10 @@ class StepModel:
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
-        launched = 0
-        for operation in layer:
+        launched, times = 0, [operation_seconds(operation, self.machine) for operation in layer]
+        for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
                 launched += 1 + operation.gradients + (operation.name in again)
-            time = operation_seconds(operation, self.machine)
             forward.add(operation, time.forward)
             backward.add(operation, time.backward)
             weight = weight + time.weight_gradient
@@ -290,6 +289,11 @@ class StepModel:
         waits = maximum(launched * self.machine.host - whole, 0)
         ahead = {"forward": forward.all, "host": waits, **self.exposed(sent, *forward.parts)}
         back = {"backward": backward.all, "recompute": repeated.all, **self.exposed(returned, *backward.parts)}
+        beside_products = self.training.framework.sums_beside and self.overlap.prefetch and not self.overlap.tp
+        if "tp" in back and beside_products and not self.layout.splits_backward:
+            for collective, under in beside_gradients(layer, times):
+                whole = collective_seconds([collective], self.groups, self.fabric)["tp"]
+                back["tp"] = back["tp"] - whole + self.shown(whole, under)
         if again:
             repeats = self.comm(layer, "forward", again)
             back = _add(back, self.exposed(repeats, *repeated.parts), 1)

@@ -206,7 +206,11 @@ def _experts(
         )
     )
     inner = _inner(build, source, weights, spec, hidden_size, width, rows)
+    returned = (Collective("reduce_scatter", "etp", gathered, view.etp), exchange)
+    returning = (exchange, Collective("all_gather", "etp", gathered, view.etp))
     output = Tensor("mlp.down", rows.own * hidden_size, itemsize)
+    apart = fused and spec.expert_bias
+    product = Tensor("mlp.product", rows.computed * hidden_size, itemsize) if apart else output
     _grouped(
         build,
         "mlp.down",
@@ -215,12 +219,14 @@ def _experts(
         rows,
         width,
         hidden_size,
-        output,
+        product,
         bias_shards=view.ep,
-        forward_comm=(Collective("reduce_scatter", "etp", gathered, view.etp), exchange),
-        backward_comm=(exchange, Collective("all_gather", "etp", gathered, view.etp)),
-        workspace=buffer,
+        forward_comm=() if apart else returned,
+        backward_comm=() if apart else returning,
+        workspace=0 if apart else buffer,
     )
+    if apart:
+        build.operations.append(_biased(product, output, returned, returning, buffer))
     combined = output
     if not fused:
         wide = maximum(itemsize, weights.itemsize)
@@ -249,6 +255,22 @@ def _experts(
     return summed
 
 
+def _biased(
+    product: Tensor, output: Tensor, returned: tuple[Collective, ...], returning: tuple[Collective, ...], buffer: Size
+) -> Operation:
+    """The bias of the last matrix, times the weight of each row, added expert by expert in the float32 of the weights and joined
+    (source: megatron-lm, `TEGroupedMLP._apply_bias`)."""
+    wide, narrow = 4 * product.numel, product.nbytes
+    # Forward: the product, the sum, the sums joined, the cast. Backward: the cast, that of the gradient of each expert's rows
+    # and their joining, and a product and its sum for the bias and for the weights.
+    forward = wide + (narrow + 2 * wide) + 2 * wide + (wide + narrow)
+    backward = (narrow + wide) + (wide + narrow) + 2 * narrow + 2 * 3 * wide
+    return Operation(
+        "mlp.expert_bias", "elementwise", (product,), (output,), forward_comm=returned, backward_comm=returning,
+        workspace=maximum(buffer, 2 * wide), backward_workspace=wide, moves=(forward, backward),
+    )  # fmt: skip
+
+
 def _referred(build: Builder, spec: Moe, rows: Rows, output: Tensor) -> Size:
     """Rows that Megatron's layer still refers to when it combines them: as they were permuted, as they came from the
     other ranks, and as its own experts gave them (source: megatron-lm, `MoELayer` and its all-to-all dispatcher)."""
@@ -274,6 +296,14 @@ def _inner(
             # There is no such kernel of a plain activation: PyTorch keeps what goes into either step.
             active = activate(build, "mlp.activation", first, spec.activation)
             return build.elementwise("mlp.multiply", (active, weights), output, keeps=(active, held))
+        if spec.activation == "clamped_swiglu":
+            # Halves are clamped apart and joined again before the kernel, which keeps what was joined.
+            halves = [Tensor(f"mlp.{half}", numel, itemsize) for half in ("gate", "up")]
+            build.operations.append(Operation("mlp.split", "view", (first,), tuple(halves)))
+            limited = [Tensor(f"{half.name}_clamped", numel, itemsize) for half in halves]
+            for half, clamped in zip(halves, limited, strict=True):
+                build.elementwise(clamped.name, (half,), clamped, keeps=(half,))
+            first = build.elementwise("mlp.clamped", tuple(limited), Tensor("mlp.clamped", first.numel, itemsize))
         return build.elementwise("mlp.multiply", (first, weights), output, keeps=(first, held))
     if not spec.gated:
         return activate(build, "mlp.activation", first, spec.activation)

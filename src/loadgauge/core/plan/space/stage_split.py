@@ -74,7 +74,8 @@ def _solve(
                 if rest is None:
                     continue
                 cost = before[stop] - before[start] + ends[stage]
-                if cost > ceiling:
+                # A stage with yet more layers costs more, whatever those behind it cost.
+                if cost > ceiling or (best is not None and add(0.0, cost) >= best[0] * (1 - SLACK)):
                     break
                 value = add(rest[0], cost)
                 if best is None or value < best[0] * (1 - SLACK):

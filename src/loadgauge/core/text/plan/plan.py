@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
 
-def answer(request: PlanRequest, *, as_json: bool) -> int:
+def answer(request: PlanRequest, *, as_json: bool, brief: bool = False) -> int:
     """Plan, print, and return the exit code: 0, or 1 where nothing fits."""
     asked_more = request.why_not is not None or request.what_next
     if request.export is not None and request.out is None and not as_json and asked_more:
@@ -64,7 +65,7 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
         more = {"why": why(plan.result), "why_not": refused, "changes": _documents(changes, plan.complete)}
         document(plan.to_dict() | more | ({} if written is None else {"export": written}))
     elif written is None or request.out is not None:
-        show(console(), plan, changes, refused)
+        show(console(), plan, changes, refused, brief=brief and not asked_more)
     return 0
 
 
@@ -84,8 +85,15 @@ def _documents(changes: list[Replanned], complete: Callable[[Estimate], Job]) ->
     return [change.to_dict() | {"command": complete(change.best).command()} for change in changes]
 
 
-def show(target: Console, plan: Plan, changes: Sequence[Replanned] = (), refused: Sequence[str] = ()) -> None:
-    """Print a plan: the best layouts, why others are slower, the Pareto front, and the assumptions."""
+def show(
+    target: Console,
+    plan: Plan,
+    changes: Sequence[Replanned] = (),
+    refused: Sequence[str] = (),
+    *,
+    brief: bool = False,
+) -> None:
+    """Print a plan: the best layouts, why others are slower, the Pareto front, and the assumptions; or the best alone."""
     request, result, price = plan.request, plan.result, plan.case.price
     shown = result.layouts[: request.top]
     asked = question_words(result.layouts[0].memory)
@@ -95,6 +103,10 @@ def show(target: Console, plan: Plan, changes: Sequence[Replanned] = (), refused
     own = file_estimate(request)
     if own is not None:
         points(target, [_of_file(own, result.layouts[0])], "")
+    if brief:
+        more = "--full: the best layouts, the front of memory and time, and what was assumed."
+        points(target, [*why(result)[:1], more], "", style="dim")
+        return
     table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=price)
     reasons = why(result)
     if reasons:
@@ -252,7 +264,7 @@ def compare(best: Estimate, other: Estimate, objective: Objective) -> str:
         return f"as fast within 0.01 %, but {word}"
     changes = {lane: other.time.parts[lane] - best.time.parts[lane] for lane in best.time.parts}
     parts = [
-        f"{seconds(abs(change))} {'more' if change > 0 else 'less'} in {LANES[lane]}"
+        f"{seconds(abs(change))} {'more' if change > 0 else 'less'} in {re.split('[:,]', LANES[lane])[0]}"
         for lane, change in sorted(changes.items(), key=lambda item: -abs(item[1]))[:3]
         if abs(change) > 0.02 * abs(more) and change
     ]

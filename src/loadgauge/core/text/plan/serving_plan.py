@@ -19,16 +19,16 @@ SAYS = {
 }  # fmt: skip
 
 
-def answer(plan: Plan, sought: Sought | None, limits: Limits, top: int, *, as_json: bool) -> int:
+def answer(plan: Plan, sought: Sought | None, limits: Limits, top: int, *, as_json: bool, brief: bool) -> int:
     """Print a plan; the exit code."""
     if as_json:
         print_document(document(plan))
     else:
-        report(plan, "gpus" if limits.requests is not None else sought, top)
+        report(plan, "gpus" if limits.requests is not None else sought, top, brief=brief)
     return YES if plan.choices else NO
 
 
-def report(plan: Plan, sought: Sought | None, top: int) -> None:
+def report(plan: Plan, sought: Sought | None, top: int, *, brief: bool = False) -> None:
     """Print the best choice with its command, the next ones, and those between tokens a GPU and tokens a user."""
     target = console()
     if not plan.choices:
@@ -56,6 +56,8 @@ def report(plan: Plan, sought: Sought | None, top: int) -> None:
         ],
         "",
     )  # fmt: skip
+    if brief:
+        return
     _table("The best", _differing(plan.choices)[:top])
     if len(plan.front) > 1:
         _table("Between tokens a GPU and tokens a user", list(plan.front)[:top])

@@ -36,6 +36,9 @@ export async function ask(path, body, signal, outdated = () => false) {
   }
 }
 
+/** A file of words, by its name. */
+export const message = async (name) => (await fetch(`/static/messages/${name}.json`)).json();
+
 /** A file as it is. */
 export const send = (path, file) => fetched(path, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
 

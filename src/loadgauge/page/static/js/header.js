@@ -3,7 +3,7 @@ import { find, glyph, h } from "./dom.js";
 import { LANGUAGES, language, t } from "./i18n.js";
 import { openHelp } from "./keyboard.js";
 import { pin } from "./pin.js";
-import { copyCommand, copyLink, exportTo } from "./share.js";
+import { copyCommand, copyLink, exportTo, saveFile } from "./share.js";
 import { view } from "./state.js";
 import { openTab, swapLanguage, tab, TABS } from "./tabs.js";
 import { dark, toggleTheme } from "./theme.js";
@@ -57,6 +57,7 @@ function menu() {
   const items = [
     h("button", { role: "menuitem", type: "button", tabindex: "-1", id: "copy-link", onclick: copyLink }, t("copy.link"), h("kbd", {}, "l")),
     h("button", { role: "menuitem", type: "button", tabindex: "-1", id: "copy-command", onclick: copyCommand }, t("copy.command"), h("kbd", {}, "c")),
+    h("button", { role: "menuitem", type: "button", tabindex: "-1", id: "save-file", onclick: saveFile }, t("share.file")),
     h("button", { role: "menuitem", type: "button", tabindex: "-1", onclick: () => setTimeout(() => print(), 50) }, t("print")),
     ...dialects.map((one) => { const name = one.name ?? one; return h("button", { role: "menuitem", type: "button", tabindex: "-1", "data-dialect": name, onclick: () => exportTo(name) }, t("export.to", { dialect: name })); }),
   ];

@@ -1,4 +1,6 @@
 /** Words: every text of the page comes from messages/<language>.json. */
+import { message } from "./api.js";
+
 export const LANGUAGES = { en: "English", zh: "简体中文" };
 let words = {};
 let refusals = [];
@@ -8,8 +10,7 @@ export const preferred = () => (navigator.languages ?? []).some((one, place) => 
 
 export async function speak(wanted) {
   language = wanted in LANGUAGES ? wanted : "en";
-  const file = async (name) => (await fetch(`/static/messages/${name}.json`)).json();
-  [words, refusals] = await Promise.all([file(language), language === "en" ? [] : file(`errors.${language}`).then(templates)]);
+  [words, refusals] = await Promise.all([message(language), language === "en" ? [] : message(`errors.${language}`).then(templates)]);
   document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
 }
 

@@ -11,7 +11,7 @@ import { flags, set } from "./state.js";
 import { colour, dark } from "./theme.js";
 
 const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "etp", "zero", "micro-batch", "recompute", "schedule", "sequence-parallel", "replicas", "stage-layers"];
-const ONE = ["vpp", "cp", "ep", "etp", "replicas"];
+const ONE = ["vpp", "cp", "ep", "replicas"];
 const PAGE = crypto.randomUUID();
 const plot = new Plot();
 const listeners = [];

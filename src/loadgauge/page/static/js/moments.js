@@ -3,26 +3,21 @@ import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
 import { fileOf, forgetDots } from "./dots.js";
 import { t, term } from "./i18n.js";
+import { momentTable, ORDER } from "./phases.js";
 import { bytes, fixed, GIB, gib, seconds, significant } from "./numbers.js";
 import { Panel } from "./panel.js";
 import { pinned } from "./pin.js";
 import { colour, GROUPS, PARTS } from "./theme.js";
 
-const ORDER = ["outside", "weights", "gradients", "optimizer", "gathered", "loss", "activations", "transient", "evaluation"];
 const plot = new Plot();
 
 export const moments = new Panel({
   id: "moments",
   draw,
   sub: ({ panels: { moments: found } }) => t("moments.sub", { stage: found.rank.stage, peak: term(found.peak) }),
-  table: ({ estimate: { memory }, panels }) => ({
-    columns: [{ text: t("moment"), words: true }, { text: t("total") }, ...ORDER.map((part) => ({ text: t(`part.${part}`) }))],
-    rows: [
-      ...memory.moments.map((moment) => [term(moment.name), gib(Object.values(moment.parts).reduce((sum, one) => sum + one, 0), 2), ...ORDER.map((part) => gib(moment.parts[part] ?? 0, 2))]),
-      ...(panels.moments.dots ?? []).flatMap((found) => found.dots.map((dot) => [title(found, dot), h("span", { "data-dot": `${found.source} ${dot.phase}`, "data-value": dot.bytes }, bytes(dot.bytes)), ...ORDER.map(() => "–")])),
-    ],
-    caption: panels.moments.dots?.length ? ["GiB", t("dots.inside"), ...panels.moments.dots.map(unlike)].filter(Boolean).join("; ") : "GiB",
-    mine: (place) => memory.moments[place]?.name === memory.moment,
+  table: (answer) => momentTable(answer, {
+    rows: (answer.panels.moments.dots ?? []).flatMap((found) => found.dots.map((dot) => [title(found, dot), h("span", { "data-dot": `${found.source} ${dot.phase}`, "data-value": dot.bytes }, bytes(dot.bytes)), ...ORDER.map(() => "–")])),
+    caption: answer.panels.moments.dots?.length ? ["GiB", t("dots.inside"), ...answer.panels.moments.dots.map(unlike)].filter(Boolean).join("; ") : "GiB",
   }),
 });
 

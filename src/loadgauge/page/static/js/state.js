@@ -74,7 +74,9 @@ function save(how) {
   const text = fragment();
   if (text === written) return;
   written = text;
-  history[how]({ own: [...own] }, "", `${location.pathname}${location.search}#${text}`);
+  try {
+    history[how]({ own: [...own] }, "", `${location.pathname}${location.search}#${text}`);
+  } catch { /* a viewer of files that lets no page change its address */ }
 }
 
 /** Keeps the run for the next time that the page opens, once it has an answer and is of the user's making. */

@@ -1,0 +1,243 @@
+"""One file that opens anywhere: an estimate with its formulas, and a table of its neighbours that sliders read.
+
+It needs no server, and asks nothing of anyone: its scripts, its words and its table are inside it, and its policy (CSP) allows
+no request.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge._version import __version__
+from loadgauge.core.answers.figures import PANELS
+from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.files import is_script
+from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.families.catalogue import names_file
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.plan.progress import clear, say
+from loadgauge.page.inputs.uploads import plain_name
+from loadgauge.page.panels.explain import explained
+from loadgauge.page.panels.reasons import reason
+from loadgauge.page.server.handlers import told
+
+STATIC = Path(__file__).parent / "static"
+STYLES = ("tokens", "frame", "controls", "panels", "charts", "print", "single")
+CARDS = (
+    "t4", "rtx3090", "rtx4090", "rtx5090", "l40s", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb",
+    "mi300x",
+)  # fmt: skip
+"""Kinds of GPU that many have, from small to large: the ones beside the run's own are in the table."""
+BESIDE = 4
+SHOWN = ("treemap", "lanes")
+LEFT_OUT = ("model", "training", "flops", "network", "basis", "assumed", "not_counted", "gpu_hours")
+"""What is the same in all cells, or not drawn."""
+IMPORT = re.compile(r'^import \{ (.*?) \} from "\./([\w-]+)\.js";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))", re.MULTILINE)
+
+
+def write(given: Setup, result: Estimate, file: Path) -> int:
+    """Write the file of an estimate and return how many answers it has. Raises `ConfigError` where it cannot be written."""
+    text, count = page(given, result)
+    try:
+        file.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", key="html", file=str(file)) from None
+    return count
+
+
+def page(
+    given: Setup, result: Estimate, job: Job | None = None, read: Callable[[Job], Setup] = resolve_job
+) -> tuple[str, int]:
+    """Return the file's text, and how many answers it has. job: with the names that a reader knows; read: resolves another"""
+    axes = values(given, result)
+    here = {name: value[0] for name, value in axes.items()}
+    cells = {place: cell(one, read) for place, one in table(given.job, axes, result.layout.dp > 1)}
+    clear()
+    job = given.job if job is None else job
+    if names_file(job.model) and not is_script(job.model):
+        job = job.replace(model=plain_name(job.model))  # not where it lies on this machine
+    words = {name.replace("_", "-"): value for name, value in msgspec.to_builtins(job).items() if value is not None}
+    run = {
+        "flags": {name: value if isinstance(value, str) else str(value).lower() for name, value in words.items()},
+        "command": job.command(),
+        "axes": {_flag(name): [str(one) for one in sorted(value, key=_order)] for name, value in axes.items()},
+        "here": {_flag(name): str(value) for name, value in here.items()},
+        "own": told(given, result, SHOWN),
+        "cells": cells,
+        "count": len(cells) + 1,
+        "explained": dict(explanations(given, result)),
+        "messages": {
+            name: msgspec.json.decode((STATIC / f"messages/{name}.json").read_bytes())
+            for name in ("en", "zh", "errors.zh")
+        },
+        "version": __version__,
+    }
+    packed = base64.b64encode(gzip.compress(msgspec.json.encode(run), mtime=0)).decode()
+    return framed(packed), run["count"]  # type: ignore[return-value]
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _order(value: Any) -> Any:
+    """Numbers by size; cards by memory; ways of recomputation from none to all."""
+    if isinstance(value, int):
+        return value
+    known = (*CARDS, "none", "selective", "full")
+    return known.index(value) if value in known else len(known)
+
+
+def values(given: Setup, result: Estimate) -> dict[str, tuple[Any, ...]]:
+    """The values of each flag that a slider moves, the run's own first: fewer where a pipeline makes an answer dear."""
+    layout, dear = result.layout, result.layout.pp > 1
+    own = str(layout.recompute)
+    axes: dict[str, tuple[Any, ...]] = {
+        "micro_batch": _doubled(layout.micro_batch, 3 if dear else 5),
+        "seq_len": _doubled(layout.seq_len, 2 if dear else 4),
+    }
+    if layout.dp > 1:
+        axes["zero"] = tuple(dict.fromkeys((layout.zero, 1) if dear else (layout.zero, 0, 1, 2, 3)))
+    axes["recompute"] = tuple(dict.fromkeys((own, "none", "selective", "full")))
+    if given.gpu is not None and given.job.memory is None:
+        size = given.gpu.capacity
+        others = [name for name in CARDS if name != given.gpu.id]
+        at = sum(gpu_of(name).capacity < size for name in others)
+        count = BESIDE // 2 if dear else BESIDE
+        first = max(0, min(at - count // 2, len(others) - count))
+        axes["gpu"] = (given.gpu.id, *others[first : first + count])
+    return axes
+
+
+def _doubled(own: int, count: int) -> tuple[int, ...]:
+    """So many values, each twice the one before, with the run's own first.
+
+    >>> _doubled(4096, 4), _doubled(3, 3)
+    ((4096, 2048, 8192, 16384), (3, 6, 12))
+    """
+    less = 1 if count < 5 else 2
+    down = [own >> n for n in range(1, less + 1) if own % (1 << n) == 0]
+    return (own, *down, *(own << n for n in range(1, count - len(down))))
+
+
+def table(job: Job, axes: dict[str, tuple[Any, ...]], several: bool) -> Iterator[tuple[str, Job]]:
+    """Yield the job of each place but the run's own, by the values of its flags; of another card those with few more changes.
+
+    several: whether ranks share the states, so that there are many more places
+
+    >>> dict(table(Job("gpt2"), {"micro_batch": (1, 2), "gpu": ("t4",)}, False))
+    {'2 t4': Job(model='gpt2', micro_batch=2)}
+    """
+    here, most = {name: value[0] for name, value in axes.items()}, 2 if several else 3
+    places = [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
+    kept = [(place, {name: value for name, value in place.items() if value != here[name]}) for place in places]
+    kept = [(place, changed) for place, changed in kept if changed and ("gpu" not in changed or len(changed) <= most)]
+    for number, (place, changed) in enumerate(kept):
+        if number % 16 == 0:
+            say(f"{number:,} of {len(kept):,} answers of the file's table")
+        yield " ".join(map(str, place.values())), job.replace(**changed)
+
+
+def cell(job: Job, read: Callable[[Job], Setup]) -> Any:
+    """What differs from the run's own answer at another place of the table: rounded figures, or why there is none."""
+    try:
+        given = read(job)
+        found = told(given, given.estimate(), SHOWN)
+    except Error as error:
+        return {"error": " ".join(str(error).split())}
+    figures = {name: value for name, value in found["estimate"].items() if name not in LEFT_OUT}
+    return rounded({**found, "estimate": figures})
+
+
+def rounded(value: Any) -> Any:
+    """Plain values with numbers to six digits.
+
+    >>> rounded({"total": [1234567890, 0.123456789]})
+    {'total': [1234570000.0, 0.123457]}
+    """
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(one) for one in value]
+    large = isinstance(value, float) or (isinstance(value, int) and abs(value) >= 1e6)
+    return float(f"{value:.6g}") if large else value
+
+
+def explanations(given: Setup, result: Estimate) -> Iterator[tuple[str, Any]]:
+    """Yield what a block of the treemap or a figure consists of, by its id: what the page's drawer shows."""
+
+    def blocks(nodes: list[Any]) -> Iterator[str]:
+        for node in nodes:
+            if node["bytes"] >= result.memory.total / 200:
+                yield node["id"]
+                yield from blocks(node["children"])
+
+    tree = PANELS["treemap"](result)
+    for id in blocks(tree):
+        yield id, explained(result, id, tree)
+    lanes = [f"lane/{lane['lane']}" for lane in PANELS["lanes"](result) or ()]
+    for id in ("fit", "step", "rate", "mfu", "days", "cost", *lanes):
+        try:
+            yield id, reason(given, result, id)
+        except ConfigError:
+            continue
+
+
+def framed(packed: str) -> str:
+    """Return the page with its styles, its scripts and what it carries inside; the policy names them by their digests."""
+    font = base64.b64encode((STATIC / "vendor/inter/inter-latin-wght-normal.woff2").read_bytes()).decode()
+    icon = base64.b64encode((STATIC / "icon.svg").read_bytes()).decode()
+    style = "".join((STATIC / f"css/{name}.css").read_text(encoding="utf-8") for name in STYLES)
+    style = re.sub(r'url\("/static/[^"]+"\)', f'url("data:font/woff2;base64,{font}")', style)
+    script = f'"use strict";\nconst modules = {{}};\n{"".join(bundle("single"))}'
+    policy = (
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; font-src data:;"
+        f" style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+    )
+    text = (STATIC / "index.html").read_text(encoding="utf-8")
+    text = re.sub(r"<(?:link|script|meta name=\"loadgauge-token\").*\n", "", text)
+    text = text.replace("/static/icon.svg", f"data:image/svg+xml;base64,{icon}")
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
+    body = f'<script type="text/plain" id="run">{packed}</script>\n<script>{script}</script>\n</body>'
+    return text.replace("</head>", head).replace("<body>", '<body class="single">').replace("</body>", body)
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def bundle(entry: str) -> list[str]:
+    """Return the scripts that one needs, and itself last, each as a function that returns what it exports.
+
+    What the page asks its server is read in the file's table.
+    """
+    done: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        if name in done:
+            return
+        text = (STATIC / f"js/{'table' if name == 'api' else name}.js").read_text(encoding="utf-8")
+        for _, other in IMPORT.findall(text):
+            add(other)
+        names = EXPORT.findall(text)
+        inner = EXPORT.sub(
+            "", IMPORT.sub(lambda one: f"const {{ {one[1].replace(' as ', ': ')} }} = modules.{one[2]};\n", text)
+        )
+        gets = ", ".join(f"get {each}() {{ return {each}; }}" for each in names)
+        done[name] = f"modules.{name} = (() => {{\n{inner}return {{ {gets} }};\n}})();\n"
+
+    add(entry)
+    return list(done.values())

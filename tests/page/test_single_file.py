@@ -1,0 +1,162 @@
+"""One file without a server, in a real browser from disk: its table answers as the commands do, and nothing leaves it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import typed
+
+pytest.importorskip("playwright.sync_api", reason="the page is driven with playwright, which is missing")
+
+from driving import NEEDS_CHROMIUM, document, shown
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.page import single
+
+JOB = Job("gpt2", gpu="a100-sxm4-80gb", gpus=8, seq_len=1024, tokens="1B", price=2.0)
+AXES = {
+    "micro_batch": (1, 2),
+    "seq_len": (1024, 512),
+    "zero": (0, 3),
+    "recompute": ("none", "full"),
+    "gpu": ("a100-sxm4-80gb", "t4"),
+}
+AXE = Path(__file__).parent / "axe.min.js"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small run, with a small table."""
+    given = resolve_job(JOB)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single, "values", lambda *_: AXES)
+        file = tmp_path_factory.mktemp("one") / "run.html"
+        assert single.write(given, given.estimate(), file) == 16 + 5
+    return file
+
+
+@pytest.fixture(scope="module")
+def reader(browser: Any) -> Iterator[Any]:
+    """A visitor without a network."""
+    made = browser.new_context(locale="en-US", offline=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def read(reader: Any, written: Path) -> Iterator[Any]:
+    """The file as a browser shows it; an error on the console or a request fails the test."""
+    page, troubles = reader.new_page(), []
+    page.on("console", lambda said: said.type == "error" and troubles.append(said.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("request", lambda sent: sent.url.startswith(("file:", "data:")) or troubles.append(sent.url))
+    page.goto(written.as_uri())
+    page.wait_for_selector("#verdict .card")
+    yield page
+    page.close()
+    assert not troubles
+
+
+def move(page: Any, axis: str, place: int) -> None:
+    """Moves a slider to a place in its row of values."""
+    page.evaluate(
+        "([id, at]) => { const one = document.querySelector(id); one.value = at; one.dispatchEvent(new Event('input')); }",
+        [f"#flag-{axis}", place],
+    )
+
+
+def same(page: Any) -> None:
+    """What is shown is what the command that is shown beside it prints."""
+    said = document(page.inner_text("#command").removeprefix("loadgauge "))
+    assert shown(page, "#verdict-fit .of [data-value]") == pytest.approx(said["memory"]["total"], rel=1e-5)
+    assert shown(page, "#verdict-step .big") == pytest.approx(said["time"]["step"], rel=1e-5)
+    assert shown(page, "#verdict-cost .big") == pytest.approx(said["time"]["cost"], rel=1e-5)
+
+
+@NEEDS_CHROMIUM
+def test_sliders_answer_as_the_command_beside_them(read: Any) -> None:
+    same(read)
+    assert read.locator(".block").count() > 5
+    read.locator(".block[data-id='weights']").click()
+    read.wait_for_selector("#drawer[open] .formula")
+    read.keyboard.press("Escape")
+    for axis, place in (("micro-batch", 1), ("seq-len", 0), ("zero", 1)):
+        move(read, axis, place)
+        read.wait_for_selector("#verdict .delta")
+    read.select_option("#flag-recompute", "full")
+    same(read)
+    assert "vs written" in read.inner_text("#verdict-fit")
+    assert read.locator("#panel-phases .value").count() > 3
+    read.locator(".block").first.click()
+    read.wait_for_selector("#drawer[open] .bad")
+    assert "--explain" in read.inner_text("#drawer")
+
+
+@NEEDS_CHROMIUM
+def test_the_table_says_where_it_ends(read: Any) -> None:
+    for axis, value in (("gpu", "t4"), ("recompute", "full")):
+        read.select_option(f"#flag-{axis}", value)
+    assert read.locator("#problem").is_hidden()
+    for axis in ("micro-batch", "zero"):
+        move(read, axis, 1)
+    read.wait_for_selector("#problem:not([hidden])")
+    assert "--gpu t4" in read.inner_text("#problem code")
+    assert typed(read.inner_text("#problem code").removeprefix("loadgauge ")).code in (0, 1)
+    assert "…" in read.inner_text("#flag-recompute option[value='none']")
+    read.click("#back")
+    read.wait_for_selector("#problem", state="hidden")
+    same(read)
+
+
+@NEEDS_CHROMIUM
+def test_it_is_for_everybody(read: Any) -> None:
+    read.evaluate(AXE.read_text(encoding="utf-8"))
+    for width, buttons in ((1440, ()), (390, ("#theme", "#language"))):
+        read.set_viewport_size({"width": width, "height": 840})
+        for button in buttons:
+            read.click(button)
+        read.wait_for_function("(zh) => document.documentElement.lang.startsWith('zh') === zh", arg=bool(buttons))
+        found = read.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
+        assert read.evaluate("document.documentElement.scrollWidth") <= width
+    printed = read.pdf(prefer_css_page_size=True, print_background=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+
+
+def test_nothing_is_fetched_and_it_is_small(written: Path) -> None:
+    text = written.read_text(encoding="utf-8")
+    assert len(text) < 1_500_000
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'")
+    assert "unsafe" not in policy[1]
+    assert set(re.findall(r"(?:src|href)=\"(?!data:|#)([^\"]*)", text)) == set()
+
+
+def test_the_page_saves_the_same_file(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("starlette", reason="the page needs the extra `web`")
+    from loadgauge.page.inputs.uploads import Uploads
+    from loadgauge.page.server.handlers import Export, export
+
+    monkeypatch.setattr(single, "values", lambda *_: {"micro_batch": (1, 2)})
+    flags = {"model": "gpt2", "gpu": "a100-sxm4-80gb", "gpus": "8", "seq-len": "1024"}
+    saved = export(Export(flags=flags, dialect="html"), Uploads())
+    assert saved["filename"].endswith(".html")
+    assert saved["text"][:200] == written.read_text(encoding="utf-8")[:200]
+
+
+def test_without_a_card_or_where_it_cannot_be_written(tmp_path: Path) -> None:
+    given = resolve_job(Job("gpt2", seq_len=1024))
+    assert "gpu" not in single.values(given, given.estimate())
+    told = typed(f"estimate gpt2 --html {tmp_path / 'none' / 'run.html'} --sweep zero=0,1")
+    assert (told.code, "leave out --sweep" in told.err) == (2, True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single, "values", lambda *_: {"micro_batch": (1,)})
+        with pytest.raises(ConfigError, match="cannot be written"):
+            single.write(given, given.estimate(), tmp_path)
