@@ -316,6 +316,10 @@ PLAIN, SFT = ("Trainer", "TrainingArguments"), ("SFTTrainer", "SFTConfig")
         # transformers 5.23: `from_pretrained` keeps the checkpoint's dtype, where TRL 1.16 loads a name in float32.
         (OWN % ("", "", *SFT), {"weights": "auto", "precision": "bf16", "recompute": "full", "loss": "tiled"}),
         ('SFTTrainer(model="gpt2", args=SFTConfig(max_length=512))\n', {"weights": "float32"}),
+        ('SFTTrainer(model="gpt2", args=SFTConfig(max_length=512))\n' + LOADS % ', dtype="bfloat16"', {"weights": "float32"}),
+        ('SFTTrainer(model="gpt2", quantization_config=BitsAndBytesConfig(load_in_4bit=True), args=SFTConfig(max_length=512))\n'
+         + LOADS % "", {"qlora": True, "base": "fp4", "model": "gpt2"}),
+        (OWN % ("", ADAPTED, "SFTTrainer", "TrainingArguments"), {"precision": "bf16-pure", "recompute": "none", "loss": "tiled"}),
         # transformers' own trainer has its own defaults, with adapters of PEFT 0.21 too.
         (OWN % (", dtype=torch.bfloat16", ADAPTED, *PLAIN), {"precision": "bf16-pure", "lora_dtype": "float32", "lora_rank": 8,
          "recompute": "none", "loss": None}),

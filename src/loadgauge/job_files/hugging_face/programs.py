@@ -154,19 +154,23 @@ class Program:
             self.values.setdefault("max_completion_length", 2048)
 
     @property
+    def named(self) -> bool:
+        """Tells whether the trainer has the model by its name, and what else the program loads is another one, or the result."""
+        return "trainer.model" in self.calls.values and self._plain(self.calls.values["trainer.model"])
+
+    @property
     def loaded(self) -> bool:
-        """Whether the program loads the model that it trains by itself, and the trainer does not by its name."""
-        trained = self.calls.values.get("trainer.model", ast.Constant(None))
-        return "model" in self.calls.calls and not self._plain(trained)
+        """Tells whether the program loads the model that it trains by itself."""
+        return "model" in self.calls.calls and not self.named
 
     @property
     def prepared(self) -> bool:
-        """Whether it makes what is not quantised float32."""
+        """Tells whether it makes what is not quantised float32."""
         return "prepare_model_for_kbit_training(" in ast.unparse(self.calls.tree)
 
     @property
     def recomputes(self) -> bool:
-        """Whether it switches recomputation on at the model (`prepare_model_for_kbit_training` of PEFT 0.21 does)."""
+        """Tells whether it switches recomputation on at the model (`prepare_model_for_kbit_training` of PEFT 0.21 does)."""
         return RECOMPUTES.search(ast.unparse(self.calls.tree)) is not None
 
     def _section(self, name: str) -> str | None:
@@ -199,7 +203,7 @@ class Program:
             node = self.calls.values[key]
             if section in ("parser", "peft") or (section == "trainer" and word in DATA):
                 continue
-            if section in ("lora", "bnb") and not self._used(section):
+            if (section in ("lora", "bnb") and not self._used(section)) or (section == "model" and self.named):
                 continue
             if word in OBJECTS and isinstance(node, ast.Call | ast.Name) and not self._plain(node):
                 continue
@@ -209,6 +213,14 @@ class Program:
             self._take(name, node)
         for name, node in _assigned(self.calls.tree):
             self._take(name, node)
+        called = {name.rpartition(".")[2] for name in self.calls.program}
+        if (
+            self.trainer
+            and "TrainingArguments" in called
+            and not any(kind_of(name) and name[-6:] == "Config" for name in called)
+        ):
+            # TRL makes its own of them, with what they have of transformers' defaults (`SFTTrainer.__init__` of 1.16).
+            self.values = {"bf16": False, "gradient_checkpointing": False} | self.values
         if self._used("lora"):
             self.values |= {"use_peft": True} | {key: usual for key, usual in USUAL.items() if key not in self.values}
         if self._used("bnb"):

@@ -133,8 +133,8 @@ def inputs_of(target: Any, named: str, inputs: str) -> Callable[..., Any]:
     path, _, name = inputs.rpartition(":")
     own = getattr(target, "__globals__", {})
     if path == named.rpartition(":")[0] and callable(own.get(name)):
-        found: Callable[..., Any] = own[name]
-        return found
+        maker: Callable[..., Any] = own[name]
+        return maker
     return function(inputs)
 
 
@@ -154,14 +154,13 @@ def expressed(text: str) -> Callable[..., Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise bad from None
     nodes = list(ast.walk(tree))
-    called = {id(one.func) for one in nodes if isinstance(one, ast.Call)}
-    named = [one for one in nodes if isinstance(one, ast.Name)]
-    calls = all(isinstance(one, ast.Name) and one.id in makers for one in nodes if id(one) in called)
+    calls = all(isinstance(one.func, ast.Name) and one.func.id in makers for one in nodes if isinstance(one, ast.Call))
     if not calls or not all(isinstance(one, _PLAIN) for one in nodes) or len(text) > LONGEST:
         raise bad
-    sizes = dict.fromkeys(one.id for one in sorted(named, key=lambda one: one.col_offset) if one.id not in words)
-    made: Callable[..., Any] = eval(f"lambda {', '.join(sizes)}: {ast.unparse(tree)}", {"__builtins__": {}, **words})
-    return made
+    named = sorted((one for one in nodes if isinstance(one, ast.Name)), key=lambda one: one.col_offset)
+    sizes = dict.fromkeys(one.id for one in named if one.id not in words)
+    maker: Callable[..., Any] = eval(f"lambda {', '.join(sizes)}: {ast.unparse(tree)}", {"__builtins__": {}, **words})
+    return maker
 
 
 _PLAIN = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.keyword, ast.BinOp,

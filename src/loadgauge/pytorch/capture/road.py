@@ -59,14 +59,12 @@ class OnDemand(Family):
     ) -> None:
         super().__init__(target, [], ())
         self.where, self.most = where, MOST
-        self.usual: int | None = None
-        """Of a script: tokens of a sequence, unless the job says how many."""
         self.rows = rows
-        self.target, self.inputs, self.tuned, self.adapted = target, inputs, tuned, tuned.adapts
+        self.target, self.tuned, self.adapted = target, tuned, tuned.adapts
         self.script = keys is None and is_script(target)
-        if self.script:
-            self.inputs = check_script(target, inputs)
-            self.usual = usual_length(self.inputs)
+        self.inputs = check_script(target, inputs) if self.script else inputs
+        self.usual = usual_length(self.inputs)
+        """Of a script: tokens of a sequence, unless the job says how many."""
         self.keys: dict[str, Any] | None = None if self.script else keys or config_keys(target)
         self.documents: dict[Regime, Document] = {}
         self.last: dict[Regime, Listing] = {}
@@ -281,13 +279,11 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
         family.document(split, sizes)
     took = "kept from before" if family.cached else f"{family.took:.0f} s"
     document, listing = family.document(regime, sizes)
-    given = document.given
-    how = f"captured from its own code, {took}{f'; {why}' if why else ''}{f'; each sequence has {given}' if given else ''}"
-    if family.script:
-        how += "".join(f"; {line}" for line in listing.assumed[:SHOWN])
-    if family.unit != "tokens":
-        how += f"; its tokens are {family.unit}"
-    return Found(spec, how)
+    given = (f"each sequence has {document.given}",) if document.given else ()
+    unit = (f"its tokens are {family.unit}",) if family.unit != "tokens" else ()
+    own = listing.assumed[:SHOWN] if family.script else ()
+    lines = ("captured from its own code, " + took, *((why,) if why else ()), *given, *own, *unit)
+    return Found(spec, "; ".join(lines))
 
 
 def _check_sizes(job: Job, family: OnDemand) -> None:
@@ -304,9 +300,7 @@ def _length(job: Job, family: OnDemand) -> int:
     """Tokens of the longest sequence of a job, as `resolve` has them."""
     if job.lengths is not None:
         return Lengths.parse(job.lengths).longest
-    longest = (family.keys or {}).get("max_position_embeddings")
-    if family.script and job.seq_len is None:
-        longest = family.usual
+    longest = family.usual if family.script else (family.keys or {}).get("max_position_embeddings")
     return job.seq_len or min(resolve.SEQ_LEN, longest if isinstance(longest, int) and longest > 0 else resolve.SEQ_LEN)
 
 

@@ -141,12 +141,8 @@ def command(
     card = None if gpu is None else find_gpu(gpu)
     job = Job(model=target, **given)
     inputs = _inputs_of_script(job, inputs, step, layers)
-    if picture and is_script(job.model):
-        raise click.UsageError("--picture: is for a MODEL; a module of one's own has the --inputs that are given")
-    if (head or audio) and is_script(job.model):
-        raise click.UsageError(
-            "--head, --audio: are for a MODEL; a module of one's own has the --inputs that are given"
-        )
+    if (named := "--picture: is" if picture else "--head, --audio: are" if head or audio else "") and is_script(target):
+        raise click.UsageError(f"{named} for a MODEL; a module of one's own has the --inputs that are given")
     asked = {"b": job.micro_batch, "s": job.seq_len}
     defaults = {name: value for name, value in (("b", 1), ("s", LENGTH)) if asked[name] is None}
     sizes = {name: value for name, value in asked.items() if value is not None} | dict(more)
@@ -205,12 +201,7 @@ def _captured(
                 decide["micro_batch"] = given.get("b", 1)
             if is_library(keys):
                 decide["library"] = library_version(keys)
-            if freeze:
-                decide["freeze"] = freeze
-            if head:
-                decide["head"] = head
-            if rows:
-                decide["rows"] = rows
+            decide |= {name: one for name, one in (("freeze", freeze), ("head", head), ("rows", rows)) if one}
             if pictures:
                 decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
             file = store.place(keys, decide | {"layers": layers})

@@ -64,8 +64,8 @@ def check_script(target: str, inputs: str) -> str:
     file = target.rpartition(":")[0]
     if not inputs:
         text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace")
-        found = [name for name in USUAL if re.search(rf"^def {name}\(", text, re.MULTILINE)]
-        inputs = f"{file}:{found[0]}" if found else ""
+        names = [name for name in USUAL if re.search(rf"^def {name}\(", text, re.MULTILINE)]
+        inputs = f"{file}:{names[0]}" if names else ""
     if not (is_script(inputs) or "(" in inputs):
         raise ConfigError(
             f"{target} needs --inputs{f', got {inputs!r}' if inputs else ''}: the tensors that the module is called with, such as"
@@ -80,10 +80,10 @@ def usual_length(inputs: str) -> int | None:
     file, _, name = inputs.rpartition(":")
     text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace") if is_script(inputs) else ""
     names = "|".join((LENGTH, *ALSO[LENGTH]))
-    found = re.search(
+    default = re.search(
         rf"^def {re.escape(name)}\([^)]*?\b(?:{names})\b(?:: *int)? *= *(\d{{1,9}})\b", text, re.MULTILINE
     )
-    return int(found[1]) if found else None
+    return int(default[1]) if default else None
 
 
 def processor_keys(target: str) -> dict[str, Any] | None:

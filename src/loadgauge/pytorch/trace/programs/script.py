@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -70,7 +71,7 @@ def _executed(file: Path) -> ModuleType:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            if not any("torchvision::" in str(cause) for cause in _causes(error)):
+            if "torchvision::" not in "".join(traceback.format_exception(error)):  # it, or what it was raised from
                 raise
             torchvision()  # its compiled part cannot be loaded here
             spec.loader.exec_module(module)
@@ -81,13 +82,6 @@ def _executed(file: Path) -> ModuleType:
     finally:
         sys.argv = arguments
     return module
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from or in, the last first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 class FunctionJob:
