@@ -238,12 +238,8 @@ def read(
             " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
             file=file,
         )
-    if (
-        chosen is None
-        and syntax == "argv"
-        and not alone
-        and (position := _started_with(text, file, variables)) is not None
-    ):
+    shell = chosen is None and syntax == "argv" and not alone
+    if shell and (position := _started_with(text, file, variables)) is not None:
         other = read(
             load(position), name, file=str(position), given=given, version=version, alone=alone, keeping=keeping, beside=beside,
             strict=strict, ignore=ignore,
@@ -251,10 +247,9 @@ def read(
         return _launched(other, Keys(Argv(text, outside=variables, file=file), file), facts_given(given or {}), beside)
     if chosen is None:
         line = Argv(text, outside=variables, file=file) if syntax == "argv" else None
-        started = unread_program(line) if line is not None else ""
-        if idle := getattr(line, "idle", ""):
-            raise Untrained("is no training job", key=idle, file=file)
-        why = started or "has no keys of a job file that is known"
+        if line is not None and line.idle:
+            raise Untrained("is no training job", key=line.idle, file=file)
+        why = (unread_program(line) if line else "") or "has no keys of a job file that is known"
         raise ConfigError(f"{why}; say whose it is with --from", file=file)
     read_as = document(text, syntax, chosen, file, variables)
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):

@@ -96,7 +96,8 @@ def _facts(chosen: Dialect | None, keys: Keys) -> dict[str, Any]:
         if {"model", "config"} & set(idea.facts) and not keys.has(*idea.keys):
             continue  # A tool's default is of its training.
         try:
-            facts |= {name: value for name, value in idea.read(keys).items() if value is not None}
+            read = idea.read(keys).items()
+            facts |= {name: getattr(value, "value", value) for name, value in read if value is not None}
         except ConfigError:
             continue
     return facts
@@ -127,7 +128,7 @@ def _model(job: Job, facts: Mapping[str, Any], keys: Keys, why: Untrained) -> tu
 
         return from_dict(facts["config"], job.model, Path(job.model).stem), "", ""
     named = {str(keys.plain(key)): key for name in MODELS for key in _named(keys.document, name)}
-    names = {job.base_model: ""} if job.base_model else named | {facts.get("model"): ""}
+    names = {job.base_model: ""} if job.base_model else {facts.get("model"): ""} | named
     failure = ConfigError(f"{why}; with --model NAME it is counted as --task generate")
     for name, key in names.items():
         if not isinstance(name, str) or not name or "$" in name:
