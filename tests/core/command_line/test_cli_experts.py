@@ -55,3 +55,12 @@ def test_multi_token_prediction_is_asked_for() -> None:
     none = typed("estimate llama-3.1-8b --mtp")
     assert none.code == 2
     assert "multi-token" in none.err
+
+
+@pytest.mark.parametrize(("flags", "ranks"), [("--tp 4", 4), ("--tp 4 --etp 1", 1), ("--tp 4 --ep 4", 1), ("", 1)])
+def test_experts_that_nobody_shares_out_are_split_as_their_layer(flags: str, ranks: int) -> None:
+    """megatron-core, model_parallel_config.py: `expert_tensor_parallel_size` is that of tensor parallelism unless it is given."""
+    found = document(
+        f"estimate mixtral-8x7b --gpu h100-sxm5-80gb --gpus 8 --framework megatron --global-batch 8 {flags}"
+    )
+    assert found["layout"]["etp"] == ranks
