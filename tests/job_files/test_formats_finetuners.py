@@ -282,6 +282,11 @@ template: llama3
 """
 NEMO_WHOLE = NEMO.partition("peft:")[0] + "distributed:" + NEMO.partition("distributed:")[2]
 SWIFT_WHOLE = SWIFT.replace("--tuner_type lora", "--tuner_type full")
+TRAINED = "train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 --bf16 --max_seq_length 512\n"
+WHOLE = (
+    'model, t = FastModel.from_pretrained("unsloth/Qwen3-0.6B", max_seq_length=512, %sfull_finetuning=True)\n'
+    "trainer = SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, "
+)
 PLUGIN = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
 LIGER = PLUGIN + "liger_rms_norm: true\nliger_glu_activation: true\n"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
@@ -304,6 +309,8 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         ("a.yaml", TUNE + "fsdp_cpu_offload: True\n", None, {"offload": "all"}),
         ("a.yaml", TUNE + "run_val_every_n_steps: 50\nbatch_size_val: 6\n", None, {"eval_batch": 6}),
         ("a.yaml", TUNE + "batch_size_val: 6\n", None, {"eval_batch": None}),
+        ("a.yaml", "# On 2:\n#   tune run --nproc_per_node 2 lora_finetune_distributed --config x\n" + TUNE, None, {"gpus": 2}),
+        ("a.yaml", "#   tune run lora_finetune_single_device --config x\n" + TUNE, None, {"gpus": 1}),
         # ms-swift
         ("a.sh", SWIFT.replace("zero2", "zero3_offload"), None, {"zero": 3, "offload": "all", "save": "full"}),
         ("a.sh", SWIFT.replace("zero2", "zero2 --optimizer muon"), None, {"optimizer": "muon"}),
@@ -365,6 +372,17 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
          {"optimizer": "paged-adamw-8bit"}),
         # Unsloth
         ("a.py", UNSLOTH, None, {"activation_offload": "checkpoints", "kbit_upcast": "none", "lora_dtype": "float32"}),
+        # Cards that are visible are evidence: deepspeed and accelerate start a process on each, a program alone uses the one.
+        ("a.sh", f"CUDA_VISIBLE_DEVICES=0,1,2,3 deepspeed {TRAINED}", None, {"gpus": 4}),
+        ("a.sh", f"export CUDA_VISIBLE_DEVICES=0,1\naccelerate launch {TRAINED}", None, {"gpus": 2}),
+        ("a.sh", f"CUDA_VISIBLE_DEVICES=0,1 accelerate launch --num_processes 1 {TRAINED}", None, {"gpus": 1}),
+        ("a.sh", f"deepspeed --include worker-0:0,2@worker-1:5 {TRAINED}", None, {"gpus": 3}),
+        ("a.sh", f"CUDA_VISIBLE_DEVICES=3 python {TRAINED}", None, {"gpus": 1}),
+        ("a.sh", f"CUDA_VISIBLE_DEVICES=0,1 python {TRAINED}", None, {"gpus": None}),
+        # Unsloth 2026.10: whole models in 16 bits, unless their dtype or `float32_mixed_precision` says otherwise.
+        ("a.py", WHOLE % "dtype=torch.float32, " + "fp16=False, bf16=False))\n", None, {"precision": "fp32"}),
+        ("a.py", WHOLE % "float32_mixed_precision=True, " + "bf16=True))\n", None, {"precision": "bf16-autocast"}),
+        ("a.py", WHOLE % "" + "bf16=True))\n", None, {"precision": "bf16"}),
         ("a.py", UNSLOTH.replace('= "unsloth"', "= True"), None, {"activation_offload": "none", "recompute": "full"}),
         ("a.py", UNSLOTH.replace('"down_proj",]', '"down_proj", "lm_head", "embed_tokens"]'), None,
          {"lora_targets": LINEAR, "modules_to_save": "embed_tokens,lm_head"}),

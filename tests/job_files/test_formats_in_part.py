@@ -199,7 +199,7 @@ def test_slime_reads_formats_by_the_checkpoint_and_stages_by_their_ends() -> Non
 def test_openrlhf_counts_models_on_gpus_of_their_own_on_the_actors() -> None:
     file = read(PPO, file="a.sh")
     assert (file.job.placement, named(file)["--train.colocate_all"]) == ("split:4+4", "saves")
-    with pytest.raises(ConfigError, match="serves a reward model"):
+    with pytest.raises(ConfigError, match="serve_rm: is no training job"):
         read("python -m openrlhf.cli.serve_rm --reward.model_name_or_path x --ds.param_dtype bf16\n", file="a.sh")
 
 
@@ -300,3 +300,54 @@ def test_the_trainers_own_length_counts_where_it_is_shorter() -> None:
     )
     found = read(text, file="a.py", given={"gpus": 1})
     assert (found.job.task, found.job.seq_len, found.uncounted) == ("dpo", 512, ())
+
+
+LOADS = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B"%s)\n'
+OWN = LOADS + "%strainer = %s(model=model, args=%s(per_device_train_batch_size=2, max_length=512))\n"
+ADAPTED = "model = get_peft_model(model, LoraConfig(r=8))\n"
+PREPARED = "model = prepare_model_for_kbit_training(model)\n" + ADAPTED
+BITS = ', quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")'
+PLAIN, SFT = ("Trainer", "TrainingArguments"), ("SFTTrainer", "SFTConfig")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        # transformers 5.23: `from_pretrained` keeps the checkpoint's dtype, where TRL 1.16 loads a name in float32.
+        (OWN % ("", "", *SFT), {"weights": "auto", "precision": "bf16", "recompute": "full", "loss": "tiled"}),
+        ('SFTTrainer(model="gpt2", args=SFTConfig(max_length=512))\n', {"weights": "float32"}),
+        ('SFTTrainer(model="gpt2", args=SFTConfig(max_length=512))\n' + LOADS % ', dtype="bfloat16"', {"weights": "float32"}),
+        ('SFTTrainer(model="gpt2", quantization_config=BitsAndBytesConfig(load_in_4bit=True), args=SFTConfig(max_length=512))\n'
+         + LOADS % "", {"qlora": True, "base": "fp4", "model": "gpt2"}),
+        (OWN % ("", ADAPTED, "SFTTrainer", "TrainingArguments"), {"precision": "bf16-pure", "recompute": "none", "loss": "tiled"}),
+        # transformers' own trainer has its own defaults, with adapters of PEFT 0.21 too.
+        (OWN % (", dtype=torch.bfloat16", ADAPTED, *PLAIN), {"precision": "bf16-pure", "lora_dtype": "float32", "lora_rank": 8,
+         "recompute": "none", "loss": None}),
+        (OWN % (BITS, ADAPTED, *PLAIN), {"qlora": True, "kbit_upcast": "none", "lora_dtype": None, "recompute": "none"}),
+        (OWN % (BITS, PREPARED, *PLAIN), {"kbit_upcast": "all", "recompute": "full"}),
+        (OWN % (BITS, PREPARED.replace("(model)", "(model, use_gradient_checkpointing=False)"), *PLAIN), {"recompute": "none"}),
+    ],
+)  # fmt: skip
+def test_a_program_has_the_defaults_of_its_own_trainer(text: str, wanted: dict[str, object]) -> None:
+    job = read(text, file="a.py", given={"gpus": 1}).job
+    assert {key: getattr(job, key) for key in wanted} == wanted
+
+
+COMMON = "--model_name_or_path gpt2 --dataset_name x --per_device_train_batch_size 2 --output_dir x"
+
+
+@pytest.mark.parametrize(
+    ("start", "more", "wanted"),
+    [
+        ("torchrun transformers/examples/pytorch/language-modeling/run_clm.py", "--block_size 512", "transformers"),
+        ("accelerate launch run_clm_no_trainer.py", "--block_size 512", "transformers"),
+        ("deepspeed run_glue.py", "--max_seq_length 128", "transformers"),
+        ("python train.py", "--max_seq_length 128", "transformers"),
+        ("python trl/scripts/sft.py", "", "trl"),
+        ("python train.py", "--use_peft --lora_r 8", "trl"),
+    ],
+)
+def test_a_script_that_is_not_trls_has_none_of_its_defaults(start: str, more: str, wanted: str) -> None:
+    found = read(f"{start} {COMMON} {more}\n", file="a.sh", given={"gpus": 1})
+    assert found.dialect == wanted
+    assert (found.job.recompute, found.job.loss) == (("none", None) if wanted == "transformers" else ("full", "tiled"))

@@ -5,6 +5,7 @@ What is expected is worked out from the tools' own argument classes: ms-swift 4.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,9 @@ def test_a_generation_of_all_gpus() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "swift infer --model x",
-        "swift export --model x",
-        "megatron export --model x",
+        "swift infer --adapters x",
+        "swift export --model $MODEL",
+        "megatron export --mcore_model x",
         "llamafactory-cli chat --template x",
     ],
 )
@@ -170,6 +171,42 @@ def test_a_command_that_trains_nothing(command: str, tmp_path: Path) -> None:
     found = typed(f"estimate {place}")
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert "is no training job" in found.err
+
+
+SMALL = "Qwen/Qwen2.5-0.5B"
+BYTES = 988_065_536
+"""Of its 494,032,768 parameters; of 49 norms of 896 each rank of two has its own."""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "layout", "weights"),
+    [
+        ("a.sh", f"swift infer --model {SMALL} --max_new_tokens 100 --max_batch_size 4\n",
+         {"context": 1124, "batch": 4}, BYTES),
+        ("a.sh", f"swift infer --model {SMALL} --load_in_4bit true\n", {"weight_format": "nf4"}, None),
+        ("a.sh", f"NPROC_PER_NODE=4 megatron export --model {SMALL} --tensor_model_parallel_size 2\n",
+         {"tp": 2, "gpus": 4, "replicas": 2, "context": 2}, BYTES // 2 + 49 * 896),
+        ("a.sh", f"python src/merge_lora_weights.py --model-path out/lora --model-base {SMALL}\n", {"context": 2}, BYTES),
+        ("a.sh", f"python -m verl.trainer.main_generation_server trainer.nnodes=1 actor_rollout_ref.model.path={SMALL}"
+         " actor_rollout_ref.rollout.prompt_length=512 actor_rollout_ref.rollout.response_length=1024\n",
+         {"context": 1536, "answer": 1024}, None),
+        ("a.yaml", f"model_name_or_path: {SMALL}\nstage: sft\ndo_predict: true\nfinetuning_type: lora\ncutoff_len: 2048\n"
+         "per_device_eval_batch_size: 8\n", {"context": 2048, "batch": 8}, None),
+        ("a.toml", f"[deployment]\ntype = 'disaggregated'\nprefill_nodes_per_replica = 1\n[vllm]\nmodel = '{SMALL}'\n",
+         {"batch": 1}, None),
+    ],
+)  # fmt: skip
+def test_a_file_that_trains_nothing_is_a_request(
+    name: str, text: str, layout: dict[str, Any], weights: int | None, tmp_path: Path
+) -> None:
+    place = tmp_path / name
+    place.write_text(text)
+    found = json.loads(typed(f"estimate {place} --json").out)
+    assert found["task"] == "generate"
+    assert {key: found["layout"][key] for key in layout} == layout
+    assert weights is None or found["memory"]["parts"]["weights"] == weights
+    said = {*layout, "model"}
+    assert all(one["effect"] in ("none", "either") and one["key"] not in said for one in found["unread"])
 
 
 V1 = """model: Qwen/Qwen3-4B

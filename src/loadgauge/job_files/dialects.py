@@ -76,6 +76,16 @@ STARTED = {
 SCRIPT = re.compile(r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:_\w+)?\.py\b")
 """Scripts with transformers' arguments that start one of TRL's trainers."""
 
+EXAMPLE = re.compile(
+    r"\brun_(?:clm|fim|mlm|plm|glue|xnli|classification|ner|(?:seq2seq_)?qa\w*|summarization|translation|swag)\w*\.py\b"
+)
+"""Scripts of transformers' own examples, whatever their options are like."""
+ANYBODYS = frozenset(
+    {"dataset_name", "max_seq_length", "max_length", "label_smoothing", "max_new_tokens", "repetition_penalty"}
+)
+TRLS = re.compile(r"(?i)sft|\btrl\b")
+"""Options of TRL's that any script may have, and names of scripts that are TRL's."""
+
 
 @cache
 def _marks() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
@@ -96,8 +106,11 @@ def dialect(name: str) -> Dialect:
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:
         raise ConfigError(f"unknown dialect {name!r} (known: {', '.join(FILES)}){suggest(wanted, FILES)}")
-    module = import_module(f"loadgauge.job_files.{FILES[wanted]}")
-    chosen: Dialect = getattr(module, CONSTANTS.get(wanted, wanted.upper().replace("-", "_")))
+    return _constant(wanted, CONSTANTS.get(wanted, wanted.upper().replace("-", "_")))
+
+
+def _constant(name: str, constant: str) -> Dialect:
+    chosen: Dialect = getattr(import_module(f"loadgauge.job_files.{FILES[name]}"), constant)
     return chosen
 
 
@@ -136,4 +149,11 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
         # A file that says little of its own, over one of NeMo-RL's.
         over = document.syntax == "yaml" and re.search(r"\.ya?ml\b", str(document.get("defaults")))
         return dialect("nemo-rl") if over else None
+    of_trl = document.syntax != "argv" or present & marks["trl"][1] - ANYBODYS - marks["transformers"][1]
+    if (best == "trl" and not of_trl and not TRLS.search(program)) or (
+        best in ("trl", "lmflow") and EXAMPLE.search(program)
+    ):
+        best = "transformers"
+    if best == "trl" and getattr(document, "trainer", None) == "":
+        return _constant("transformers", "TRAINED")
     return dialect("trl" if best == "transformers" and SCRIPT.search(program) else best)

@@ -7,6 +7,7 @@ NAMES = {
     "dialect": "loadgauge.job_files.dialects:dialect",
     "from_job_file": "loadgauge.job_files.job_file:from_job_file",
     "is_job_file": "loadgauge.job_files.job_file:is_job_file",
+    "served": "loadgauge.job_files.commands.served:served",
     "update_alone": "loadgauge.job_files.job_file:update_alone",
     "export_plan": "loadgauge.job_files.commands.export_text:export_plan",
     "JobFile": "loadgauge.job_files.exchange:JobFile",

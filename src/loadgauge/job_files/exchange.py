@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, Untrained
 from loadgauge.core.base.files import read_text
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
@@ -23,6 +23,7 @@ from loadgauge.job_files.ideas.facts import (
     SPLITS,
     Extra,
     Fact,
+    announced,
     describe,
     enough_gpus,
     facts_given,
@@ -112,7 +113,7 @@ def largest(file: str) -> int:
     return LARGEST_NOTEBOOK if file.lower().endswith(".ipynb") else LARGEST_FILE
 
 
-def _syntax(text: str, file: str) -> str:
+def syntax_of(text: str, file: str) -> str:
     suffix = Path(file).suffix.lower()
     if suffix in SYNTAXES:
         return SYNTAXES[suffix]
@@ -187,7 +188,7 @@ def recognise_text(
 
 def named_documents(text: str, file: str = "") -> list[str]:
     """The DeepSpeed configurations that a job file names; empty where no dialect knows the file."""
-    syntax = _syntax(text, file)
+    syntax = syntax_of(text, file)
     chosen = recognise_text(text, syntax, file)
     if chosen is None:
         return []
@@ -229,7 +230,7 @@ def read(
     >>> file.dialect, file.job.zero, file.job.gpus, file.unread
     ('deepspeed', 3, 8, ('gradient_clipping',))
     """
-    syntax = _syntax(text, file)
+    syntax = syntax_of(text, file)
     chosen = recognise_text(text, syntax, file, variables) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(
@@ -249,9 +250,12 @@ def read(
         )  # fmt: skip
         return _launched(other, Keys(Argv(text, outside=variables, file=file), file), facts_given(given or {}), beside)
     if chosen is None:
-        started = unread_program(Argv(text, outside=variables, file=file)) if syntax == "argv" else ""
+        line = Argv(text, outside=variables, file=file) if syntax == "argv" else None
+        started = unread_program(line) if line is not None else ""
+        if idle := getattr(line, "idle", ""):
+            raise Untrained("is no training job", key=idle, file=file)
         why = started or "has no keys of a job file that is known"
-        raise ConfigError(why if started.startswith("is no") else f"{why}; say whose it is with --from", file=file)
+        raise ConfigError(f"{why}; say whose it is with --from", file=file)
     read_as = document(text, syntax, chosen, file, variables)
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
@@ -264,9 +268,8 @@ def read(
         release, key = older
         keys.version = release
         number = ".".join(map(str, release))
-        keys.remarks[
-            f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
-        ] = None
+        why = f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
+        keys.remarks[why] = None
     listed = facts_given(given or {})
     reading = _read_alone(chosen, keys, frozenset(listed), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
@@ -282,14 +285,19 @@ def read(
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks
+    if syntax in ("yaml", "toml") and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
+        for name, fact in announced(text).items():
+            facts[name], remarks = (
+                fact,
+                (*remarks, f"its {fact.value} GPUs are those of the command in its first lines"),
+            )
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
         facts, fewer = enough_gpus(facts)
         remarks = (*remarks, fewer) if fewer else remarks
     job, extra = solve(_with(facts, listed), file)
-    used = chosen.newest if release is None else ".".join(map(str, release))
     return msgspec.structs.replace(
         reading,
-        version=used,
+        version=chosen.newest if release is None else ".".join(map(str, release)),
         job=job,
         extra=extra,
         facts=facts,
@@ -500,7 +508,7 @@ def write(
     torchrun --nproc-per-node 8 --nnodes 2 x.py --tensor-model-parallel-size 8 --bf16  # mine
     """
     chosen = dialect_of(name)
-    kind = syntax or (chosen.syntaxes[0] if template is None else _syntax(template, file))
+    kind = syntax or (chosen.syntaxes[0] if template is None else syntax_of(template, file))
     if kind not in chosen.syntaxes:
         raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
     target = document(chosen.begun(kind, job.task) if template is None else template, kind, chosen, file)

@@ -156,18 +156,18 @@ def _added(old: str, new: str) -> list[str]:
     ['--pp 4']
     """
     try:
-        roots = [yaml_document(text).root for text in (old, new)]
+        before, after = (yaml_document(text).root for text in (old, new))
     except Error:
-        before, after = ([piece.strip().rstrip(",\\") for piece in PIECES.split(text)] for text in (old, new))
-        return [piece for piece in after if piece not in before and piece.strip("{}[]")]
-    return [f"{key}: {_on_a_line(value)}" for key, value in _changed(*roots).items()]
+        was, now = ([piece.strip().rstrip(",\\") for piece in PIECES.split(text)] for text in (old, new))
+        return [piece for piece in now if piece not in was and piece.strip("{}[]")]
+    return [f"{key}: {_on_a_line(value)}" for key, value in _changed(before, after).items()]
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """The mapping of the second alone that the first has not, or otherwise; what one has as a mapping is compared inside."""
     own = {key: (old.get(key), value) for key, value in new.items() if key not in old or old[key] != value}
     both = {key: isinstance(was, dict) and isinstance(value, dict) for key, (was, value) in own.items()}
-    return {key: _changed(was, value) if both[key] else value for key, (was, value) in own.items()}
+    return {key: _changed(was or {}, value) if both[key] else value for key, (was, value) in own.items()}
 
 
 def _on_a_line(value: Any) -> str:
@@ -180,8 +180,4 @@ def _on_a_line(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {_on_a_line(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_on_a_line, value))}]"
-    return (
-        {True: "true", False: "false", None: "null"}.get(value, value)
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -43,14 +43,14 @@ CARDS = (
 BESIDE = 4
 SHOWN = ("treemap", "lanes")
 LEFT_OUT = ("model", "training", "flops", "network", "basis", "assumed", "not_counted", "gpu_hours")
-"""What is the same in all cells, or not drawn."""
+"""Keys that are the same in all cells, or not drawn."""
 IMPORT = re.compile(r'^import \{ (.*?) \} from "\./([\w-]+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))", re.MULTILINE)
 
 
-def write(given: Setup, result: Estimate, file: Path) -> int:
+def write(setup: Setup, result: Estimate, file: Path) -> int:
     """Write the file of an estimate and return how many answers it has. Raises `ConfigError` where it cannot be written."""
-    text, count = page(given, result)
+    text, count = page(setup, result)
     try:
         file.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
@@ -59,14 +59,14 @@ def write(given: Setup, result: Estimate, file: Path) -> int:
 
 
 def page(
-    given: Setup, result: Estimate, job: Job | None = None, read: Callable[[Job], Setup] = resolve_job
+    setup: Setup, result: Estimate, job: Job | None = None, read: Callable[[Job], Setup] = resolve_job
 ) -> tuple[str, int]:
     """Return the file's text, and how many answers it has. job: with the names that a reader knows; read: resolves another"""
-    axes = values(given, result)
+    axes = values(setup, result)
     here = {name: value[0] for name, value in axes.items()}
-    cells = {place: cell(one, read) for place, one in table(given.job, axes, result.layout.dp > 1)}
+    cells = {key: cell(one, read) for key, one in table(setup.job, axes, result.layout.dp > 1)}
     clear()
-    job = given.job if job is None else job
+    job = setup.job if job is None else job
     if names_file(job.model) and not is_script(job.model):
         job = job.replace(model=plain_name(job.model))  # not where it lies on this machine
     words = {name.replace("_", "-"): value for name, value in msgspec.to_builtins(job).items() if value is not None}
@@ -75,10 +75,10 @@ def page(
         "command": job.command(),
         "axes": {_flag(name): [str(one) for one in sorted(value, key=_order)] for name, value in axes.items()},
         "here": {_flag(name): str(value) for name, value in here.items()},
-        "own": told(given, result, SHOWN),
+        "own": told(setup, result, SHOWN),
         "cells": cells,
         "count": len(cells) + 1,
-        "explained": dict(explanations(given, result)),
+        "explained": dict(explanations(setup, result)),
         "messages": {
             name: msgspec.json.decode((STATIC / f"messages/{name}.json").read_bytes())
             for name in ("en", "zh", "errors.zh")
@@ -101,7 +101,7 @@ def _order(value: Any) -> Any:
     return known.index(value) if value in known else len(known)
 
 
-def values(given: Setup, result: Estimate) -> dict[str, tuple[Any, ...]]:
+def values(setup: Setup, result: Estimate) -> dict[str, tuple[Any, ...]]:
     """The values of each flag that a slider moves, the run's own first: fewer where a pipeline makes an answer dear."""
     layout, dear = result.layout, result.layout.pp > 1
     own = str(layout.recompute)
@@ -112,54 +112,53 @@ def values(given: Setup, result: Estimate) -> dict[str, tuple[Any, ...]]:
     if layout.dp > 1:
         axes["zero"] = tuple(dict.fromkeys((layout.zero, 1) if dear else (layout.zero, 0, 1, 2, 3)))
     axes["recompute"] = tuple(dict.fromkeys((own, "none", "selective", "full")))
-    if given.gpu is not None and given.job.memory is None:
-        size = given.gpu.capacity
-        others = [name for name in CARDS if name != given.gpu.id]
+    if setup.gpu is not None and setup.job.memory is None:
+        size = setup.gpu.capacity
+        others = [name for name in CARDS if name != setup.gpu.id]
         at = sum(gpu_of(name).capacity < size for name in others)
         count = BESIDE // 2 if dear else BESIDE
         first = max(0, min(at - count // 2, len(others) - count))
-        axes["gpu"] = (given.gpu.id, *others[first : first + count])
+        axes["gpu"] = (setup.gpu.id, *others[first : first + count])
     return axes
 
 
 def _doubled(own: int, count: int) -> tuple[int, ...]:
     """So many values, each twice the one before, with the run's own first.
 
-    >>> _doubled(4096, 4), _doubled(3, 3)
-    ((4096, 2048, 8192, 16384), (3, 6, 12))
+    >>> _doubled(4096, 4), _doubled(3, 3), _doubled(8, 2)
+    ((4096, 2048, 8192, 16384), (3, 6, 12), (8, 16))
     """
-    less = 1 if count < 5 else 2
-    down = [own >> n for n in range(1, less + 1) if own % (1 << n) == 0]
+    down = [own >> n for n in range(1, (count + 1) // 2) if own % (1 << n) == 0]
     return (own, *down, *(own << n for n in range(1, count - len(down))))
 
 
 def table(job: Job, axes: dict[str, tuple[Any, ...]], several: bool) -> Iterator[tuple[str, Job]]:
-    """Yield the job of each place but the run's own, by the values of its flags; of another card those with few more changes.
+    """Yield the job of each spot but the run's own, by the values of its flags; of another card those with few more changes.
 
-    several: whether ranks share the states, so that there are many more places
+    several: whether ranks share the states, so that there are many more spots
 
     >>> dict(table(Job("gpt2"), {"micro_batch": (1, 2), "gpu": ("t4",)}, False))
     {'2 t4': Job(model='gpt2', micro_batch=2)}
     """
     here, most = {name: value[0] for name, value in axes.items()}, 2 if several else 3
-    places = [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
-    kept = [(place, {name: value for name, value in place.items() if value != here[name]}) for place in places]
-    kept = [(place, changed) for place, changed in kept if changed and ("gpu" not in changed or len(changed) <= most)]
-    for number, (place, changed) in enumerate(kept):
+    spots = [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
+    kept = [(spot, {name: value for name, value in spot.items() if value != here[name]}) for spot in spots]
+    kept = [(spot, changed) for spot, changed in kept if changed and ("gpu" not in changed or len(changed) <= most)]
+    for number, (spot, changed) in enumerate(kept):
         if number % 16 == 0:
             say(f"{number:,} of {len(kept):,} answers of the file's table")
-        yield " ".join(map(str, place.values())), job.replace(**changed)
+        yield " ".join(map(str, spot.values())), job.replace(**changed)
 
 
 def cell(job: Job, read: Callable[[Job], Setup]) -> Any:
-    """What differs from the run's own answer at another place of the table: rounded figures, or why there is none."""
+    """Return what differs from the run's own answer at another spot of the table: rounded figures, or why there is none."""
     try:
-        given = read(job)
-        found = told(given, given.estimate(), SHOWN)
+        setup = read(job)
+        answer = told(setup, setup.estimate(), SHOWN)
     except Error as error:
         return {"error": " ".join(str(error).split())}
-    figures = {name: value for name, value in found["estimate"].items() if name not in LEFT_OUT}
-    return rounded({**found, "estimate": figures})
+    figures = {name: value for name, value in answer["estimate"].items() if name not in LEFT_OUT}
+    return rounded({**answer, "estimate": figures})
 
 
 def rounded(value: Any) -> Any:
@@ -176,7 +175,7 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if large else value
 
 
-def explanations(given: Setup, result: Estimate) -> Iterator[tuple[str, Any]]:
+def explanations(setup: Setup, result: Estimate) -> Iterator[tuple[str, Any]]:
     """Yield what a block of the treemap or a figure consists of, by its id: what the page's drawer shows."""
 
     def blocks(nodes: list[Any]) -> Iterator[str]:
@@ -191,7 +190,7 @@ def explanations(given: Setup, result: Estimate) -> Iterator[tuple[str, Any]]:
     lanes = [f"lane/{lane['lane']}" for lane in PANELS["lanes"](result) or ()]
     for id in ("fit", "step", "rate", "mfu", "days", "cost", *lanes):
         try:
-            yield id, reason(given, result, id)
+            yield id, reason(setup, result, id)
         except ConfigError:
             continue
 

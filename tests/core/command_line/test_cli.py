@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,18 @@ def test_help_names_every_command() -> None:
     assert all(name in found.out for name in COMMANDS)
     for name in COMMANDS:
         assert typed(f"{name} --help").code == 0
+
+
+def test_the_timeline_is_the_step(tmp_path: Path) -> None:
+    line = "estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 16 --tp 2 --pp 4 --global-batch 16 --seq-len 2048"
+    found = document(f"{line} --timeline {tmp_path / 'step.json'}")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    work = [event for event in events if event["ph"] == "X" and event["pid"] < 4]
+    assert len(work) == 4 * 8 * 2
+    for stage in range(4):  # a stage does one thing at a time, and each backward after its forward
+        own = sorted((event for event in work if event["pid"] == stage), key=lambda event: event["ts"])
+        assert all(one["ts"] + one["dur"] <= other["ts"] + 1e-6 for one, other in pairwise(own))
+        begins = {event["name"]: event["ts"] for event in own}
+        assert all(begins[f"backward {number}"] > begins[f"forward {number}"] for number in range(8))
+    parts = [event for event in events if event["ph"] == "X" and event["pid"] == 4 and "hidden" not in event["name"]]
+    assert sum(event["dur"] for event in parts) / 1e6 == pytest.approx(found["time"]["step"])

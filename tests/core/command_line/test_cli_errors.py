@@ -84,6 +84,7 @@ def refused(line: str | list[str], *words: str) -> None:
         ("estimate gpt2 extra", "extra"),
         ("equation", "model-params"),
         ("equation volume", "volume"),
+        ("equation zero", "did you mean states?"),
         ("equation params --attention flash", "--attention"),
         ("equation activations --tp many", "many"),
         ("equation activations --layer nosuchmodel", "nosuchmodel"),

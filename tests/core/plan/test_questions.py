@@ -1,12 +1,15 @@
-"""Questions the other way round have the answers that a plain loop over single estimates gives."""
+"""Questions the other way round have the answers that a plain loop over single estimates gives; users' questions have answers."""
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from command_line import typed
 from loadgauge import NothingFits, cluster, gpu, model, training
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import Lengths
@@ -18,6 +21,13 @@ from loadgauge.core.plan.reopen import reopen
 from loadgauge.core.plan.search import Case, search
 from loadgauge.core.plan.space.axis_values import space_for
 from spaces import case, ends, every_layout
+
+ROOT = Path(__file__).parents[3]
+SPEC = importlib.util.spec_from_file_location("docs_asked", ROOT / "docs" / "asked.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+ASKED = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(ASKED)
 
 FEW: dict[str, Any] = {"pp": (1,), "cp": (1,), "schedule": ("1f1b",), "vpp": (1,), "replicas": (1,)}
 TWO_NODES = case("llama-3.1-8b", 16, 16, tp=(1, 8), zero=(1, 3), **FEW)
@@ -229,3 +239,25 @@ def test_what_does_not_fit_says_so() -> None:
     for question in (questions.largest_sequence, questions.largest_micro_batch, questions.fewest_gpus):
         with pytest.raises(NothingFits):
             question(given)
+
+
+# -- questions that users asked ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one", ASKED.questions(), ids=lambda one: f"{one.source} {one.text}"[:60])
+def test_a_users_question_is_answered(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer has what a right answer has; one that is still open has not, or is marked no longer."""
+    if one.command.startswith(("saved ", "trace ", "capture ")):
+        pytest.importorskip("torch", reason="is answered with PyTorch")
+    monkeypatch.chdir(ROOT)
+    found = typed(one.command)
+    lacks = one.lacks(" ".join(found.out.split()) if found.code in (0, 1) else "")
+    assert bool(lacks) == one.open, (lacks, found.err)
+    assert "this is a defect" not in found.err
+
+
+def test_most_questions_are_answered_and_the_page_says_how_many() -> None:
+    listed = ASKED.questions()
+    assert len({(one.source, one.text) for one in listed}) == len(listed) > 90
+    assert sum(not one.open for one in listed) >= 0.8 * len(listed)
+    assert (ROOT / "docs" / "asked.md").read_text(encoding="utf-8") == ASKED.page(), "run python docs/asked.py"

@@ -162,7 +162,7 @@ def test_only_larger_buckets_make_a_step_with_more_gpus_faster() -> None:
     # many, each of which waits for the latency of its all-reduce.
     def run(dp: int, framework: str) -> Time:
         given = Job(
-            model="ernie-4.5-300b-a47b", framework=framework, gpu="h100-sxm5-80gb", gpus=24 * dp, tp=8, pp=3, zero=0,
+            model="ernie-4.5-300b-a47b", framework=framework, gpu="h100-sxm5-80gb", gpus=24 * dp, tp=8, pp=3, etp=1, zero=0,
             micro_batch=1, global_batch=3 * dp, seq_len=4096, sequence_parallel=True, overlap="none",
         )  # fmt: skip
         return time_of(given)

@@ -137,9 +137,10 @@ def test_what_of_a_result_is_trained() -> None:
         ({"a": one, "b": two}, 2.5, "the sum of a, b"),
         ((one, two), 2.5, "the sum of 0, 1"),
         ({"a": one, "accuracy": accuracy, "b": two}, 2.5, "the sum of a, b"),
-        ({"a": two, "loss": one}, 2.0, "what the result has at 'loss'"),
-        ({"logits": logits, "loss": one}, 2.0, "what the result has at 'loss'"),
-        ((logits, two), 1.0, "the mean of the first of 2 tensors that it returns"),
+        ({"a": two, "loss": one}, 2.0, "what the result has at loss"),
+        ({"logits": logits, "loss": one}, 2.0, "what the result has at loss"),
+        ((logits, two), 0.5, "what the result has at 1"),  # nanoGPT's
+        ((logits, logits, accuracy), 1.0, "the mean of the first of 3 tensors that it returns"),
         ({"a": one}, 2.0, ""),
     ]
     for result, value, words in cases:

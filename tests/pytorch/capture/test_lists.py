@@ -215,8 +215,6 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
     assert found.params == 50 * 32 + 4 * (2 * 32 + 2 * 32 * 96 + 96 + 32) + 33 * 50
     with pytest.raises(ConfigError, match="has the dtype that its function gives it"):
         loadgauge.estimate(f"{script}:model", precision="bf16-pure", **given)
-    with pytest.raises(ConfigError, match="needs --inputs"):
-        loadgauge.estimate(f"{script}:model", seq_len=8)
     script.write_text(script.read_text() + "def rows(b):\n    return torch.zeros(b, 7, dtype=torch.long)\n")
     rows = {"inputs": f"{script}:rows", "framework": "huggingface", "micro_batch": 4}
     assert loadgauge.estimate(f"{script}:model", optimizer="sgd", **rows).layout.seq_len == 1

@@ -43,6 +43,10 @@ class ConfigError(Error, ValueError):
         super().__init__(": ".join(part for part in (file, key, message) if part))
 
 
+class Untrained(ConfigError):
+    """A job file that trains nothing: what it starts runs a model forward, or only loads it."""
+
+
 class LayoutError(Error, ValueError):
     """A layout that cannot exist: `dimension` of `size` leaves `remainder` over `ranks`."""
 

@@ -104,12 +104,17 @@ _APPLY = {
 """The flags that change each quantity."""
 
 
+MEANT = dict.fromkeys(("zero", "fsdp", "ddp", "optimizer", "gradients"), "states") | {"flops": "training-flops"}
+"""Words that people type, and the quantity that has them."""
+
+
 def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
     """Return what the user gave, as arguments of `equations`; a flag that does not apply is an error."""
     known = (*QUANTITIES, *FORMS)
     if quantity not in known:
         wrong = f"unknown quantity {quantity!r}" if quantity else "name a quantity"
-        raise ConfigError(f"{wrong} (known: {', '.join(known)}){suggest(quantity, known)}")
+        meant = f"; did you mean {MEANT[quantity]}?" if quantity in MEANT else suggest(quantity, known)
+        raise ConfigError(f"{wrong} (known: {', '.join(known)}){meant}")
     given = {name: value for name, value in flags.items() if value is not None and value is not False}
     for name in given:
         if name not in _APPLY.get(quantity, frozenset()):

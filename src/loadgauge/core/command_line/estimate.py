@@ -8,7 +8,8 @@ import click
 import msgspec
 
 from loadgauge.core.answers.why.of_estimate import TOPICS
-from loadgauge.core.base.errors import NO, YES, ConfigError, Error
+from loadgauge.core.base.errors import NO, YES, ConfigError, Error, Untrained
+from loadgauge.core.base.files import write_text
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import share
 from loadgauge.core.base.verdict import exit_code
@@ -31,7 +32,7 @@ from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate, When
 from loadgauge.core.estimate.tables import TABLES, TableName
-from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.core.resolve.resolve import names_job_file, resolve_job
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
@@ -91,6 +92,12 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     help="Write the estimate as one page that opens anywhere, with formulas and with sliders over a table of its neighbours.",
 )
 @click.option(
+    "--timeline",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the step's schedule, every piece of work of every stage, as a trace for Perfetto or chrome://tracing.",
+)
+@click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
 def command(
@@ -107,6 +114,7 @@ def command(
     as_csv: bool,
     file: str | None,
     page: str | None,
+    timeline: str | None,
     figure: str,
     task: str | None,
     mfu: str | None,
@@ -144,8 +152,12 @@ def command(
                 raise ConfigError("is of --task train", key=name)
             flags["measured"] = f"{name}={share(value, name)}"
     of_inference = {name: flags.pop(name) for name in inference_fields()}
-    if task is None:
-        task = after.task_of_file(Job(model=model, **flags))
+    reader = None
+    if task is None or (task == "generate" and names_job_file(model)):
+        try:
+            task = after.task_of_file(Job(model=model, **flags)) or task
+        except Untrained as error:
+            task, reader = "generate", error
     if task not in (None, "train"):
         assert task is not None
         others = {
@@ -154,6 +166,7 @@ def command(
             "--explain": part,
             "--plot": file,
             "--html": page,
+            "--timeline": timeline,
             "--counter": counter,
             "--csv": as_csv,
             "--at": at,
@@ -166,7 +179,9 @@ def command(
             job = Job(model=model, task=task, **flags)
             return after.answer(job, others, part, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
         asked = Job(model=model, **flags)
-        return _infer(asked, task, of_inference, others, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
+        return _infer(
+            asked, reader, task, of_inference, others, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief)
+        )
     _not_of(of_inference, "generate or forward")
     there = "there is no --explain" if part is None else f"{part} is of the whole step"
     for wrong, text, key in (
@@ -184,6 +199,7 @@ def command(
         ),
         (sweeps and figure != "all", "is of one estimate; a sweep has one figure", "figure"),
         (sweeps and table, "is of one estimate; leave out --sweep", "table"),
+        (sweeps and timeline, "is of one estimate; leave out --sweep", "timeline"),
         (sweeps and page, "has a table of its own; leave out --sweep", "html"),
         (output and not sweeps, "goes with --sweep", "output"),
     ):
@@ -204,6 +220,10 @@ def command(
         from pathlib import Path
 
         need("FIGURES").plot(given, result, Path(file), figure)
+    if timeline is not None:
+        from loadgauge.core.answers.figures.chrome_trace import chrome_trace
+
+        write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
     if page is not None:
         from pathlib import Path
 
@@ -248,19 +268,40 @@ def _not_of(given: dict[str, Any], tasks: str) -> None:
 
 
 def _infer(
-    job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool, allow_tight: bool, brief: bool
+    job: Job,
+    why: Untrained | None,
+    task: str,
+    given: dict[str, Any],
+    others: dict[str, Any],
+    *,
+    as_json: bool,
+    allow_tight: bool,
+    brief: bool,
 ) -> int:
-    """Estimates a forward pass or generation and prints it. others: answers that only training has, by their flags"""
+    """Estimates a forward pass or generation and prints it.
+
+    why: a job file in place of a model trains nothing; others: answers that only training has, by their flags
+    """
     from loadgauge.core.resolve.inference import resolve_inference
 
     for flag, value in others.items():
         if value:
             raise ConfigError(f"{flag} is of training; --task {task} has one answer, also as --json")
-    answer, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
+    unread: dict[str, Any] = {}
+    if why is None:
+        answer, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
+    else:
+        read = need("DIALECTS").served(job, why)
+        merged = read.given | {name: value for name, value in given.items() if value is not None}
+        answer, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
+        assumed |= read.assumed
+        unread = {"unread": read.unread}
+        if not as_json and read.unread:
+            assumed["keys that are not read"] = ", ".join(one["key"] for one in read.unread)
     if as_json:
         from loadgauge.core.text.table import document
 
-        document(answer.to_dict() | {"assumed": assumed})
+        document(answer.to_dict() | {"assumed": assumed} | unread)
     elif brief:
         from loadgauge.core.text.inference import brief as print_brief
 

@@ -12,7 +12,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.inference import WEIGHT_FORMATS, Inference, Task
 from loadgauge.core.estimate.states.parameters import parameters
-from loadgauge.core.families.catalogue import find
+from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed
 from loadgauge.core.resolve.resolve import bandwidth, named_card
 from loadgauge.core.serving.passes import AXES_OF
@@ -26,9 +26,10 @@ CONTEXT = 4096
 
 
 def resolve_inference(
-    job: Job, task: Task, given: dict[str, Any], *, whole: bool = True
+    job: Job, task: Task, given: dict[str, Any], *, whole: bool = True, model: ModelSpec | None = None
 ) -> tuple[Answer, dict[str, str]]:
     """Return the answer, and what was assumed. given: fields of `Inference` that are flags, None where not given; whole: as `infer`
+    model: where it is read already
 
     Raises `ConfigError` for a flag that is of training, and as `infer`.
 
@@ -47,7 +48,7 @@ def resolve_inference(
             if given.get(name) is not None:
                 raise ConfigError("goes with --task generate", key=name)
     card, assumed = named_card(job)
-    found = find(job.model, allowed(job.hub))
+    found = find(job.model, allowed(job.hub)) if model is None else Found(model, "")
     if found.how:
         assumed["model"] = f"{found.spec.name} ({found.how})"
     stored = given.get("weight_format")

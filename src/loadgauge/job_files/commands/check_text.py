@@ -26,7 +26,11 @@ def report_facts(file: JobFile) -> None:
     target, tool = console(), f"{file.dialect} {file.version}".strip()
     target.print(f"{file.file} is read as {tool}")
     rows = [
-        [name, str(fact.value)[:80], f"default of {tool}" if fact.default else fact.key]
+        [
+            name,
+            str(fact.value)[:80],
+            f"default of {tool}" if fact.default and not fact.key.startswith("#") else fact.key,
+        ]
         for name, fact in file.facts.items()
     ]
     counted = {item.key: "is not counted, and in the range" for item in file.uncounted}

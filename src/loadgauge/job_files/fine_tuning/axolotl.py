@@ -104,11 +104,9 @@ def _checkpointing() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
-        if word not in ("none", "full"):
-            return {}
         where = facts.get("activation_offload") or "none"
         instead = where == "all" and bool(facts.get("lora_rank")) and keys.since(0, 18)
-        if instead and word == "full":
+        if word != "none" and (word != "full" or instead):
             return {}
         present = [name for name in (key, own, old) if keys.has(name)] or [key]
         off = False if keys.has(moved) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row, short
+from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row, short
 from loadgauge.job_files.ideas.words import BITSANDBYTES
 
 RECIPES = {
@@ -265,5 +265,5 @@ LITGPT = Dialect(
         _precision(),
         _optimizer(),
     ),
-    programs={r"\blitgpt (evaluate|generate|chat|serve|convert\w*|merge_lora|download)\b": "trains nothing"},
+    programs={r"\blitgpt (evaluate|generate|chat|serve|convert\w*|merge_lora|download)\b": IDLE},
 )  # fmt: skip

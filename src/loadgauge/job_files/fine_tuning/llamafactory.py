@@ -208,13 +208,11 @@ def _precision() -> Idea:
         if whole and keys.flag("use_badam"):  # which leaves what it trains in the checkpoint's 16 bits
             half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
             return {"precision": facts["precision"] if half_of else "bf16-pure", "weights": half_of}
-        if facts["precision"] == "fp32" and not whole:
-            return facts | {
-                "weights": "auto"
-            }  # the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py)
+        # Under adapters the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py).
+        usual = "auto" if facts["precision"] == "fp32" and not whole else None
         computed = HALVES.get(facts["precision"]) if whole else None
         return facts | {
-            "weights": "float32" if computed else None,
+            "weights": "float32" if computed else usual,
             "frozen_weights": computed if _refers(keys) else None,
         }
 
@@ -346,10 +344,10 @@ def _trains() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if keys.has(export) and not keys.flag(train):
-            raise keys.wrong(export, "writes a model with its adapters; the file trains nothing")
+            raise keys.idle(export, "writes a model with its adapters; the file trains nothing")
         for key in (predict, "do_eval"):
             if keys.flag(key) and not keys.flag(train):
-                raise keys.wrong(key, f"without {train} trains nothing; the file is no training job")
+                raise keys.idle(key, f"without {train} trains nothing; the file is no training job")
         if keys.has("infer_backend") and not keys.has(train, *usual):
             raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
         return {}

@@ -95,7 +95,7 @@ def _adapter() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if keys.has(out):
-            raise keys.wrong(out, "writes a model with its adapters, and trains nothing")
+            raise keys.idle(out, "writes a model with its adapters, and trains nothing")
         method = keys.choice(METHOD, {"lora": "lora", "freeze": "freeze"})
         quantised = keys.has(QUANTISED) and (keys.has(bits) or keys.word(QUANTISED) == "bnb")
         if method != "lora":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from loadgauge.job_files.ideas.facts import Fact
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
 
 PER_NODE, HOSTS, VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
@@ -28,6 +30,18 @@ def cards(keys: Keys) -> int | None:
     return value.count(",") + 1 if value and "$" not in value else None
 
 
+def visible(keys: Keys) -> Fact | None:
+    """The GPUs on which `deepspeed` or `accelerate launch` starts a process each where no option says how many: those of
+    `--include`, or those that are visible (launcher/runner.py of DeepSpeed 0.19, utils/launch.py of accelerate 1.15); the one of
+    a program that is started by itself."""
+    hosts = str(keys.raw("include") or "").split("@")
+    if all(":" in host for host in hosts):
+        return Fact(sum(host.count(",") + 1 for host in hosts), "--include")
+    seen, program = cards(keys), getattr(keys.document, "program", ())
+    alone = not re.match(r"(\S*/)?(accelerate|deepspeed)\b", " ".join(program))
+    return None if seen is None or keys.has(*LAUNCHERS) or (alone and seen != 1) else Fact(seen, VISIBLE)
+
+
 def world(keys: Keys) -> int | None:
     """The processes that a command starts, one for each GPU: those that are known from elsewhere, or by its variables."""
     given = keys.given.get("gpus")
@@ -45,12 +59,12 @@ def started(*own: str) -> Idea:
 
     def read(keys: Keys) -> Facts:
         workers = keys.agreed(own, keys.whole)
-        if workers is not None and workers > 1:
+        if (workers or 0) > 1:
             return {"gpus": workers}
-        processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
+        processes, nodes, name = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS)), PER_NODE
         if processes is None and "gpus" not in keys.given and not keys.has(*LAUNCHERS):
-            processes = cards(keys)
-        return {} if processes is None else {"gpus_per_node": processes, "nodes": nodes or 1}
+            processes, name = cards(keys), VISIBLE
+        return {} if processes is None else {"gpus_per_node": Fact(processes, name), "nodes": nodes or 1}
 
     keys = (*(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE)), *own)
     return Idea(keys=keys, facts=("gpus", "gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {})

@@ -21,6 +21,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     targets,
 )
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
+from loadgauge.job_files.ideas.facts import Fact
 from loadgauge.job_files.ideas.partial import frozen_share
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, stored
@@ -139,14 +140,14 @@ def environment() -> Idea:
         other = "gpus" in keys.given or keys.has(*LAUNCHERS, "deepspeed", "fsdp")
         if processes is None and (other or visible is None):
             return {}
-        ranks, seen = processes or 1, visible or 1
+        ranks, seen, name = processes or 1, visible or 1, PER_NODE if processes else VISIBLE
         if not other and seen >= 2 * ranks:
             shared = seen // ranks
             keys.note(
                 f"ENV.{VISIBLE}", f"{shared} cards of a process take turns at its layers, without a pipeline", "costs"
             )
-            return {"gpus_per_node": ranks * shared, "nodes": nodes or 1, "pp": shared}
-        return {"gpus_per_node": ranks, "nodes": nodes or 1}
+            return {"gpus_per_node": Fact(ranks * shared, VISIBLE), "nodes": nodes or 1, "pp": Fact(shared, VISIBLE)}
+        return {"gpus_per_node": Fact(ranks, name), "nodes": nodes or 1}
 
     return Idea(
         keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement", "pp"), read=read, write=lambda facts, keys: {}

@@ -122,7 +122,7 @@ def _model() -> Idea:
             else next(filter(keys.has, IDLE), None)
         )
         if idle is not None:
-            raise keys.wrong(idle, "without an optimizer trains nothing; the file is no training job")
+            raise keys.idle(idle, "without an optimizer trains nothing; the file is no training job")
         kind, name = _builder(keys)[1], _named(keys, COMPONENT)
         if name is None:
             return {}

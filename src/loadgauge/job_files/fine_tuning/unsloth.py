@@ -162,7 +162,7 @@ def _checkpointing() -> Idea:
 
 
 def _precision() -> Idea:
-    bf16, fp16, loaded = "args.bf16", "args.fp16", "model.dtype"
+    bf16, fp16, loaded, kept = "args.bf16", "args.fp16", "model.dtype", "model.float32_mixed_precision"
 
     def read(keys: Keys) -> Facts:
         half = {"bf16": _asks(keys, bf16), "fp16": _asks(keys, fp16)}
@@ -170,14 +170,18 @@ def _precision() -> Idea:
             raise keys.wrong(fp16, "contradicts bf16")
         dtype = str(keys.raw(loaded) or "").removeprefix("$torch.")
         facts: Facts = {"precision": "fp16" if half["fp16"] or dtype == "float16" else "bf16"}
-        # Whole models are loaded in bfloat16 too, and trained so.
+        # Whole models are loaded in bfloat16 too, and trained so, unless float32 is asked for (models/vision.py).
+        if facts["precision"] == "bf16" and (
+            dtype == "float32" or (keys.flag(kept) and keys.flag("model.full_finetuning"))
+        ):
+            return {"precision": "fp32" if half["bf16"] is False else "bf16-autocast", "weights": None}
         return facts | {"weights": "bfloat16" if facts["precision"] == "bf16" else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts["precision"]
         return {bf16: name == "bf16", fp16: name == "fp16"} if name in ("bf16", "fp16") else {}
 
-    return Idea(keys=(bf16, fp16, loaded), facts=("precision", "weights"), read=read, write=write)
+    return Idea(keys=(bf16, fp16, loaded, kept), facts=("precision", "weights"), read=read, write=write)
 
 
 def _length() -> Idea:

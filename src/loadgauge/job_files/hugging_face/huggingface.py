@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from loadgauge.core.definitions.training.stacks import LOADED_DTYPE, LOADED_DTYPE_SFT, Stack
+from loadgauge.job_files.fine_tuning.started import visible
 from loadgauge.job_files.hugging_face import deepspeed, trl_tasks
 from loadgauge.job_files.ideas.evaluation import evaluation, saving
 from loadgauge.job_files.ideas.optimizers import optimizer
@@ -298,7 +301,7 @@ def processes(*, argv: bool = True) -> Idea:
             return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
         gpus, hosts = keys.whole(count, minimum=1 if argv else -1), keys.whole(machines) or 1
         if gpus is None or gpus < 1:
-            return {}
+            return {"gpus": visible(keys)} if argv and "gpus" not in keys.given else {}
         if gpus % hosts:
             raise keys.wrong(count, f"{gpus} cannot be split over {hosts} machines")
         return {"gpus": gpus} if hosts == 1 else {"gpus": gpus, "nodes": hosts, "gpus_per_node": gpus // hosts}
@@ -405,6 +408,8 @@ def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:
     Since TRL 1.0 they are made bfloat16, and nothing float32. Before, `prepare_model_for_kbit_training` cast all that is not
     quantised to float32, of which with bf16 and 4 bits `peft_module_casting_to_bf16` left the norms.
     """
+    if (prepared := getattr(keys.document, "prepared", None)) or getattr(keys.document, "trainer", None) == "":
+        return {"kbit_upcast": "all" if prepared else "none"}  # by the program itself, or not at all
     if keys.since(1, 0):
         return {"kbit_upcast": "none", "lora_dtype": "bfloat16"}
     bf16 = keys.flag("bf16")
@@ -487,11 +492,8 @@ def _sft_loads(keys: Keys) -> str | None:
     release = next((number for number in ((0, 27), (0, 26)) if keys.since(*number)), None)
     # Older ones went with transformers 4.
     stack = Stack((("trl", (0, 25)), ("transformers", (4, 57)))) if release is None else Stack((("trl", release),))
-    return None if quantised else LOADED_DTYPE_SFT.at(stack).value
-
-
-def _trl_checkpointing(keys: Keys) -> bool:
-    return keys.since(0, 22)
+    habit = LOADED_DTYPE if getattr(keys.document, "loaded", False) else LOADED_DTYPE_SFT
+    return None if quantised else habit.at(stack).value
 
 
 OWN = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "deepspeed"})
@@ -538,7 +540,7 @@ TRANSFORMERS = Dialect(
         ),
         row("target_len", "max_target_length", add=False),
         row("head", "model_init_kwargs.num_labels", add=False),
-        checkpointing(),
+        checkpointing(lambda keys: getattr(keys.document, "recomputes", False)),
         half(),
         weights("dtype", "torch_dtype", default=_without_autocast, decides=True),
         liger("use_liger_kernel"),
@@ -549,6 +551,11 @@ TRANSFORMERS = Dialect(
     programs=OTHER_TRAINERS,
 )
 
+ADAPTERS = (
+    _quantised(),
+    targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16, parameters="lora_target_parameters"),
+    dropout("lora_dropout", "use_peft", 0.05),
+)
 TRL = Dialect(
     name="trl",
     trainers="trl",
@@ -568,19 +575,19 @@ TRL = Dialect(
         *BATCH,
         *METHOD,
         row("seq_len", "max_length", "max_seq_length", default=1024),
-        checkpointing(_trl_checkpointing, new="gradient_checkpointing"),
+        checkpointing(lambda keys: keys.since(0, 22), new="gradient_checkpointing"),
         half(_trl_precision),
         weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),
         _trl_loss(),
         trl_tasks.task(),
         TORCH_COMPILE,
         ACTIVATIONS,
-        _quantised(),
-        targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16, parameters="lora_target_parameters"),
-        dropout("lora_dropout", "use_peft", 0.05),
+        *ADAPTERS,
         evaluation(),
         SAVING,
     ),
     last=trl_tasks.last,
     programs=trl_tasks.OTHERS,
 )
+TRAINED = msgspec.structs.replace(TRANSFORMERS, ideas=(*TRANSFORMERS.ideas, *ADAPTERS), lists="trl")
+"""Programs that train adapters with transformers' own trainer."""

@@ -42,6 +42,11 @@ NEAR = {
     **dict.fromkeys(("gfpo", "dppo", "gspo_token", "replayed_grpo"), "grpo"),
 }  # fmt: skip
 """Trainers that run as another one does but for what `data/keys/trl.toml` says of them (`trainer.*`)."""
+ANSWERS = {
+    **dict.fromkeys(("online_dpo", "nash_md", "xpo"), (2, "max_new_tokens", 64)),
+    "ppo": (1, "response_length", 53),
+}
+"""Answers to a prompt, and the argument of their length with its default, of trainers with words of their own."""
 FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes"}
 ONCE = frozenset({"model"})
 KEYS = {
@@ -83,6 +88,9 @@ PRIMARY = words(
 """Keys without which there is no answer, so that a flag is asked for where a value is not known."""
 COMMAND = re.compile(
     r"^\s*(?:\$ *)?((?:[A-Z_]+=\S+ +)*(?:accelerate launch|torchrun|deepspeed|python3?|uv run|trl) .*)$", re.MULTILINE
+)
+RECOMPUTES = re.compile(
+    r"\.gradient_checkpointing_enable\(|\bprepare_model_for_kbit_training\((?![^)]*use_gradient_checkpointing=False)"
 )
 ASKS = ("is_bf16_supported", "is_bfloat16_supported")
 
@@ -131,19 +139,39 @@ class Program:
         if self.trainer in NEAR:
             self.values[f"trainer.{self.trainer}"] = True
         self._collect(command)
-        if self.trainer in ("online_dpo", "nash_md", "xpo"):
-            self.values.setdefault("num_generations", 2)
-            self.values.setdefault("max_completion_length", self.values.pop("max_new_tokens", 64))
+        if self.trainer in ANSWERS:
+            count, key, length = ANSWERS[self.trainer]
+            self.values = {
+                "num_generations": count,
+                "max_completion_length": self.values.pop(key, length),
+            } | self.values
         if not self.trainer and any(LABELS.search(name) for name in self.calls.program):
             self.values.setdefault("model_init_kwargs.num_labels", 2)
-        if self.trainer == "ppo":
-            self.values["num_generations"] = 1
-            self.values["max_completion_length"] = self.values.pop("response_length", 53)
         if self.trainer == "ssd":
             self.values.setdefault("num_generations", 1)
         if self.trainer == "async_grpo":
             self.values |= {"use_vllm": True, "vllm_mode": "server"}
             self.values.setdefault("max_completion_length", 2048)
+
+    @property
+    def named(self) -> bool:
+        """Tells whether the trainer has the model by its name, and what else the program loads is another one, or the result."""
+        return "trainer.model" in self.calls.values and self._plain(self.calls.values["trainer.model"])
+
+    @property
+    def loaded(self) -> bool:
+        """Tells whether the program loads the model that it trains by itself."""
+        return "model" in self.calls.calls and not self.named
+
+    @property
+    def prepared(self) -> bool:
+        """Tells whether it makes what is not quantised float32."""
+        return "prepare_model_for_kbit_training(" in ast.unparse(self.calls.tree)
+
+    @property
+    def recomputes(self) -> bool:
+        """Tells whether it switches recomputation on at the model (`prepare_model_for_kbit_training` of PEFT 0.21 does)."""
+        return RECOMPUTES.search(ast.unparse(self.calls.tree)) is not None
 
     def _section(self, name: str) -> str | None:
         last = name.rpartition(".")[2]
@@ -175,7 +203,7 @@ class Program:
             node = self.calls.values[key]
             if section in ("parser", "peft") or (section == "trainer" and word in DATA):
                 continue
-            if section in ("lora", "bnb") and not self._used(section):
+            if (section in ("lora", "bnb") and not self._used(section)) or (section == "model" and self.named):
                 continue
             if word in OBJECTS and isinstance(node, ast.Call | ast.Name) and not self._plain(node):
                 continue
@@ -185,6 +213,14 @@ class Program:
             self._take(name, node)
         for name, node in _assigned(self.calls.tree):
             self._take(name, node)
+        called = {name.rpartition(".")[2] for name in self.calls.program}
+        if (
+            self.trainer
+            and "TrainingArguments" in called
+            and not any(kind_of(name) and name[-6:] == "Config" for name in called)
+        ):
+            # TRL makes its own of them, with what they have of transformers' defaults (`SFTTrainer.__init__` of 1.16).
+            self.values = {"bf16": False, "gradient_checkpointing": False} | self.values
         if self._used("lora"):
             self.values |= {"use_peft": True} | {key: usual for key, usual in USUAL.items() if key not in self.values}
         if self._used("bnb"):

@@ -94,7 +94,7 @@ class Stop(msgspec.Struct, frozen=True):
     effect: what it can do to the memory or the time of a step; with one there is an answer that names the key and whose range
         has it, without one there is none
     parts: of the memory that it can change, as an estimate names them; empty where it changes the time of a step alone
-    share: of these parts, at the most
+    share: of these parts, at the most; idle: whether a file with it trains nothing
     """
 
     why: str
@@ -102,6 +102,7 @@ class Stop(msgspec.Struct, frozen=True):
     effect: Effect = ""
     parts: tuple[str, ...] = ()
     share: float = 1.0
+    idle: bool = False
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -310,6 +311,7 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effect: Effect = ""
     parts: str = ""
     share: float = 1.0
+    idle: bool = False
 
     def names(self) -> frozenset[str]:
         return words(self.keys, self.prefix)
@@ -342,7 +344,7 @@ def key_lists(name: str) -> Coverage:
         harmless=frozenset[str]().union(*(group.names() for group in file.harmless)),
         proven=frozenset[str]().union(*(group.names() for group in file.harmless if group.read)),
         stops={
-            key: Stop(group.why, group.values_off(), group.effect, tuple(group.parts.split()), group.share)
+            key: Stop(group.why, group.values_off(), group.effect, tuple(group.parts.split()), group.share, group.idle)
             for group in file.stops
             for key in group.names()
         },

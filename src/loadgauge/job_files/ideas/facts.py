@@ -10,7 +10,9 @@ a micro-batches of a step on one data parallel rank, B sequences of a step.  N =
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -87,6 +89,31 @@ def trainer_gpus(gpus: int, placement: str | None) -> int:
     """GPUs of all that the trainer has."""
     split = split_of(placement)
     return gpus if split is None or sum(split) != gpus else split[0]
+
+
+STARTS = re.compile(
+    r"^#[# \t$]*(?:\w+=\S+ +)*(?:uv run (?:--\S+ +)*)?"
+    r"(?:tune run|torchrun|accelerate launch|deepspeed|python3? -m torch\.distributed\.(?:run|launch)) .*",
+    re.MULTILINE,
+)
+"""A command that starts a file, in a comment."""
+
+
+def announced(text: str) -> dict[str, Fact]:
+    """The GPUs of the first command in the comment at the head of a file.
+
+    >>> announced("# On two nodes:\\n#   tune run --nnodes 2 --nproc_per_node 4 full_finetune\\nseed: 1\\n")["gpus"].value
+    8
+    """
+    head = "\n".join(takewhile(lambda line: not line.strip() or line.startswith("#"), text.split("\n")))
+    if (command := STARTS.search(re.sub(r"\\[ \t]*\n#+", "", head))) is None:
+        return {}
+    each, nodes = (
+        re.search(rf"--(?:{names})[ =](\d{{1,5}})\b", command[0])
+        for names in ("nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus", "nnodes|num[-_]nodes")
+    )
+    number = int(each[1]) * int(nodes[1] if nodes else 1) if each else int("_single_device" in command[0])
+    return {"gpus": Fact(number, " ".join(command[0].split())[:60], True)} if number else {}
 
 
 def facts_given(flags: Mapping[str, Any]) -> dict[str, Fact]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.base.errors import ConfigError, Untrained, suggest
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.stacks import NEWEST
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
@@ -108,6 +108,10 @@ class Keys:
     def wrong(self, key: str, message: str) -> ConfigError:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
+
+    def idle(self, key: str, message: str) -> Untrained:
+        """Return, not raise, the error that a file trains nothing, as this key says."""
+        return Untrained(message, key=self.document.shown(key), file=self.file)
 
     def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
         """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
@@ -326,14 +330,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     versions: which its table was checked against; the last number is the newest, whose defaults count unless another is given
     syntaxes: of its files, the one that is written first
-    blank: what an export begins from, by syntax; blanks: on a command line, by task, where another program does it
-    framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, where fewer than its
-        framework runs
+    blank: what an export begins from, by syntax; blanks: on a command line, by task
+    framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, if not all
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
     last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
-    style, objects: of options on its command line (`Argv`)
+    style, objects: of options on its command line (`Argv`); lists: the tool whose lists of keys count, where not its own
     """
 
     name: str
@@ -351,6 +354,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     style: str = "value"
     objects: frozenset[str] = frozenset()
     layers: str = ""
+    lists: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     beneath: Callable[[Document], Mapping[str, Any]] | None = None
     """Holds what a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
@@ -364,7 +368,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def coverage(self) -> Coverage:
         """The rules for keys that no idea reads."""
-        return key_lists(self.name)
+        return key_lists(self.lists or self.name)
 
     def begun(self, syntax: str, task: str | None) -> str:
         """Return what an export of a task begins from."""
@@ -418,11 +422,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                         note = f"{error.key}: {str(error).rpartition(': ')[2]}"
                         keys.add(Uncounted(note, str(error.key), effect="either"))
                 continue
-            present = [key for key in idea.keys if keys.has(key)]
-            there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
             for name, value in values.items():
                 if value is not None:
-                    facts[name] = Fact(value, _shown(keys, idea, there, value), default=not present)
+                    facts[name] = value if isinstance(value, Fact) else _fact(keys, idea, value)
         if [name for _, name in unknown] == ["model"] and (named := model_of_path(keys.file)) is not None:
             keys.remarks[f"its model, which comes from outside the file, is taken for {named}, as its path says"] = None
             facts["model"], unknown = Fact(named, str(unknown[0][0].key), default=True), []
@@ -459,28 +461,23 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return ("modelled",) if key in self.known else self.coverage.kinds(key)
 
     def stopped(self, keys: Keys, strict: bool = False) -> list[ConfigError]:
-        """The errors about what a document asks for that would make an estimate wrong; empty where there is nothing.
-
-        strict: also about what an estimate names and has in its range
-        """
+        """The errors about what a document asks for that would make an estimate wrong; `strict`: also what has a bound."""
         errors: list[ConfigError] = []
         covering = self.covering(keys.document)
         words = " ".join(getattr(keys.document, "program", ()))
-        for pattern, what in self.programs.items():
-            match = re.search(pattern, words)
-            if match is not None:
-                whole = f"{what}, which is not modelled" if what else "is no training job"
-                errors.append(ConfigError(whole, key=match[0].strip(), file=keys.file))
-        if not errors and (idle := getattr(keys.document, "idle", "")):
-            errors.append(ConfigError("is no training job", key=idle, file=keys.file))
-        if errors:
-            return errors
+        starts = {m[0].strip(): text for pattern, text in self.programs.items() if (m := re.search(pattern, words))}
+        for program, text in starts.items() or {getattr(keys.document, "idle", ""): ""}.items():
+            kind, whole = (ConfigError, f"{text}, which is not modelled") if text else (Untrained, "is no training job")
+            if program:
+                return [kind(whole, key=program, file=keys.file)]
         for key in self._rest(keys.document):
             value = keys.plain(key)
             rule = None if self.drops(key, covering) else covering.stop(key, value)
             if rule is not None and (strict or not rule.effect):
-                shown = "" if value is True else f"{short(value)} "
-                errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
+                if rule.idle:
+                    return [keys.idle(key, rule.why)]
+                shown = rule.why if value is True else f"{short(value)} {rule.why}"
+                errors.append(keys.wrong(key, f"{shown}; without it there is an estimate"))
         return errors
 
     def drops(self, key: str, covering: Coverage) -> bool:
@@ -538,10 +535,13 @@ def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool)
     return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=said, file=keys.file)
 
 
-def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:
-    """The key to name for a value: the one that has it, else the first two of the idea."""
-    own = [key for key in present if str(keys.raw(key)) == str(value)]
-    return " and ".join(keys.document.shown(key) for key in (own[:1] or present[:2] or idea.keys[:1]))
+def _fact(keys: Keys, idea: Idea, value: Any) -> Fact:
+    """A value and the key to name for it: the one that has it, else the first two of the idea."""
+    present = [key for key in idea.keys if keys.has(key)]
+    there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
+    own = [key for key in there if str(keys.raw(key)) == str(value)]
+    shown = " and ".join(keys.document.shown(key) for key in (own[:1] or there[:2] or idea.keys[:1]))
+    return Fact(value, shown, default=not present)
 
 
 def names_in(text: str) -> tuple[str, ...]:

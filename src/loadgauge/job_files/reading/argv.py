@@ -330,8 +330,6 @@ LAUNCHES = re.compile(r"torchrun|accelerate|deepspeed|torch\.distributed")
 
 def unread_program(line: Argv) -> str:
     """Return what is wrong with a script none of whose options is known, by what it starts; empty where it starts nothing."""
-    if line.idle:
-        return f"is no training job: it starts {line.idle}"
     words = [word.text for command in line.shell.commands for word in command[:20]]
     script = next((word for word in words if word.endswith((".sh", ".bash"))), "")
     if script and not line.options:

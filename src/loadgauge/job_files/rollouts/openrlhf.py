@@ -12,7 +12,7 @@ import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.huggingface import processes
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in
 from loadgauge.job_files.ideas.words import ATTENTION
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.rollouts.openrlhf_options import OLD, at, both, trainer_of
@@ -561,9 +561,7 @@ OPENRLHF = Dialect(
     style="flags",
     framework="deepspeed",
     programs={
-        r"openrlhf[./]cli[./]serve_rm": "serves a reward model",
-        r"openrlhf[./]cli[./](?:batch_inference|interactive_chat)": "generates without training",
-        r"openrlhf[./]cli[./]lora_combiner": "merges adapters",
+        r"openrlhf[./]cli[./](?:serve_rm|batch_inference|interactive_chat|lora_combiner)": IDLE,
     },
     blank={"argv": _begin("deepspeed --num_gpus 1 --num_nodes 1 --module openrlhf.cli.train_sft")},
     blanks={

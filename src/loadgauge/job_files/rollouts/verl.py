@@ -12,7 +12,7 @@ from typing import Any
 
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.micro_batches import fitted
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
+from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES, TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.automodel import LEFT
 from loadgauge.job_files.pre_training.bridge import TARGETS
@@ -542,8 +542,7 @@ VERL = Dialect(
     },
     renames=variant,
     programs={
-        r"\bmain_gen(?:eration)?\w*\b": "generates answers and trains nothing",
-        r"\bmain_eval\b": "scores answers",
+        r"\bmain_gen(?:eration)?\w*\b|\bmain_eval\b": IDLE,
     },
     ideas=(
         row("model", f"{W}path", kind="model"),

@@ -80,20 +80,20 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     unknown = [name for name in wanted if name not in PANELS]
     if unknown:
         raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(PANELS)})", key="want")
-    found = told(given, result, wanted)
-    if "moments" in found["panels"]:
+    answer = told(given, result, wanted)
+    if "moments" in answer["panels"]:
         model = plain_name(uploads.name(str(question.flags["model"])))
-        found["panels"]["moments"]["dots"] = [dots(result, points, model) for points in question.dots]
-    return {**found, "command": command_line(given, result, uploads)}
+        answer["panels"]["moments"]["dots"] = [dots(result, points, model) for points in question.dots]
+    return {**answer, "command": command_line(given, result, uploads)}
 
 
-def told(given: Setup, result: Estimate, wanted: Iterable[str]) -> dict[str, Any]:
+def told(setup: Setup, result: Estimate, wanted: Iterable[str]) -> dict[str, Any]:
     """Return what the page draws of an estimate: its document, the verdict, the ranges, and the figures that are wanted."""
     return {
-        "estimate": estimate_document(given, result),
+        "estimate": estimate_document(setup, result),
         "verdict": result.memory.verdict,
-        "captured": facts(given.model, given.assumed.get("model", "")),
-        "ranges": ranges(given, result),
+        "captured": facts(setup.model, setup.assumed.get("model", "")),
+        "ranges": ranges(setup, result),
         "panels": {name: PANELS[name](result) for name in wanted},
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import is_script
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.definitions.job.job import Job
 
@@ -114,17 +116,72 @@ def capture(
     return Captures(job, getattr(target, "__name__", "module"))
 
 
+MAKERS = ("arange", "empty", "full", "ones", "rand", "randint", "randn", "tensor", "zeros")
+"""Functions of PyTorch of which inputs are made in an expression."""
+
+
+def inputs_of(target: Any, named: str, inputs: str) -> Callable[..., Any]:
+    """The function that makes inputs, or that trains; a script that has made the module already is not run again.
+
+    target, named: the function that makes the module, and as it was named; inputs: script.py:function, or an expression
+    Raises ConfigError.
+    """
+    from loadgauge.pytorch.trace.programs.script import function
+
+    if not is_script(inputs):
+        return expressed(inputs)
+    path, _, name = inputs.rpartition(":")
+    own = getattr(target, "__globals__", {})
+    if path == named.rpartition(":")[0] and callable(own.get(name)):
+        maker: Callable[..., Any] = own[name]
+        return maker
+    return function(inputs)
+
+
+def expressed(text: str) -> Callable[..., Any]:
+    """The function that an expression of `MAKERS`, numbers and sizes stands for. Raises ConfigError for anything else in it.
+
+    >>> expressed("randn(b, 3, 8, 8), randint(0, 10, (b,))")(b=2)[0].shape
+    torch.Size([2, 3, 8, 8])
+    """
+    import torch
+
+    makers: dict[str, Any] = {name: getattr(torch, name) for name in MAKERS} | {"dict": dict}
+    words = makers | {name: one for name, one in vars(torch).items() if isinstance(one, torch.dtype)}
+    bad = ConfigError(f"must be such as randn(b, 3, 224, 224), of {', '.join(makers)}, got {text[:60]!r}", key="inputs")
+    try:
+        tree = ast.parse(text.replace("torch.", ""), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise bad from None
+    nodes = list(ast.walk(tree))
+    calls = all(isinstance(one.func, ast.Name) and one.func.id in makers for one in nodes if isinstance(one, ast.Call))
+    if not calls or not all(isinstance(one, _PLAIN) for one in nodes) or len(text) > LONGEST:
+        raise bad
+    named = sorted((one for one in nodes if isinstance(one, ast.Name)), key=lambda one: one.col_offset)
+    sizes = dict.fromkeys(one.id for one in named if one.id not in words)
+    maker: Callable[..., Any] = eval(f"lambda {', '.join(sizes)}: {ast.unparse(tree)}", {"__builtins__": {}, **words})
+    return maker
+
+
+_PLAIN = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.keyword, ast.BinOp,
+          ast.operator, ast.UnaryOp, ast.USub)  # fmt: skip
+LONGEST = 2000
+
+
 def module_of(
     target: Callable[[], Any], inputs: Callable[..., Any], run: TorchRun, loss: Any = None, step: Any = None
 ) -> Sized:
     """The training of a module of one's own. target, inputs, loss, step: as for `capture`"""
     import torch
 
+    from loadgauge.pytorch.capture.inputs.target import ALSO
     from loadgauge.pytorch.capture.record import Sized
     from loadgauge.pytorch.trace.programs.jobs import mean_loss
 
     taken = inspect.signature(inputs).parameters
-    usual = {name: one.default for name, one in taken.items() if isinstance(one.default, int)}
+    short = {other: name for name, others in ALSO.items() if name not in taken for other in others if other in taken}
+    own = {short.get(name, name): name for name in taken}
+    usual = {name: taken[long].default for name, long in own.items() if isinstance(taken[long].default, int)}
 
     def build(device: str) -> Any:
         with torch.device(device):
@@ -137,12 +194,12 @@ def module_of(
 
     def given(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         with torch.device(device):
-            found = inputs(**sizes)
+            found = inputs(**{own[name]: size for name, size in sizes.items()})
         if isinstance(found, dict):
             return (), found
         return (found if isinstance(found, tuple) else (found,)), {}
 
-    return Sized(build, given, loss or mean_loss, run, tuple(taken), step, usual=usual)
+    return Sized(build, given, loss or mean_loss, run, tuple(own), step, usual=usual)
 
 
 def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -> Sized:

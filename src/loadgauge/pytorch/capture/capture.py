@@ -70,45 +70,41 @@ def capture(job: Sized, target: str, sizes: Mapping[str, int]) -> Captured:
 
     Raises NotModelled where the code does not run with symbols; Differs where a formula is wrong.
     """
+    return recorded(job, target, sizes)[0]
+
+
+def recorded(
+    job: Sized, target: str, sizes: Mapping[str, int], around: Around | None = None
+) -> tuple[Captured, Recorded, Symbols]:
+    """The same, with the recording of every layer that it was made of. around: as for `record`; few layers stand for all without"""
     few, symbols, plain = Few(), Symbols(dict(sizes)), None
 
     def value(other: Mapping[str, int]) -> Any:
         return functools.cache(lambda size: Size.of(size, symbols.names).at(other))
 
     try:
-        run = record(job, symbols.sizes, symbols, few.within)
+        run = record(job, symbols.sizes, symbols, around or few.within)
         found = _captured(run, target, job.names, dict(sizes), symbols)
         others = [one for one in others_of(sizes, found.guards) if found.holds(**one)] or [dict(sizes)]
         other = others[0]
         if few.few is not None:
             other = next((one for one in others if distinct(run, few, value(one))), other)
-        plain = record(job, other)
+        plain = record(job, other, around=around)
         if few.few is not None:
-            composed = compose(run, plain, few, value(other))
-            found = _captured(composed, target, job.names, dict(sizes), symbols)
+            run = compose(run, plain, few, value(other))
+            found = _captured(run, target, job.names, dict(sizes), symbols)
     except TooMuch:
         raise
     except Exception:  # of the module with few layers: the whole one may do
         if few.few is None or (plain is not None and len(plain.ops) > MOST_OPERATIONS):
             raise
         symbols = Symbols(dict(sizes))
-        found = _captured(record(job, symbols.sizes, symbols), target, job.names, dict(sizes), symbols)
+        run = record(job, symbols.sizes, symbols)
+        found = _captured(run, target, job.names, dict(sizes), symbols)
         if plain is None or not found.holds(**other):
             other = next((one for one in others_of(sizes, found.guards) if found.holds(**one)), dict(sizes))
             plain = record(job, other)
     compare(found, plain, other)
-    return found
-
-
-def recorded(
-    job: Sized, target: str, sizes: Mapping[str, int], around: Around | None = None
-) -> tuple[Captured, Recorded, Symbols]:
-    """The same of every layer, with the recording that it was made of. around: as for `record`"""
-    symbols = Symbols(dict(sizes))
-    run = record(job, symbols.sizes, symbols, around)
-    found = _captured(run, target, job.names, dict(sizes), symbols)
-    other = next((one for one in others_of(sizes, found.guards) if found.holds(**one)), dict(sizes))
-    compare(found, record(job, other, around=around), other)
     return found, run, symbols
 
 

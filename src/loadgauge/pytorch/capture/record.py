@@ -24,13 +24,14 @@ from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.assignments import assigned
 from loadgauge.pytorch.device.facts.stated_rows import StatedRows
 from loadgauge.pytorch.device.patches import casting_on
-from loadgauge.pytorch.device.read import branches
+from loadgauge.pytorch.device.read import branches, of_program
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
 from loadgauge.pytorch.record.allocations import INPUTS, Stream, op_name
 from loadgauge.pytorch.record.flops import formula
 from loadgauge.pytorch.record.observe import FORWARD, Observer, observing
 from loadgauge.pytorch.record.sizes import leaves
 from loadgauge.pytorch.record.tracker import next_node, node_key
+from loadgauge.pytorch.trace import no_compiler
 from loadgauge.pytorch.trace.programs.jobs import loss_words, mean_loss
 from loadgauge.pytorch.trace.torch_run import TorchRun
 from loadgauge.pytorch.trace.transformers_api import subject
@@ -188,6 +189,8 @@ def record(
         if job.step is None and (name := unheard(module, keywords)):
             found.unheard = name
             found.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
+        if any(map(of_program, no_compiler.asked)):
+            found.assumed += ("torch.compile: the code runs eagerly, compiled it keeps less",)
         if (tally := tally_of(module)) is not None:
             found.of_sound = tally.of_sound
         return found
@@ -218,13 +221,21 @@ def _step(job: Sized, place: str, made: Any, losses: dict[str, None]) -> Callabl
 
         return of_user
     trained = [parameter for parameter in made.parameters() if parameter.requires_grad]
+    if callable(getattr(made, "training_step", None)) and hasattr(made, "configure_optimizers"):  # a LightningModule
+        own_step, losses["what training_step returns"] = made.training_step, None
+
+        def called(*given: Any, **keywords: Any) -> Any:
+            return own_step(keywords or (given[0] if len(given) == 1 else given), 0)
+
+    else:
+        called = made
     optimizer = job.run.optimizer(trained)
     check_sparse(made, optimizer, job.run.accumulate)
 
     def train(*given: Any, **keywords: Any) -> None:
         for _ in range(job.run.accumulate):
             with job.run.autocast(place):
-                result = made(*given, **keywords)
+                result = called(*given, **keywords)
                 if job.loss is mean_loss and (words := loss_words(result)):
                     losses[words] = None
                 loss = job.loss(result)

@@ -24,7 +24,7 @@ from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
 from loadgauge.core.families.catalogue import Found
 from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.core.resolve import resolve
-from loadgauge.pytorch.capture.inputs.target import SECOND, SOUND, check_script, config_keys
+from loadgauge.pytorch.capture.inputs.target import SECOND, SOUND, check_script, config_keys, usual_length
 from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
 from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, write
 from loadgauge.pytorch.capture.requests.files_read import unchanged
@@ -35,6 +35,8 @@ from loadgauge.pytorch.capture.symbols.splits import Splits
 
 MOST = 8
 """Captures at other sizes that one command makes by itself."""
+SHOWN = 5
+"""Lines of what was taken for granted that an answer has."""
 
 
 class OnDemand(Family):
@@ -58,8 +60,11 @@ class OnDemand(Family):
         super().__init__(target, [], ())
         self.where, self.most = where, MOST
         self.rows = rows
-        self.target, self.inputs, self.tuned, self.adapted = target, inputs, tuned, tuned.adapts
+        self.target, self.tuned, self.adapted = target, tuned, tuned.adapts
         self.script = keys is None and is_script(target)
+        self.inputs = check_script(target, inputs) if self.script else inputs
+        self.usual = usual_length(self.inputs)
+        """Of a script: tokens of a sequence, unless the job says how many."""
         self.keys: dict[str, Any] | None = None if self.script else keys or config_keys(target)
         self.documents: dict[Regime, Document] = {}
         self.last: dict[Regime, Listing] = {}
@@ -110,8 +115,6 @@ class OnDemand(Family):
         return found, holding[0]
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
-        if self.script:
-            check_script(self.target, self.inputs)
         needs_capture()
         if self.where == "nowhere":
             raise NotYet(self.target, OWN, self.keys or {}, regime, sizes)
@@ -197,7 +200,7 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
         Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
         for kind, place in enumerate(chosen)
     )
-    longest = document.longest if family.has_length else 1
+    longest = document.longest or (family.usual if family.usual == sizes["s"] else None) if family.has_length else 1
     return ModelSpec(
         name=_short(family),
         model_type=document.model_type,
@@ -275,11 +278,12 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
         family.document(split, sizes)
     took = "kept from before" if family.cached else f"{family.took:.0f} s"
-    given = family.document(regime, sizes)[0].given
-    how = f"captured from its own code, {took}{f'; {why}' if why else ''}{f'; each sequence has {given}' if given else ''}"
-    if family.unit != "tokens":
-        how += f"; its tokens are {family.unit}"
-    return Found(spec, how)
+    document, listing = family.document(regime, sizes)
+    given = (f"each sequence has {document.given}",) if document.given else ()
+    unit = (f"its tokens are {family.unit}",) if family.unit != "tokens" else ()
+    own = listing.assumed[:SHOWN] if family.script else ()
+    lines = ("captured from its own code, " + took, *((why,) if why else ()), *given, *own, *unit)
+    return Found(spec, "; ".join(lines))
 
 
 def _check_sizes(job: Job, family: OnDemand) -> None:
@@ -296,7 +300,7 @@ def _length(job: Job, family: OnDemand) -> int:
     """Tokens of the longest sequence of a job, as `resolve` has them."""
     if job.lengths is not None:
         return Lengths.parse(job.lengths).longest
-    longest = (family.keys or {}).get("max_position_embeddings")
+    longest = family.usual if family.script else (family.keys or {}).get("max_position_embeddings")
     return job.seq_len or min(resolve.SEQ_LEN, longest if isinstance(longest, int) and longest > 0 else resolve.SEQ_LEN)
 
 

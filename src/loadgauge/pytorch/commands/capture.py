@@ -140,13 +140,9 @@ def command(
     begun = time.perf_counter()
     card = None if gpu is None else find_gpu(gpu)
     job = Job(model=target, **given)
-    _refuse_of_script(job, inputs, step, layers)
-    if picture and is_script(job.model):
-        raise click.UsageError("--picture: is for a MODEL; a module of one's own has the --inputs that are given")
-    if (head or audio) and is_script(job.model):
-        raise click.UsageError(
-            "--head, --audio: are for a MODEL; a module of one's own has the --inputs that are given"
-        )
+    inputs = _inputs_of_script(job, inputs, step, layers)
+    if (named := "--picture: is" if picture else "--head, --audio: are" if head or audio else "") and is_script(target):
+        raise click.UsageError(f"{named} for a MODEL; a module of one's own has the --inputs that are given")
     asked = {"b": job.micro_batch, "s": job.seq_len}
     defaults = {name: value for name, value in (("b", 1), ("s", LENGTH)) if asked[name] is None}
     sizes = {name: value for name, value in asked.items() if value is not None} | dict(more)
@@ -205,12 +201,7 @@ def _captured(
                 decide["micro_batch"] = given.get("b", 1)
             if is_library(keys):
                 decide["library"] = library_version(keys)
-            if freeze:
-                decide["freeze"] = freeze
-            if head:
-                decide["head"] = head
-            if rows:
-                decide["rows"] = rows
+            decide |= {name: one for name, one in (("freeze", freeze), ("head", head), ("rows", rows)) if one}
             if pictures:
                 decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
             file = store.place(keys, decide | {"layers": layers})
@@ -243,13 +234,13 @@ def _captured(
     return found, False
 
 
-def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> None:
-    """Raise click.UsageError for flags that a target cannot have."""
+def _inputs_of_script(job: Job, inputs: str, step: str, layers: int | None) -> str:
+    """Return what makes the inputs of a script. Raises click.UsageError for flags that a target cannot have."""
     if not is_script(job.model):
         if inputs or step:
             raise click.UsageError("--inputs, --step: are for script.py:function; those of a MODEL are known")
-        return
-    check_script(job.model, inputs)
+        return ""
+    inputs = check_script(job.model, inputs)
     fixed: dict[str, Any] = {"layers": layers, "attention": job.attention, "recompute": job.recompute}
     if step:
         fixed |= {"optimizer": job.optimizer, "precision": job.precision, "global-batch": job.global_batch}
@@ -257,6 +248,7 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
         raise click.UsageError(f"{', '.join(named)}: a module of one's own has what its function gives it")
     if job.precision == "bf16-pure":
         raise click.UsageError("--precision bf16-pure: a module of one's own has the dtype that its function gives it")
+    return inputs
 
 
 def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:

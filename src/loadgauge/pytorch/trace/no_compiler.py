@@ -1,7 +1,7 @@
 """PyTorch's compiler is not imported where nothing is compiled: its import is longer than many a captured step.
 
-Eager code asks `torch._dynamo` for its settings, and marks functions for it, which does nothing without a compiler. Whoever asks
-for more, such as `torch.compile`, gets the compiler as it is.
+Eager code asks `torch._dynamo` for its settings, and marks functions for it, which does nothing without a compiler; `torch.compile`
+gives what it is given, which runs eagerly. Whoever asks for more gets the compiler as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch._guards import Source
 
 COMPILER = "torch._dynamo"
@@ -38,13 +39,24 @@ def without_compiler() -> None:
             sys.modules[name] = module
             setattr(sys.modules[parent], own, module)
     sys.meta_path.insert(0, _Submodules())
+    torch.compile = _eager  # type: ignore[assignment]
+    torch.nn.Module.compile = _no  # type: ignore[assignment,method-assign]
 
 
 def _as_it_is(function: Any = None, *_: Any, **__: Any) -> Any:
     return function if function is not None else _as_it_is
 
 
-def _no(*_: Any) -> bool:
+def _eager(function: Any = None, *_: Any, **__: Any) -> Any:
+    asked.add(sys._getframe(1).f_code.co_filename)
+    return _as_it_is(function)
+
+
+asked: set[str] = set()
+"""Files that asked for something to be compiled."""
+
+
+def _no(*_: Any, **__: Any) -> bool:
     return False
 
 

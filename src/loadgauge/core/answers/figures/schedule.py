@@ -12,23 +12,26 @@ from loadgauge.core.estimate.schedule.simulate import Event
 MICROBATCHES, STAGES = 16, 16
 """Micro-batches and pipeline stages that are drawn, where there are more."""
 COLUMNS = ("stage", "start", "end", "kind", "microbatch", "chunk", "live")
-CELLS = 2560
-"""Pieces of work that are drawn, as far as the schedule lets fewer micro-batches be played."""
+CELLS, MOST = 2560, 100_000
+"""Pieces of work that are drawn, and that a trace has, as far as the schedule lets fewer micro-batches be played."""
 Flights = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def schedule(result: Estimate) -> dict[str, Any]:
+def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
     """Return every piece of work: stage, start, end [s], kind, micro-batch, chunk, and bytes the stage holds for backward.
+
+    whole: all stages, and micro-batches up to `MOST` pieces of work; else as many as can be drawn
 
     A forward holds its own micro-batch already, a backward still. `seconds` and `bubble` are of the micro-batches shown;
     `step_bubble` is the share of the whole step, by the estimate. Without a known time, a forward takes 1.
     """
     layout, workings = result.layout, result.workings
     memory, scale = workings.memory, workings.scale
-    most = CELLS // (2 * layout.chunks * min(layout.pp, STAGES))
-    batches = playable(layout, max(2, min(MICROBATCHES, most)))
+    stages = layout.pp if whole else min(layout.pp, STAGES)
+    most = (MOST if whole else CELLS) // (2 * layout.chunks * stages)
+    batches = playable(layout, max(2, most if whole else min(MICROBATCHES, most)))
     played = workings.play(batches, timed=result.time is not None)
-    drawn = drawn_stages(layout.pp, result.memory.rank.stage)
+    drawn = list(range(stages)) if whole else drawn_stages(layout.pp, result.memory.rank.stage)
     bytes_of: dict[object, list[tuple[Size, Size]]] = {}
     cells = []
     for index in drawn:

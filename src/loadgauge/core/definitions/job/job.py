@@ -62,7 +62,9 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     inputs: Annotated[
         str | None,
         _field(
-            "text", "file", "Of a MODEL script.py:function: the function of a script that makes what the module is called with.",
+            "text", "file",
+            "Of a MODEL script.py:function: what the module is called with, such as 'randn(b, 3, 224, 224)', or the function that"
+            " makes it.",
             metavar="FILE:FUNCTION",
         ),
     ] = None  # fmt: skip

@@ -292,8 +292,8 @@ class StepModel:
         beside_products = self.training.framework.sums_beside and self.overlap.prefetch and not self.overlap.tp
         if "tp" in back and beside_products and not self.layout.splits_backward:
             for collective, under in beside_gradients(layer, times):
-                whole = collective_seconds([collective], self.groups, self.fabric)["tp"]
-                back["tp"] = back["tp"] - whole + self.shown(whole, under)
+                sends = collective_seconds([collective], self.groups, self.fabric)["tp"]
+                back["tp"] = back["tp"] - sends + self.shown(sends, under)
         if again:
             repeats = self.comm(layer, "forward", again)
             back = _add(back, self.exposed(repeats, *repeated.parts), 1)

@@ -165,16 +165,13 @@ def _no_weights() -> Iterator[None]:
 
     kind: Any = import_module("torchvision.models._api").WeightsEnum
 
+    from loadgauge.pytorch.device.patches import replaced
+
     def none(*_: Any, **__: Any) -> dict[str, Any]:
         return {}
 
-    module: Any = torch.nn.Module
-    fetch, put = kind.get_state_dict, module.load_state_dict
-    try:
-        kind.get_state_dict, module.load_state_dict = none, none
+    with replaced((kind, "get_state_dict", none), (torch.nn.Module, "load_state_dict", none)):
         yield
-    finally:
-        kind.get_state_dict, module.load_state_dict = fetch, put
 
 
 def _loss(kind: str, result: Any) -> Any:
@@ -199,23 +196,11 @@ def _no_initial_values() -> Iterator[None]:
     """Random numbers of weights are not drawn, and what truncates them does not loop."""
     import torch
 
-    names = (
-        "trunc_normal_",
-        "normal_",
-        "uniform_",
-        "xavier_uniform_",
-        "kaiming_normal_",
-        "kaiming_uniform_",
-        "xavier_normal_",
-    )
-    before = {name: getattr(torch.nn.init, name) for name in names}
-    try:
-        for name in names:
-            setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+    from loadgauge.pytorch.device.patches import RANDOM, replaced
+
+    names = (name for name in RANDOM if hasattr(torch.nn.init, name))
+    with replaced(*((torch.nn.init, name, lambda tensor, *_, **__: tensor) for name in names)):
         yield
-    finally:
-        for name, own in before.items():
-            setattr(torch.nn.init, name, own)
 
 
 def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.core.base.files import is_script, read_start
+from loadgauge.core.base.files import LARGEST_PROGRAM, is_script, read_start
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.families.catalogue import keys, names_file
 from loadgauge.core.families.hf import LARGEST_FILE, decode
@@ -19,6 +19,13 @@ ONE, LENGTH = "b", "s"
 """The names of the number of sequences, and of the tokens of each."""
 SECOND, SOUND = "t", "n"
 """The names of the tokens of a second text, such as a decoder's, and of the samples of a sound."""
+ALSO = {
+    ONE: ("batch_size", "batch", "bs", "B", "n"),
+    LENGTH: ("seq_len", "seq_length", "length", "block_size", "T", "L"),
+}
+"""Other names of sizes, as functions of inputs have them."""
+USUAL = ("batch", "inputs", "example_inputs", "get_batch")
+"""Names of the function of a script that makes what its module is called with."""
 AS = {SECOND: LENGTH}
 """A size that is another one unless it is said."""
 
@@ -44,20 +51,39 @@ def check_keys(target: str, found: Mapping[str, Any]) -> None:
         )
 
 
-def check_script(target: str, inputs: str) -> None:
-    """Raise ConfigError where what a script is captured with is missing, before PyTorch is imported.
+def check_script(target: str, inputs: str) -> str:
+    """Return the text of `--inputs` for a script, before PyTorch is imported: as given, or a function of the file of a usual name.
 
-    target: script.py:function; inputs: that of what it is called with
+    target: script.py:function; inputs: that of what it is called with, or the tensors themselves
+    Raises ConfigError where it is missing, with all that can be typed.
     """
-    if not is_script(inputs):
-        called = f", such as {target.rpartition(':')[0]}:inputs" if not inputs else f", got {inputs!r}"
-        raise ConfigError(
-            f"{target} needs --inputs script.py:function, which makes what the module is called with{called}"
-        )
-    for name in (target, inputs):
+    for name in filter(is_script, (target, inputs)):
         file = name.rpartition(":")[0]
         if not Path(file).is_file():
             raise ConfigError("no such file", file=file)
+    file = target.rpartition(":")[0]
+    if not inputs:
+        text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace")
+        names = [name for name in USUAL if re.search(rf"^def {name}\(", text, re.MULTILINE)]
+        inputs = f"{file}:{names[0]}" if names else ""
+    if not (is_script(inputs) or "(" in inputs):
+        raise ConfigError(
+            f"{target} needs --inputs{f', got {inputs!r}' if inputs else ''}: the tensors that the module is called with, such as"
+            " --inputs 'randn(b, 3, 224, 224), randint(0, 10, (b,))', or a function that makes them, such as"
+            f" --inputs {file}:batch with `def batch(b): return torch.randn(b, 3, 224, 224)` (b: --micro-batch, s: --seq-len)"
+        )
+    return inputs
+
+
+def usual_length(inputs: str) -> int | None:
+    """The default of the size s of a function of inputs, as its script has it, which is not run; None where it has none."""
+    file, _, name = inputs.rpartition(":")
+    text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace") if is_script(inputs) else ""
+    names = "|".join((LENGTH, *ALSO[LENGTH]))
+    default = re.search(
+        rf"^def {re.escape(name)}\([^)]*?\b(?:{names})\b(?:: *int)? *= *(\d{{1,9}})\b", text, re.MULTILINE
+    )
+    return int(default[1]) if default else None
 
 
 def processor_keys(target: str) -> dict[str, Any] | None:

@@ -224,6 +224,8 @@ class Listing(msgspec.Struct, frozen=True):
     """The argument by which the model takes a sound, where it ran on tokens alone."""
     of_sound: int = 0
     """Tokens of each sequence that stand for its sound."""
+    assumed: tuple[str, ...] = ()
+    """Lines where sizes hang on data, the loss, and what was taken for granted of each."""
 
     def formulas(self) -> Iterator[Size]:
         """Every formula in it."""

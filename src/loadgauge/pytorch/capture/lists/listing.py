@@ -20,6 +20,10 @@ from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, W
 from loadgauge.pytorch.record.observe import BACKWARD, FORWARD, STEP
 
 
+class Repeated(NotModelled):
+    """A block that runs more than once in a forward, so that it has no place in an order of blocks."""
+
+
 class Lister:
     """Reads the last step of a recording: storages, segments, and the moments of each."""
 
@@ -68,7 +72,7 @@ class Lister:
                 path = self.blocks.stacks[place[0]].paths[place[1]]
                 if not self.order or path != self.order[-1]:
                     if path in self.order:
-                        raise NotModelled(f"{path} runs more than once in a forward")
+                        raise Repeated(f"{path} runs more than once in a forward")
                     self.order.append(path)
             of.append(len(self.order))
         last = max((at for at, (_, op) in enumerate(self.forward) if self.blocks.place(op.module)), default=-1)
@@ -344,6 +348,7 @@ class Lister:
             seconds=self.run.seconds,
             unheard=self.run.unheard,
             of_sound=self.run.of_sound,
+            assumed=self.run.assumed,
         )
 
     def _behind(self) -> dict[int, list[Op]]:

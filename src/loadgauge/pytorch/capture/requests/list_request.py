@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,25 +13,26 @@ from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_li
 from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import training
-from loadgauge.pytorch.capture.call import module_of, with_rows
-from loadgauge.pytorch.capture.capture import reason, recorded, stopped_at
+from loadgauge.pytorch.capture.call import inputs_of, module_of, with_rows
+from loadgauge.pytorch.capture.capture import ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.small import shallow
-from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, check_script, config_keys, rows_of, sized
+from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, config_keys, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
 from loadgauge.pytorch.capture.lists.fsdp_casts import cast_by_fsdp
 from loadgauge.pytorch.capture.lists.listed import Listing
-from loadgauge.pytorch.capture.lists.listing import Lister, guards_of
+from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
 from loadgauge.pytorch.capture.lists.part import Shown
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
 from loadgauge.pytorch.capture.recognise import recognised
-from loadgauge.pytorch.capture.record import Around, Sized, record
+from loadgauge.pytorch.capture.record import Around, Recorded, Sized, record
 from loadgauge.pytorch.capture.requests.files_read import reading, seals
 from loadgauge.pytorch.capture.requests.regime import Document, Regime
 from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.pytorch.capture.requests.tuning import tuned
 from loadgauge.pytorch.capture.symbols.sparse import sparse_table
 from loadgauge.pytorch.capture.symbols.splits import Splits
+from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.subprocess import Request
@@ -170,18 +170,17 @@ SIZES = frozenset({"b", "s", "t"})
 def _of_script(
     target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime, rows: str
 ) -> Document:
-    check_script(target, inputs)
-    make, given = function(target), function(inputs)
-    taken = inspect.signature(given).parameters
-    names = tuple(name for name, one in taken.items() if name in SIZES or not isinstance(one.default, int))
+    make = function(target)
+    job = module_of(make, inputs_of(make, target, inputs), run)
+    names = tuple(name for name in job.names if name in SIZES or name not in job.usual)
     unknown = sorted(set(names) - SIZES)
     if unknown or ONE not in names:
         raise ConfigError(
-            f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
-            " loadgauge capture has --size",
+            f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names) or 'none'}:"
+            f" `def batch(b{''.join(f', {name}=NUMBER' for name in unknown)})`; loadgauge capture has --size",
             key="inputs",
         )
-    job = with_rows(msgspec.structs.replace(module_of(make, given, run), names=names), rows_of(rows))
+    job = with_rows(msgspec.structs.replace(job, names=names), rows_of(rows))
     dtype = _dtype_of(job.build("meta"))
     if (dtype == "float32") != (regime.weight == 4 or regime.buffer > 0):
         words = "fp32 or bf16-autocast" if dtype == "float32" else "bf16-pure"
@@ -198,7 +197,12 @@ def _of_script(
         )
     found = blocks(module)
     splits = _splits(module, regime, {})
-    listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
+    try:
+        listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
+    except ConfigError as error:
+        if ROWS not in str(error) or job.rows:
+            raise
+        listings, _ = _listings(_split(with_rows(job, "most"), regime, {}), target, found, regime, sizes)
     return Document(
         name=target,
         model_type=type(module).__name__,
@@ -257,7 +261,7 @@ def _listing(
         around = _in_four_bits(around)
     try:
         _, run, symbols = recorded(job, target, sizes, around)
-        lister = Lister(run, found, symbols, regime.weight, regime.wide)
+        lister = _lister(run, target, found, symbols, regime)
         return lister.listing(job.names, sizes, guards_of(symbols)), _recognised(lister, regime)
     except Exception as error:  # whatever stops symbols
         why = first_line(error)[:200]
@@ -271,8 +275,18 @@ def _listing(
             raise NotModelled(f"{target} does not run over {ranks}: {reason(error)}") from None
         raise ConfigError(f"{target} cannot be captured: {reason(error)}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
-    lister = Lister(run, found, None, regime.weight, regime.wide)
+    lister = _lister(run, target, found, None, regime)
     return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), _recognised(lister, regime)
+
+
+def _lister(run: Recorded, target: str, found: Blocks, symbols: Symbols | None, regime: Regime) -> Lister:
+    """Read a recording; a module of one's own that runs blocks more than once is one block."""
+    try:
+        return Lister(run, found, symbols, regime.weight, regime.wide)
+    except Repeated:
+        if not is_script(target):
+            raise
+        return Lister(run, Blocks(()), symbols, regime.weight, regime.wide)
 
 
 def _in_four_bits(around: Around | None) -> Around:

@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 from loadgauge.core.base.files import is_script
-from loadgauge.pytorch.capture.call import capture
+from loadgauge.pytorch.capture.call import capture, inputs_of
 from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.target import ONE, sized
 from loadgauge.pytorch.trace.programs.script import function
@@ -40,7 +40,7 @@ def capture_request(
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | given)[ONE])).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
-    beside, own = (_beside(target, job.model, one) if one else None for one in (inputs, step))
+    beside, own = (inputs_of(target, job.model, one) if one else None for one in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
     captures = capture(
         target,
@@ -57,12 +57,3 @@ def capture_request(
     gc.enable()
     captures.target = job.model
     return captures.at(**sized(captures.job.names, given, {**captures.job.usual, **defaults}))
-
-
-def _beside(target: Any, named: str, inputs: str) -> Any:
-    """The function that makes inputs, or that trains; a script that has made the module already is not run again."""
-    path, _, name = inputs.rpartition(":")
-    own = getattr(target, "__globals__", {})
-    if path == named.rpartition(":")[0] and callable(own.get(name)):
-        return own[name]
-    return function(inputs)

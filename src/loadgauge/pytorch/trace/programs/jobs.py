@@ -207,7 +207,7 @@ def of_module(
 def mean_loss(result: Any) -> torch.Tensor:
     """Return a scalar to train on: a result's loss, the sum of its losses, or the mean of its first floating-point tensor.
 
-    Its loss is its `.loss`, or what a dict has at "loss"; its losses are the values of a dict, tuple or list, if all are scalars.
+    Its loss is its `.loss`, or what a dict has at "loss"; its losses are the scalars of a dict, tuple or list that have a gradient.
     Raises ConfigError where there is no tensor.
 
     >>> mean_loss({"boxes": torch.tensor(2.0), "classes": torch.tensor(0.5)})
@@ -234,14 +234,18 @@ def _losses(result: Any) -> tuple[list[torch.Tensor], str]:
     if isinstance(own, torch.Tensor):
         return [own], ""
     if isinstance(result, Mapping) and isinstance(own := result.get("loss"), torch.Tensor):
-        return [own], "what the result has at 'loss'"
+        return [own], "what the result has at loss"
     named = dict(result) if isinstance(result, Mapping) else {}
     if isinstance(result, tuple | list):
         named = {str(place): one for place, one in enumerate(result)}
-    if len(named) > 1 and all(isinstance(one, torch.Tensor) and not one.dim() for one in named.values()):
-        # what has no gradient is measured beside, such as an accuracy
-        losses = {name: one for name, one in named.items() if one.requires_grad} or named
-        return list(losses.values()), f"the sum of {', '.join(map(str, losses))}"
+    scalars = {name: one for name, one in named.items() if isinstance(one, torch.Tensor) and not one.dim()}
+    # what has no gradient is measured beside, such as an accuracy; what is no scalar is the result beside its loss
+    losses = {name: one for name, one in scalars.items() if one.requires_grad} or (
+        scalars if len(scalars) == len(named) else {}
+    )
+    if len(named) > 1 and losses:
+        names = ", ".join(map(str, losses))
+        return list(losses.values()), f"the sum of {names}" if len(losses) > 1 else f"what the result has at {names}"
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not tensors:
         raise ConfigError("the module returns no tensor to make a loss of; give one as `loss`")

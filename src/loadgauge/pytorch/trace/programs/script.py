@@ -8,8 +8,10 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,9 +43,21 @@ def check(target: str) -> tuple[Path, str]:
 
 
 def function(target: str) -> Callable[[], Any]:
-    """The function that `path/to/script.py:name` names. The script is run to find it, and its folder stays where modules
-    are looked for, as with `python script.py`. Raises ConfigError."""
+    """The function that `path/to/script.py:name` names, or one that makes the module of that name by running the script anew.
+
+    The script is run to find it, and its folder stays where modules are looked for, as with `python script.py`. Raises ConfigError.
+    """
     file, name = check(target)
+    attribute = getattr(_executed(file), name, None)
+    if not callable(attribute):
+        raise ConfigError(f"has no function {name!r}", file=str(file))
+    if isinstance(attribute, nn.Module):
+        return lambda: getattr(_executed(file), name)
+    result: Callable[[], Any] = attribute
+    return result
+
+
+def _executed(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise ConfigError("cannot be read as Python", file=str(file))
@@ -56,8 +70,8 @@ def function(target: str) -> Callable[[], Any]:
         sys.modules[file.stem] = module
         try:
             spec.loader.exec_module(module)
-        except RuntimeError as error:
-            if "torchvision::" not in str(error):
+        except Exception as error:
+            if "torchvision::" not in "".join(traceback.format_exception(error)):  # it, or what it was raised from
                 raise
             torchvision()  # its compiled part cannot be loaded here
             spec.loader.exec_module(module)
@@ -67,11 +81,7 @@ def function(target: str) -> Callable[[], Any]:
         raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=str(file)) from error
     finally:
         sys.argv = arguments
-    attribute = getattr(module, name, None)
-    if not callable(attribute):
-        raise ConfigError(f"has no function {name!r}", file=str(file))
-    result: Callable[[], Any] = attribute
-    return result
+    return module
 
 
 class FunctionJob:
