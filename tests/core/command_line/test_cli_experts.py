@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from command_line import document, typed
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.resolve.resolve import resolve_job
 
 MIXTRAL = "estimate mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32 --ep 8 --zero 1 --global-batch 32"
 DEEPSEEK = "estimate deepseek-v3 --gpu h200-sxm-141gb --gpus 256 --ep 32 --zero 1 --global-batch 256"
@@ -55,3 +57,11 @@ def test_multi_token_prediction_is_asked_for() -> None:
     none = typed("estimate llama-3.1-8b --mtp")
     assert none.code == 2
     assert "multi-token" in none.err
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"), [({"tp": 4}, 4), ({"tp": 4, "etp": 1}, 1), ({"tp": 4, "ep": 4}, 1), ({}, 1)]
+)
+def test_experts_that_nobody_shares_out_are_split_as_their_layer(given: dict[str, int], ranks: int) -> None:
+    """megatron-core, model_parallel_config.py: `expert_tensor_parallel_size` is that of tensor parallelism unless it is given."""
+    assert resolve_job(Job(model="mixtral-8x7b", gpus=8, **given)).layout.etp == ranks
