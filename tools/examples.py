@@ -6,7 +6,7 @@
 CHECKOUTS has a folder for each tool, `files.txt` with the examples that count (`TOOL/path`, one a line), and optionally a
 `README.md` with a table of tools, repositories and commits; without it the commit is that of the checkout. Each file is estimated
 in its tool's folder for an H100, as `loadgauge estimate FILE --gpu h100-sxm5-80gb --json` does, in processes of its own; with
-`--gpus 8` where the answer asks for a number of GPUs. Nothing of the files is run.
+`--gpus 8` where the answer asks for a number of GPUs, `--task generate` where it says that the file trains nothing. Nothing of the files is run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import NamedTuple
 from loadgauge.core.command_line.main import run
 
 GPU = "h100-sxm5-80gb"
-ASKED = ("--gpus", "8")
-"""What is added where a number of GPUs is asked for."""
+ASKED = (("--gpus", "8"), ("--task", "generate"))
+"""What is added where a number of GPUs, or a task, is asked for."""
 SECONDS = 90
 """After which a file counts as refused."""
 BEGIN, END = "<!-- examples -->", "<!-- /examples -->"
@@ -55,8 +55,9 @@ def scored(root: str, name: str) -> Scored:
     tool, _, path = name.partition("/")
     os.chdir(Path(root, tool))
     code, out, err = estimated([path])
-    if code not in (0, 1) and "--gpus" in err:
-        code, out, err = estimated([path, *ASKED])
+    for flag, value in ASKED:
+        if code not in (0, 1) and flag in err:
+            code, out, err = estimated([path, flag, value])
     if code not in (0, 1):
         return Scored(tool, path, "refused", err.removeprefix("loadgauge: ").strip())
     unread = json.loads(out).get("unread", [])
@@ -125,7 +126,7 @@ def commonest(things: Iterable[str]) -> str:
 
 def table(results: Sequence[Scored], about: dict[str, tuple[str, str]], date: str) -> Iterator[str]:
     """Yield the lines of the table in Markdown: a tool each, and all of them together."""
-    yield f"On {date}, `loadgauge estimate FILE --gpu {GPU}` (with `--gpus 8` where it asks for a number of GPUs):"
+    yield f"On {date}, `loadgauge estimate FILE --gpu {GPU}` (with `--gpus 8` where it asks for a number of GPUs, `--task generate` where it\nsays that the file trains nothing):"
     yield ""
     yield "| tool | commit | examples | answered | of them in part | keys that these leave unread | why others are not |"
     yield "|---|---|--:|--:|--:|---|---|"

@@ -201,7 +201,9 @@ def test_a_file_that_trains_nothing_is_a_request(
 ) -> None:
     place = tmp_path / name
     place.write_text(text)
-    found = json.loads(typed(f"estimate {place} --json").out)
+    refused = typed(f"estimate {place} --gpus {layout.get('gpus', 1)}")
+    assert (refused.code, "--task generate" in refused.err) == (2, True)
+    found = json.loads(typed(f"estimate {place} --task generate --json").out)
     assert found["task"] == "generate"
     assert {key: found["layout"][key] for key in layout} == layout
     assert weights is None or found["memory"]["parts"]["weights"] == weights

@@ -157,7 +157,9 @@ def command(
         try:
             task = after.task_of_file(Job(model=model, **flags)) or task
         except Untrained as error:
-            task, reader = "generate", error
+            if task is None:
+                raise ConfigError(f"{error}; --task generate estimates what it runs") from None
+            reader = error
     if task not in (None, "train"):
         assert task is not None
         others = {

@@ -312,7 +312,7 @@ class GridEvaluator:
             return self.time(memory, points)
 
         def make() -> PipelineTimes:
-            key = "step", structure.recompute, memory.layout.ends_together, whole, recast, points
+            key = "step", structure.recompute, structure.splits, memory.layout.ends_together, whole, recast, points
             time = self.of_pp.once(key, step).under(memory, points)
             return PipelineTimes(self.of_pp, structure, time, self.whole.stages(*pipeline), points, shared=not whole)
 

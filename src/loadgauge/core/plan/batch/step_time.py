@@ -53,7 +53,8 @@ class ArrayStep(StepModel):
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Time of a layer for one micro-batch, without what depends on how its weights are sharded [s]."""
-        key = ByIdentity(facts.layer), facts.recompute
+        # A split backward has nothing beside the gradients of weights that it puts off.
+        key = ByIdentity(facts.layer), facts.recompute, self.layout.splits_backward
         if key not in self.operations:
             self.operations[key] = _sums(super().computed(facts))
         return self._at(*self.operations[key])
