@@ -73,7 +73,9 @@ STARTED = {
     "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""
-SCRIPT = re.compile(r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:_\w+)?\.py\b")
+SCRIPT = re.compile(
+    r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|nash_md|xpo|bco|prm|ppo|gold|sdpo)(?:_\w+)?\.py\b"
+)
 """Scripts with transformers' arguments that start one of TRL's trainers."""
 
 EXAMPLE = re.compile(

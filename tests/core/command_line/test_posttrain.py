@@ -158,7 +158,7 @@ def test_what_does_not_add_up_is_refused(more: str, words: str) -> None:
         ("fleet gpt2 --gpu h100 --gpus 8 --zero 1 --tokens 1B --lora-rank 8", "not modelled: "),
         ("fleet gpt2 --tokens 1B", "gpu: is needed"),
         ("estimate none.py:model --inputs none.py:inputs", "none.py: no such file"),
-        ("estimate none.py:model", "such as none.py:inputs"),
+        ("estimate none.py:model", "none.py: no such file"),
         ("plan llama-3.1-8b --gpu h100 --gpus 64 --tokens 1T --find oversubscription", "--topology"),
         ("plan llama-3.1-8b --gpu h100 --gpus 64 --tokens 1T --find sites", "between=100Gbit/s"),
         ("estimate gpt2 --explain kv", "--task grpo"),
