@@ -321,6 +321,8 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
         # What one of them alone says, and what it says with the other.
         if not values["lora_rank"]:
             values["kernels"] = values["kernels"].removesuffix("lora").rstrip("-") or "native"
+        elif values["activation_offload"] == "all":
+            values["recompute"] = "none"  # beside adapters, the one takes the place of the other
         liger = values["kernels"].startswith("liger")
         values["loss"] = {"liger": "auto"}.get(values["loss"], values["loss"]) if liger else values["loss"]
         values["loss"] = "auto" if not liger and values["loss"] == "float32" else values["loss"]
