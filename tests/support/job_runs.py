@@ -317,6 +317,8 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
         values.pop("eval_batches", None)
     if name == "trl" and values["kernels"] == "liger":
         values["loss"] = "auto"  # Liger's own
+    if name == "llamafactory" and values.get("lora_rank") and values["precision"] == "fp32":
+        values["precision"] = "bf16"  # beside adapters its base stays in the checkpoint's dtype
     if name == "axolotl":
         # What one of them alone says, and what it says with the other.
         if not values["lora_rank"]:
