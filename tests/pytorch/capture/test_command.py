@@ -264,7 +264,7 @@ def test_flags_that_a_target_cannot_have(tmp_path: Path, here: list[str]) -> Non
         assert refused.code == 2, more
         assert text in refused.err.splitlines()[-1], refused.err
     for words, text in (
-        (f"{file}:model", "--inputs"), (f"gpt2 --inputs {file}:batch", "--inputs"), ("gpt3000", "catalogue"),
+        (f"{file}:model", "--size width=NUMBER"), (f"gpt2 --inputs {file}:batch", "--inputs"), ("gpt3000", "catalogue"),
         (str(written(tmp_path, quantization_config={"quant_method": "gptq"})), "quantization_config"),
     ):  # fmt: skip
         refused = typed(f"capture {words}")

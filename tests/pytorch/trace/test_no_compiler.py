@@ -32,9 +32,7 @@ print(float(p), 'torch._dynamo.utils' in sys.modules)
 ASKED = {
     "import torch._dynamo.source as one; print(one.AttrSource.__module__)": "torch._dynamo.source",
     "print(torch._dynamo.eval_frame.DisableContext.__module__)": "torch._dynamo.eval_frame",
-    "torch._dynamo.disable; torch.compile(abs, backend='eager'); print(torch._dynamo.disable.__module__)": (
-        "torch._dynamo.decorators"
-    ),
+    "print(torch.compile(abs, backend='eager')(-2))": "2",  # as it is, and eagerly
 }
 Said = Callable[[str], str]
 

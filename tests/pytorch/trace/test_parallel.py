@@ -234,7 +234,7 @@ def test_flags_share_a_model_out(file: str) -> None:
         ("--gpus 2 --pp 2 --schedule zigzag", "'zigzag' is not one of"),
         ("--gpus 2 --pp 2 --schedule zb-h1", "schedule: must be one of"),
         ("--gpus 2 --pp 2 --stage-layers 1,2", "add up to 8"),
-        ("--gpus 2 --pp 2 --stage-layers 4,x", "whole numbers with commas"),
+        ("--gpus 2 --pp 2 --stage-layers 4,x", "counts of layers such as"),
         ("--gpus 4 --pp 4 --global-batch 2", "Number of microbatches (2) must be greater"),
         ("--gpus 3 --pp 3", "say how many each has"),
         ("--gpus 16 --tp 16", "num_attention_heads = 8 does not divide"),

@@ -164,7 +164,7 @@ def expressed(text: str) -> Callable[..., Any]:
 
 
 _PLAIN = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.keyword, ast.BinOp,
-          ast.operator, ast.UnaryOp, ast.USub)  # fmt: skip
+          ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.UnaryOp, ast.USub)  # fmt: skip
 LONGEST = 2000
 
 
@@ -194,7 +194,7 @@ def module_of(
 
     def given(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         with torch.device(device):
-            found = inputs(**{own[name]: size for name, size in sizes.items()})
+            found = inputs(**{own.get(name, name): size for name, size in sizes.items()})
         if isinstance(found, dict):
             return (), found
         return (found if isinstance(found, tuple) else (found,)), {}
