@@ -6,7 +6,8 @@
 CHECKOUTS has a folder for each tool, `files.txt` with the examples that count (`TOOL/path`, one a line), and optionally a
 `README.md` with a table of tools, repositories and commits; without it the commit is that of the checkout. Each file is estimated
 in its tool's folder for an H100, as `loadgauge estimate FILE --gpu h100-sxm5-80gb --json` does, in processes of its own; with
-`--gpus 8` where the answer asks for a number of GPUs, `--task generate` where it says that the file trains nothing. Nothing of the files is run.
+`--gpus 8` where the answer asks for a number of GPUs, `--task generate` where it says that the file
+trains nothing. Nothing of the files is run.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def commonest(things: Iterable[str]) -> str:
 
 def table(results: Sequence[Scored], about: dict[str, tuple[str, str]], date: str) -> Iterator[str]:
     """Yield the lines of the table in Markdown: a tool each, and all of them together."""
-    yield f"On {date}, `loadgauge estimate FILE --gpu {GPU}` (with `--gpus 8` where it asks for a number of GPUs, `--task generate` where it\nsays that the file trains nothing):"
+    yield f"On {date}, `loadgauge estimate FILE --gpu {GPU}` (with `--gpus 8` where it asks for a number of GPUs,"
+    yield "`--task generate` where it says that the file trains nothing):"
     yield ""
     yield "| tool | commit | examples | answered | of them in part | keys that these leave unread | why others are not |"
     yield "|---|---|--:|--:|--:|---|---|"
