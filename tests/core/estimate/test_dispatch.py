@@ -63,6 +63,12 @@ def test_both_ways_hide_together():
     assert beside["ep"] == pytest.approx(seen + contention * (apart["ep"] - seen), rel=0.02)
 
 
+def test_layers_without_a_backward_send_one_way():
+    step = "estimate qwen3-30b-a3b --gpu h100-sxm5-80gb --gpus 16 --ep 8 --framework megatron --micro-batch 1 --train layers.-2:"
+    parts = [document(f"{step} --overlap {words}")["time"]["parts"] for words in ("dp,pp", "dp,pp,ep")]
+    assert parts[1]["ep"] < parts[0]["ep"]
+
+
 def test_the_kernels_choose():
     block, kernels = model("mixtral-8x7b").blocks[0], training("megatron").kernels
     for dispatch, copies in (("all_to_all", 1), ("deduplicated", 2)):

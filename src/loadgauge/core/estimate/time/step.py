@@ -300,10 +300,11 @@ class StepModel:
             returned = _add(returned, repeats, 1)
         if self.overlap.ep and "ep" in sent:
             # One half's forward runs beside the other half's backward, so that all of one hides under all of the other.
-            total = sent["ep"] + returned["ep"]
+            back_again = returned.get("ep", 0)  # a frozen layer below the trained ones sends nothing back
+            total = sent["ep"] + back_again
             seen = self.shown(total, whole) / maximum(total, TINY)
             ahead["ep"] = sent.get("etp", 0) + sent["ep"] * seen
-            back["ep"] = returned.get("etp", 0) + returned["ep"] * seen
+            back["ep"] = returned.get("etp", 0) + back_again * seen
         return MicroBatch(ahead, back, weight, self.on_network(sent, ahead, returned, back))
 
     def of_end(self, layer: Layer) -> MicroBatch:
