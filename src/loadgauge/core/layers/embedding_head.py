@@ -113,7 +113,8 @@ def _rotated(mixer: object) -> Size | None:
 def rotary_layer(model: ModelSpec, view: View) -> Layer:
     """Cosines and sines of every position: made once a forward on each stage, and kept by all its layers together."""
     build = Builder(view)
-    widths = [width for block in model.blocks if (width := _rotated(block.attention)) is not None]
+    own = [block.attention for block in model.blocks if block.tower is None]
+    widths = [width for mixer in own if (width := _rotated(mixer)) is not None]
     if widths:
         size = model.rotary_tables * 2 * view.positions * widths[0]
         # transformers makes them in the dtype of the residual stream.

@@ -33,6 +33,7 @@ from loadgauge.core.definitions.training.around import Around
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training
+from loadgauge.core.families.encoders.pictures import seeing, without_pictures
 from loadgauge.core.resolve.adapters import adapters, trained_part
 from loadgauge.core.resolve.large_runs import (
     MANY,
@@ -107,7 +108,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         if getattr(job, name) is not None:
             raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
     card, assumed = named_card(job)
-    chosen, job = _model(job, assumed) if model is None else (model, job)
+    chosen, job = _model(job, assumed) if model is None else (without_pictures(model), job)
 
     def fill(name: str, default: Any, why: str = "") -> Any:
         value = getattr(job, name)
@@ -178,6 +179,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         assumed.pop("--loss", None)
     elif job.loss in (None, "auto"):
         assumed["--loss"] = f"{kind.kernels.loss} ({kind.framework.name}'s)"
+    seq_len = _seq_len(job, chosen, lengths, fill)
+    chosen = seeing(job, chosen, degrees, seq_len, fill, assumed, file)
     layout = Layout(
         **degrees,  # type: ignore[arg-type]
         dp=dp,
@@ -186,7 +189,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         recompute=recompute_policy(fill("recompute", *_recompute(job, file)), chosen, kind),
         micro_batch=micro_batch,
         global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
-        seq_len=_seq_len(job, chosen, lengths, fill),
+        seq_len=seq_len,
         schedule=_schedule(job, assumed),
         stage_layers=stage_layers(job, chosen, degrees, assumed),
         cp_comm=job.cp_comm or "ring",  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ def left_out_words(model: ModelSpec, each: float) -> list[str]:
         f"{tower.name} ({count(tower.parameters)} parameters, at least {gib(each * tower.parameters)})"
         if tower.parameters
         else f"{tower.name} (its size is not known here)"
-        for tower in model.towers
+        for tower in model.left_out
     ]
     return [f"Left out: {', '.join(towers)}, with its activations and time."] if towers else []
 
