@@ -106,7 +106,7 @@ def tower_steps(block: Block, view: View) -> Layer:
             x = activate(build, name, x, step.kind)
     if part.beside:
         build.operations = [
-            msgspec.structs.replace(one, keeps=tuple(each for each in one.keeps if each.name != "input"))
-            for one in build.operations
+            msgspec.structs.replace(step, keeps=tuple(kept for kept in step.keeps if kept.name != "input"))
+            for step in build.operations
         ]
     return build.layer("tower", reached=block.reached or (view.input_gradients and part.projects))

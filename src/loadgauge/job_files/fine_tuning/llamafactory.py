@@ -17,7 +17,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     targets,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.partial import freeze
+from loadgauge.job_files.ideas.partial import freeze, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import stored
 
@@ -407,6 +407,7 @@ LLAMAFACTORY = Dialect(
         _optimizer(),
         _adapter(),
         freeze(),
+        tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels"),
         _checkpointing(),
         _precision(),
         row("attention", "flash_attn", words=ATTENTION, default="flash"),

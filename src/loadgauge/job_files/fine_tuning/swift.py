@@ -22,7 +22,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
 )
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.ideas.facts import Fact
-from loadgauge.job_files.ideas.partial import frozen_share
+from loadgauge.job_files.ideas.partial import frozen_share, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, stored
 from loadgauge.job_files.pre_training.megatron import launched
@@ -542,6 +542,7 @@ SWIFT = Dialect(
         _optimizer(),
         adapters(),
         frozen_share(),
+        tower("freeze_vit", "freeze_aligner", "max_pixels"),
         _checkpointing(),
         _precision(),
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),

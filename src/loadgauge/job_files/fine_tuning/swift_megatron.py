@@ -24,7 +24,7 @@ from loadgauge.job_files.fine_tuning.swift import (
     rlhf,
 )
 from loadgauge.job_files.fine_tuning.swift_answers import answers, of_all
-from loadgauge.job_files.ideas.partial import frozen_share
+from loadgauge.job_files.ideas.partial import frozen_share, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import (
@@ -153,6 +153,7 @@ MEGATRON_SWIFT = Dialect(
         adapters("full"),
         lora_dropout("full"),
         frozen_share(),
+        tower("freeze_vit", "freeze_aligner", "max_pixels"),
         rlhf(),
         answers(of_all, on=True),
     ),

@@ -360,7 +360,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     width: int
     steps: tuple[Step, ...] = ()
-    """What it runs in place of attention and an MLP."""
+    """Run in place of attention and an MLP."""
     scaled: bool = False
     """The outputs of both halves are multiplied by a vector (InternVL)."""
     projects: bool = False
@@ -474,7 +474,7 @@ class Tower(msgspec.Struct, frozen=True):
     name: str
     parameters: int | None = None
     layers: tuple[Block, ...] = ()
-    """What it runs, in order; empty where that is not modelled."""
+    """Its blocks, in order; empty where they are not modelled."""
     rule: Rule | None = None
 
 

@@ -82,7 +82,7 @@ def _edge(rule: Rule, width: int, height: int) -> Cut:
 
 
 def _budget(rule: Rule, width: int, height: int) -> Cut:
-    """As many pixels as a number of tokens has (Gemma 4)."""
+    """Makes as many pixels as a number of tokens has (Gemma 4)."""
     side = rule.patch * rule.merge
     share = sqrt(rule.high * side**2 / (width * height))
     return _whole(rule, _sides(rule, width * share, height * share, floor))
@@ -97,7 +97,7 @@ def _canvas(rule: Rule, width: int, height: int) -> Cut:
     """The grid of tiles whose shape is nearest, and one tile of the whole picture (InternVL)."""
     grids = [(a, b) for a in range(1, rule.high + 1) for b in range(1, rule.high + 1) if rule.low <= a * b <= rule.high]
     best, off = (1, 1), float("inf")
-    for grid in sorted(grids, key=lambda one: one[0] * one[1]):
+    for grid in sorted(grids, key=lambda grid: grid[0] * grid[1]):
         here = abs(width / height - grid[0] / grid[1])
         if here < off or (here == off and width * height > rule.tile**2 * grid[0] * grid[1] / 2):
             best, off = grid, min(off, here)
@@ -187,11 +187,11 @@ def with_pictures(
     cuts = [(n, cut(rule, *_smaller(w, h, most))) for n, w, h in (read_pictures(pictures, key) if pictures else ())]
     for frames, width, height in read_pictures(video, "video") if video else ():
         cuts.append((ceil(frames / rule.frames), frame(rule, *_smaller(width, height, most))))
-    tokens = sum(count * one.tokens for count, one in cuts)
+    tokens = sum(count * seen.tokens for count, seen in cuts)
     each = {
-        "tiles": sum(count * one.tiles for count, one in cuts),
-        "patches": sum(count * one.tiles * one.patches for count, one in cuts),
-        "pairs": sum(count * one.tiles * one.patches**2 for count, one in cuts),
+        "tiles": sum(count * seen.tiles for count, seen in cuts),
+        "patches": sum(count * seen.tiles * seen.patches for count, seen in cuts),
+        "pairs": sum(count * seen.tiles * seen.patches**2 for count, seen in cuts),
     }
     if rule.kind == "edge":  # they lie side by side in one sequence, and a mask parts them
         each |= {"tiles": 1, "pairs": each["patches"] ** 2}
@@ -205,7 +205,7 @@ def with_pictures(
             and (block.attention is not None or any(s.kind == "linear" for s in block.tower.steps))
         )
         part = msgspec.structs.replace(block.tower, **each, whole=whole and adapts)
-        changes = {
+        changes: dict[str, Any] = {
             "trained": None if whole or tuned else frozenset(),
             "adapted": tuned or not adapts,
             "reached": reached and not block.tower.unused,

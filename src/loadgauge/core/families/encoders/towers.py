@@ -131,7 +131,7 @@ JOINED = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), NEW),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), GLM),
 }  # fmt: skip
-"""What joins a tower, and which pictures it gets, by the `model_type` around it. Limits are those of published processors."""
+"""How a tower is joined, and which pictures it gets, by the `model_type` around it. Limits are those of published processors."""
 
 
 def towers(config: Mapping[str, Any], model_type: str, beside: bool) -> tuple[Tower, ...]:
@@ -157,8 +157,8 @@ def _tower(name: str, tower: Any, config: Mapping[str, Any], model_type: str) ->
     if joined is None or not isinstance(tower, dict):
         return Tower(name)
     try:
-        made = MADE[_named(tower, joined)]
-        layers, rule = _layers(made, joined, Sizes(tower, config, made.keys, joined))
+        shape = MADE[_named(tower, joined)]
+        layers, rule = _layers(shape, joined, Sizes(tower, config, shape.keys, joined))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return Tower(name)
     return Tower(name, sum(map(_counted, layers)), layers, rule)
@@ -191,11 +191,11 @@ class Sizes:
     def read(self, keys: str) -> int:
         """The first of some keys, of the tower, or after a dot of the whole config, that is a size; or a number."""
         for key in keys.split("|"):
-            place: Any = self.tower
+            keyed: Any = self.tower
             if "." in key:
                 first, _, key = key.partition(".")
-                place = self.config if first == "config" else self.config.get(first) or self.config
-            value = int(key) if key.isdecimal() else place.get(key)
+                keyed = self.config if first == "config" else self.config.get(first) or self.config
+            value = int(key) if key.isdecimal() else keyed.get(key)
             value = value[0] if isinstance(value, list) and value else value
             if isinstance(value, int | float):
                 return int(value)
@@ -226,22 +226,22 @@ def _steps(text: str, sizes: Sizes) -> tuple[Step, ...]:
     return tuple(step for step in steps if step.kind != "idle" or step.width)
 
 
-def _layers(made: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...], Rule]:
+def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...], Rule]:
     """The layers of a tower, first to last, and how pictures are cut for it."""
     width, heads, depth = sizes["w"], sizes["a"], sizes["d"]
-    inner = sizes["i"] * (width if made.keys.get("i") == "mlp_ratio" else 1)
-    acts = made.act.split("|")
-    own = GEMMA if made.own_norms else None
-    qkv = bool(sizes.tower.get(made.qkv_bias, False)) if isinstance(made.qkv_bias, str) else made.qkv_bias
+    inner = sizes["i"] * (width if shape.keys.get("i") == "mlp_ratio" else 1)
+    acts = shape.act.split("|")
+    own = GEMMA if shape.own_norms else None
+    qkv = bool(sizes.tower.get(shape.qkv_bias, False)) if isinstance(shape.qkv_bias, str) else shape.qkv_bias
     attention = Attention(
         num_attention_heads=heads,
         num_key_value_heads=sizes["g2"],
         head_dim=sizes.read("head_dim|0") or width // heads,
         qkv_bias=qkv,
-        output_bias=made.bias,
-        fused_qkv=made.fused,
-        rotary=made.rotary,
-        heads_first=made.fused,  # each picture is attended to by itself, and what comes out is joined
+        output_bias=shape.bias,
+        fused_qkv=shape.fused,
+        rotary=shape.rotary,
+        heads_first=shape.fused,  # each picture is attended to by itself, and what comes out is joined
         causal=False,
         qk_norm=own,
         value_norm=None if own is None else msgspec.structs.replace(own, weight=False),
@@ -250,32 +250,32 @@ def _layers(made: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...]
         attention=attention,
         mlp=Mlp(
             intermediate_size=inner,
-            gated=made.gated,
-            bias=made.bias,
-            activation=next((sizes.tower[one] for one in acts if isinstance(sizes.tower.get(one), str)), acts[-1]),
+            gated=shape.gated,
+            bias=shape.bias,
+            activation=next((sizes.tower[key] for key in acts if isinstance(sizes.tower.get(key), str)), acts[-1]),
         ),
-        norm=made.norm,
-        placement=made.placement,
-        tower=Part(width=width, scaled=made.scaled, hooked=made.hooked),
+        norm=shape.norm,
+        placement=shape.placement,
+        tower=Part(width=width, scaled=shape.scaled, hooked=shape.hooked),
     )
 
     def of_steps(text: str, **own: bool) -> Block:
-        part = Part(width=width, steps=_steps(text, sizes), hooked=made.hooked, **own)
-        return Block(attention=None, mlp=None, norm=made.norm, tower=part)
+        part = Part(width=width, steps=_steps(text, sizes), hooked=shape.hooked, **own)
+        return Block(attention=None, mlp=None, norm=shape.norm, tower=part)
 
     side = sizes.read("window_size|0") // sizes["k"]
     whole = sizes.tower.get("fullatt_block_indexes", range(depth))
     near = msgspec.structs.replace(block, attention=msgspec.structs.replace(attention, sliding_window=side**2))
-    turned = f", angles {attention.head_dim}" if made.rotary else ""
-    layers = [of_steps(made.stem + turned)]
+    turned = f", angles {attention.head_dim}" if shape.rotary else ""
+    layers = [of_steps(shape.stem + turned)]
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
     feature = sizes.config.get("vision_feature_layer", -2 if joined.end.startswith(TWO_LAYERS) else -1)
     last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
-    for place in range(depth):
-        layers.append(unused if place > last else near if side and place not in whole else block)
-        if made.deep and place in (sizes.tower.get("deepstack_visual_indexes") or ()):
-            layers.append(of_steps(made.deep, projects=True, beside=True))
-    layers.append(of_steps(", ".join(text for text in (made.end, joined.end) if text), projects=True))
+    for index in range(depth):
+        layers.append(unused if index > last else near if side and index not in whole else block)
+        if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
+            layers.append(of_steps(shape.deep, projects=True, beside=True))
+    layers.append(of_steps(", ".join(text for text in (shape.end, joined.end) if text), projects=True))
     grids = sizes.config.get("image_grid_pinpoints") or () if joined.rule == "anyres" else ()
     edge = joined.rule == "fixed" and _named(sizes.tower, joined) == "pixtral"
     rule = Rule(
@@ -285,10 +285,10 @@ def _layers(made: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...]
         tile=sizes.read(joined.tile),
         low=sizes.read(joined.low),
         high=sizes["g"] if edge else sizes.read(joined.high),
-        spare=made.spare,
+        spare=shape.spare,
         marks=joined.marks,
         frames=sizes.read(joined.frames),
-        grids=tuple((int(one[0]), int(one[1])) for one in grids),
+        grids=tuple((int(grid[0]), int(grid[1])) for grid in grids),
     )
     return tuple(layers), rule
 
