@@ -356,7 +356,9 @@ def _nothing(error: NothingFits, request: PlanRequest, setup: Setup, cases: list
         )
         return 1
     target = console()
-    target.print(f"NOTHING FITS  {error}.", soft_wrap=True, style="bold red")
+    nothing = nearest.memory.verdict == "does not fit"
+    word, style = ("NOTHING FITS", "bold red") if nothing else WORDS[nearest.memory.verdict]
+    target.print(f"{word}  {error}.", soft_wrap=True, style=style)
     points(target, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
     show_command(target, complete(nearest).command())
     if changes:
