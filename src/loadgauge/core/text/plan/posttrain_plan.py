@@ -15,6 +15,7 @@ from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
 from loadgauge.core.text.table import Column, console, draw, points
 from loadgauge.core.text.table import document as print_document
+from loadgauge.core.text.verdict import WORDS
 
 
 def answer(job: Job, given: dict[str, tuple[Any, ...]], *, as_json: bool) -> int:
@@ -36,17 +37,19 @@ def report(found: Found) -> None:
     target = console()
     counted = f"{found.candidates:,} candidates timed, {found.looked:,} looked at in memory"
     if found.best is None:
-        points(target, [f"Nothing fits: {counted}."], "")
-        if found.nearest is not None:
-            worst = found.nearest.memory.decisive
-            points(
-                target,
-                [
-                    f"Nearest miss: {worst.name} needs {in_gib(worst.total, 1)} of {gib(found.nearest.memory.capacity or 0, 1)},"
-                    f" range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
-                    found.nearest.job.command(),
-                ],
-            )
+        if found.nearest is None:
+            points(target, [f"Nothing fits: {counted}."], "")
+            return
+        held = found.nearest.memory
+        short, worst = held.verdict == "does not fit", held.decisive
+        word, style = ("NOTHING FITS", "bold red") if short else WORDS[held.verdict]
+        target.print(
+            f"{word}  no layout {'fits' if short else 'is sure to fit'}: in the nearest {worst.name} needs {in_gib(worst.total, 1)}"
+            f" of {gib(held.capacity or 0, 1)}, range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
+            soft_wrap=True,
+            style=style,
+        )
+        points(target, [found.nearest.job.command(), "", f"{counted}."], "")
         return
     best = found.best
     time, worst = best.time, best.memory.decisive
