@@ -106,9 +106,7 @@ QWEN_VL = Dialect(
     objects=frozenset({"deepspeed", "fsdp_config"}),
     versions="Qwen-VL-Finetune 2025.1 - 2026.10",
     syntaxes=("argv",),
-    blank={
-        "argv": "torchrun src/train/train_sft.py --freeze_llm False\n"
-    },
+    blank={"argv": "torchrun src/train/train_sft.py --freeze_llm False\n"},
     auto=True,
     ideas=(
         launched(),
