@@ -64,9 +64,11 @@ def tower_steps(block: Block, view: View) -> Layer:
     if not block.adapted and view.lora is not None:
         view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
     build = Builder(view, low=view.kernels.products, trained=block.trained)
-    first = part.steps[0]
-    name = "input" if part.projects else "pixels"
-    x = Tensor(name, view.tokens * (part.width if part.projects else first.width), build.residual_itemsize)
+    x = build.residual("input", part.width)
+    if not part.projects:
+        x = pixels = build.float32("pixels", view.tokens * part.steps[0].width)
+        if build.residual_itemsize != 4:
+            x = build.cast("pixels.cast", pixels, build.residual_itemsize)
     for index, step in enumerate(part.steps):
         name = f"{'projector' if part.projects else 'patches'}.{step.kind}_{index}"
         rows: Size = x.numel / (step.width or 1)
@@ -109,4 +111,9 @@ def tower_steps(block: Block, view: View) -> Layer:
             msgspec.structs.replace(step, keeps=tuple(kept for kept in step.keeps if kept.name != "input"))
             for step in build.operations
         ]
-    return build.layer("tower", reached=block.reached or (view.input_gradients and part.projects))
+    layer = build.layer("tower", reached=block.reached or (view.input_gradients and part.projects))
+    if part.projects:
+        return layer
+    # The loop that trains holds the pixels until the step is over.
+    held = Operation("pixels", "view", (), (pixels,), keeps=(pixels,))
+    return Layer(layer.name, (held, *layer))
