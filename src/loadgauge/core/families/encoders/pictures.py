@@ -258,13 +258,17 @@ def seeing(
     job: Job, model: ModelSpec, degrees: dict[str, int], seq_len: int, fill: Any, assumed: dict[str, str], file: str
 ) -> ModelSpec:
     """Return the model with its tower, where a job has pictures or a video. Raises `ConfigError` or `NotModelled`."""
-    if getattr(model.listed, "library", False):
-        return model  # its latents are of these sizes
     if job.pictures is None and job.video is None:
         for name in ("tower", "max_pixels"):
             if getattr(job, name) is not None and not file:  # a tool's file says it whatever its data is
                 raise ConfigError("goes with --pictures or --video", key=name)
         return model
+    if getattr(model.listed, "library", False):
+        return model  # its latents are of these sizes
+    if model.listed is not None:
+        raise NotModelled(
+            "pictures of any size in a captured model: without --pictures it has one; loadgauge capture has --picture"
+        )
     if degrees["pp"] > 1 or degrees["cp"] > 1:
         raise NotModelled(
             "pictures over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"

@@ -255,7 +255,8 @@ def passed_by(build: Writer, name: str, base: Tensor, shape: AdapterShape) -> Te
     lora = build.view.lora
     assert lora is not None
     wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4
-    for part, sizes in (("lora_a", (lora.rank, shape.i)), ("lora_b", (shape.o, lora.rank))):
+    magnitude = (("magnitude", (shape.o, 1)),) if lora.dora else ()
+    for part, sizes in (("lora_a", (lora.rank, shape.i)), ("lora_b", (shape.o, lora.rank)), *magnitude):
         weight = Weight(f"{name}.{part}.weight", sizes[0] * sizes[1], wide=wide, shape=sizes, cast=False)
         build.operations.append(Operation(f"{name}.{part}", "view", (), (), (weight,)))
     return base
