@@ -124,6 +124,9 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     `keeps_inputs`: 4-bit layers keep their input for backward, as bitsandbytes' did before 0.44.
     `parts_in_one`: the adapters of experts' matrices that hold two have twice the rank, a half for each (PEFT's conversion).
     `branching`: bitsandbytes' kernel that makes 16 bits of 4 is that from before 0.48, which decides bit by bit.
+    `joint`: LitGPT's: queries, keys and values are one matrix, whose adapters read one dropped input, and are padded with zeros
+    where one of the three has none; a quantised base has the head too. `replaced`: its quantised training puts another token
+    table in the first one's place, whose gradient nobody clears.
 
     >>> Lora(rank=8, quantised="mxfp4").stored.nbytes
     0.53125
@@ -149,6 +152,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     virtual: Size = 0
     wide_norms: bool = False
     parts_in_one: bool = False
+    joint: bool = False
+    replaced: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.quantised, bool) and self.quantised not in BASE_FORMATS:

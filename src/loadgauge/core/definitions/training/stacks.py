@@ -172,6 +172,15 @@ RERUNS = Habit(
 )
 """Whether a checkpointed layer runs again as a `whole`, or up to the last tensor that backward needs, without its last product."""
 
+TABLE_REPLACED = Habit(
+    (
+        Change("yes", "litgpt 0.5.0: finetune/lora.py, StableEmbedding", (("litgpt", (0, 5)),)),
+        Change("no", "litgpt 0.4.13: finetune/lora.py"),
+    )
+)
+"""Whether quantised training has a new token table beside the old one, which a variable holds. The new one is trained for
+autograd, and the optimizer does not have it: its gradient stays."""
+
 BRANCHING = Habit(
     (
         Change(

@@ -17,7 +17,14 @@ from loadgauge.core.definitions.training.around import NOTHING, Around
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, LOW_NAMES, LOW_PRECISIONS, Framework
 from loadgauge.core.definitions.training.optimizers import Optimizer, parse
 from loadgauge.core.definitions.training.precision import ALIASES, PRECISIONS, Precision
-from loadgauge.core.definitions.training.stacks import BRANCHING, EXPERTS_QUANTISED, KEPT_INPUT, NEWEST_STACK, Stack
+from loadgauge.core.definitions.training.stacks import (
+    BRANCHING,
+    EXPERTS_QUANTISED,
+    KEPT_INPUT,
+    NEWEST_STACK,
+    TABLE_REPLACED,
+    Stack,
+)
 
 WEIGHTS = ("auto", "float32", "bfloat16", "float16")
 """The dtypes in which weights may be loaded; `auto` is the checkpoint's."""
@@ -264,6 +271,9 @@ def training(
     elif lora is not None and lora.dora and chosen.engine is not None:
         # PEFT's modules too, without autocast, and in the 16 bits that the engine casts the whole model to.
         lora = msgspec.structs.replace(lora, peft=True)
+    if lora is not None and chosen.joint_adapters:
+        replaced = lora.stored is not None and TABLE_REPLACED.at(stack).value == "yes"
+        lora = msgspec.structs.replace(lora, joint=True, replaced=replaced)
     if lora is not None:
         lora = msgspec.structs.replace(lora, fused=chosen.fused_adapters or kernels.endswith("lora"))
     run = msgspec.structs.replace(

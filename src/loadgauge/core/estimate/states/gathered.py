@@ -71,6 +71,8 @@ def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     terms = _copies(memory, stage, point)
     if memory.training.framework.shared_matrix:
         terms["one matrix of the quantised base in 16 bits"] = shared_matrix(memory)
+    if memory.view.kernels.holds_logits:
+        terms["logits of the micro-batch before"] = memory.logits_before
     hosted = memory.training.host.activations == "checkpoints" and memory.layout.recompute.mode == "full"
     if memory.training.framework.offloads_checkpoints and hosted:
         # The last layer's stays on the card (`LAST_GC_INDEX`), and two buffers bring the others back.
