@@ -189,13 +189,13 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.fused and not self.dora and any(target in group and group <= self.targets for group in FUSED)
 
-    def under_peft(self, *, autocast: bool) -> Lora:
+    def under_peft(self, *, autocast: bool, wide: bool = True) -> Lora:
         """Return the adapters as PEFT and Trainer run them.
 
-        autocast: whether forward runs under autocast; adapters are then float32 unless `itemsize` says otherwise
-            (PEFT's `autocast_adapter_dtype`)
+        autocast: whether forward runs under autocast
+        wide: they are float32 unless `itemsize` says otherwise (PEFT's `autocast_adapter_dtype`), whether it does or not
         """
-        itemsize = 4 if autocast and self.itemsize is None else self.itemsize
+        itemsize = 4 if (autocast or wide) and self.itemsize is None else self.itemsize
         return msgspec.structs.replace(self, peft=True, autocast=autocast, itemsize=itemsize)
 
     @property

@@ -181,6 +181,14 @@ TABLE_REPLACED = Habit(
 """Whether quantised training has a new token table beside the old one, which a variable holds. The new one is trained for
 autograd, and the optimizer does not have it: its gradient stays."""
 
+ADAPTER_WEIGHTS = Habit(
+    (
+        Change("float32", "peft 0.12: tuners/tuners_utils.py, cast_adapter_dtype", (("peft", (0, 12)),)),
+        Change("base", "peft 0.11: tuners/lora/layer.py, update_layer"),
+    )
+)
+"""The dtype of PEFT's adapters beside 16-bit weights, under autocast or not; of a 4-bit base they were float32 before too."""
+
 BRANCHING = Habit(
     (
         Change(

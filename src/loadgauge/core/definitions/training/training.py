@@ -18,6 +18,7 @@ from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, LOW_NAMES
 from loadgauge.core.definitions.training.optimizers import Optimizer, parse
 from loadgauge.core.definitions.training.precision import ALIASES, PRECISIONS, Precision
 from loadgauge.core.definitions.training.stacks import (
+    ADAPTER_WEIGHTS,
     BRANCHING,
     EXPERTS_QUANTISED,
     KEPT_INPUT,
@@ -265,7 +266,10 @@ def training(
         lora = msgspec.structs.replace(lora, experts_stay=EXPERTS_QUANTISED.at(stack).value == "no")
     if lora is not None and chosen.peft:
         cast = recipe.autocast and (recipe.casts or chosen.casts) == "autocast"
-        lora = lora.under_peft(autocast=cast or recipe.name.startswith(("bf16-mixed", "fp16-mixed")))
+        lora = lora.under_peft(
+            autocast=cast or recipe.name.startswith(("bf16-mixed", "fp16-mixed")),
+            wide=lora.stored is not None or ADAPTER_WEIGHTS.at(stack).value == "float32",
+        )
         # The optimizer has no float32 copies of 16-bit weights.
         recipe = msgspec.structs.replace(recipe, master=0, main_gradient=0, moment=recipe.weight)
     elif lora is not None and lora.dora and chosen.engine is not None:
