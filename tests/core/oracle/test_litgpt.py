@@ -6,14 +6,16 @@ import gc
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from loadgauge import Layout
 from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.estimate.estimate import view_of
-from loadgauge.core.estimate.memory.rank_memory import MemoryModel
+from loadgauge.core.estimate.memory.points import At
+from loadgauge.core.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.core.estimate.states.gathered import copies
 from loadgauge.core.families.reference import llama_model
 from torch_kept import keeping, total
 from torch_peak import highest
@@ -73,8 +75,10 @@ def test_logits_in_float32_until_the_next_ones_are_there() -> None:
             losses = [F.cross_entropy(*pair) for pair in zip(logits, targets.split(rows // pieces), strict=True)]
             torch.stack(losses).mean().backward()
     own = memory(Lora(rank=RANK), rows)
-    assert own.logits_before == 4 * rows * 2048
-    assert highest(profiler) == pytest.approx(own.logits_before + own.head_working, rel=0.01)
+    (stage,) = stages(MODEL, own.layout)
+    before = copies(own, stage, At("ends"))["logits of the micro-batch before"]
+    assert before == 4 * rows * 2048
+    assert highest(profiler) == pytest.approx(before + own.head_working, rel=0.01)
 
 
 def test_a_quantised_base_has_the_head_and_another_token_table() -> None:

@@ -246,7 +246,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def chips(self) -> float:
-        """What its memory chips hold [bytes], where a source says so or they are stacks of HBM; else 0."""
+        """The bytes that its memory chips hold, where a source says so or they are stacks of HBM; else 0."""
         memory, stacks = self.memory, self.vendor in ("nvidia", "amd") and self.form in ("sxm", "oam", "superchip")
         if memory.chips is not None:
             return memory.chips.value

@@ -338,12 +338,6 @@ class MemoryModel:
             return added
         return where(several, added, backward_peak(layer, gradient, recompute, split=split, hosts=hosts))
 
-    @property
-    def logits_before(self) -> Size:
-        """Bytes of the logits that a training loop holds until it has the next ones (`Kernels.holds_logits`)."""
-        logits = (one.outputs[0].numel for one in self.head if one.name == "head.logits")
-        return 4 * self.view.kernels.loss_pieces * sum(logits)
-
     def _placeholders(self) -> Size:
         """Bytes of the empty placeholder tensors for the gradients of the blocks' matrices, one of each shape."""
         if not self.view.kernels.gradient_placeholders or self.layout.zero == 3:

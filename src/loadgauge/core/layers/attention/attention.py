@@ -105,7 +105,7 @@ def _project(
     joint_gate = spec.output_gate and not spec.gate_matrix
     doubled, gate = query_width * 2 if joint_gate else query_width, None
     held: Tensor | None = None
-    joint = view.lora is not None and view.lora.joint and bool(view.lora.targets & set(JOINT))
+    in_one = view.lora is not None and view.lora.joint and bool(view.lora.targets & set(JOINT))
     if spec.fused_qkv:
         fused = build.linear(
             "attention.qkv",
@@ -120,7 +120,7 @@ def _project(
             backward_comm=reduced,
             workspace=workspace,
         )
-        if joint:
+        if in_one:
             fused = joint_adapted(build, source, kept, {"qkv": fused}, hidden_size, view.tp)
         if spec.clip:
             fused = _clip(build, fused)
@@ -154,13 +154,14 @@ def _project(
         query = made["query"]
         key = made.get("key") or build.tensor(f"{BORROWED}k", kv_width * tokens)
         value = made.get("value") or (build.tensor(f"{BORROWED}v", kv_width * tokens) if spec.borrowed else key)
-        if joint:
-            total = joint_adapted(build, source, kept, made, hidden_size, view.tp)
-            pinned = view.kernels.views_pin_storage and view.kernels.attention == "flash" and spec.rotary
-            parts = [Tensor(f"{one.name}.of_all", one.numel, one.itemsize) for one in (query, key, value)]
-            query, key, value = (*parts[:2], total) if pinned else parts
-            build.operations.append(Operation("attention.split", "view", (total,), (query, key, value)[: 3 - pinned]))
-            held = total
+        if in_one:
+            held = joint_adapted(build, source, kept, made, hidden_size, view.tp)
+            sides = (query, key, value)
+            query, key, value = (Tensor(f"{side.name}.of_all", side.numel, side.itemsize) for side in sides)
+            pieces = (query, key, value)
+            if view.kernels.views_pin_storage and view.kernels.attention == "flash" and spec.rotary:
+                pieces, value = (query, key), held
+            build.operations.append(Operation("attention.split", "view", (held,), pieces))
         if spec.clip:
             query, key, value = (_clip(build, tensor) for tensor in (query, key, value))
     if spec.gate_matrix:
