@@ -9,7 +9,8 @@ import pytest
 
 FILE = Path(__file__).parents[2] / "docs" / "words.py"
 SPEC = importlib.util.spec_from_file_location("shared_words", FILE)
-assert SPEC is not None and SPEC.loader is not None
+assert SPEC is not None
+assert SPEC.loader is not None
 shared = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(shared)
 WORDS = {f"{one.tool} {one.lines}": one for one in shared.words()}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum, minimum
+from loadgauge.core.base.algebra import Size, maximum, minimum, shard
 from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.writer import Writer
@@ -65,7 +65,7 @@ def joint_adapted(build: Writer, x: Tensor, kept: Tensor, parts: dict[str, Tenso
     rows, source = build.view.tokens, x
     if lora.dropout:
         source = kept = build.dropout(f"{name}.lora_dropout", x, lora.dropout)
-    shape = AdapterShape(rows, i, sum(some.values()) / rows, shards)
+    shape = AdapterShape(rows, i, shard(sum(some.values()), rows), shards)
     high = _products(build, name, source, (kept,), base.itemsize, shape, len(some))
     if len(some) < len(parts):
         columns = Tensor(f"{name}.lora_columns", shape.o, 8, "index")
