@@ -49,9 +49,9 @@ def words() -> tuple[Word, ...]:
 def page() -> str:
     """Return the text of docs/words.md."""
     rows = "\n".join(
-        f"| {one.word} | {dialect(one.tool).title} | `{one.lines.replace(chr(92) + 'n', '; ')}` | {one.meaning} |"
-        f" `{one.fact}` {one.read()[1]} |"
-        for one in words()
+        f"| {each.word} | {dialect(each.tool).title} | `{each.lines.replace(chr(92) + 'n', '; ')}` | {each.meaning} |"
+        f" `{each.fact}` {each.read()[1]} |"
+        for each in words()
     )
     return f"""# Words that tools share
 

@@ -70,19 +70,19 @@ def report(given: Setup, result: Estimate, target: Console | None = None, counte
     points(target, _left_out(result))
 
 
-def _neither_said(target: Console, given: Setup) -> None:
+def _neither_said(target: Console, setup: Setup) -> None:
     """Print what each micro-batch of a large run takes by recomputation, where neither is said."""
-    job = given.job
-    told = given.file or job.micro_batch or job.recompute or given.lengths or job.adapts or job.task
-    if told or job.gpu is None or given.layout.gpus < MANY:
+    job = setup.job
+    told = setup.file or job.micro_batch or job.recompute or setup.lengths or job.adapts or job.task
+    if told or job.gpu is None or setup.layout.gpus < MANY:
         return
-    words = ("none", "selective", "full") if given.training.framework.recomputes_parts else ("none", "full")
+    words = ("none", "selective", "full") if setup.training.framework.recomputes_parts else ("none", "full")
     rows = []
     for size in (1, 2, 4, 8):
         row = [str(size)]
         for word in words:
             try:
-                tried = resolve_job(job.replace(micro_batch=size, recompute=word), given.model).estimate()
+                tried = resolve_job(job.replace(micro_batch=size, recompute=word), setup.model).estimate()
             except Error:
                 row.append("")
                 continue
