@@ -46,7 +46,7 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
 
 
 def _exchanges_beside(job: Job, kind: Training, card: Gpu) -> bool:
-    """Whether Megatron's guide has dispatch and combine beside another micro-batch's compute (megatron-bridge,
+    """Return whether Megatron's guide has dispatch and combine beside another micro-batch's compute (megatron-bridge,
     docs/training/communication-overlap.md, which refuses it in a pipeline of one chunk and beside full recomputation)."""
     domain = 1 if card.interconnect.domain is None else card.interconnect.domain.value
     several = (job.pp or 1) == 1 or (job.vpp or 1) > 1
