@@ -301,7 +301,8 @@ def no_bf16(card: Gpu) -> str:
 
 def _recompute(job: Job, file: str) -> tuple[str, str]:
     """The default of recomputation, and why."""
-    if job.qlora and not file:  # a job file says it itself
+    own = FRAMEWORKS.get(job.framework or "")
+    if job.qlora and not file and not (own is not None and own.joint_adapters):  # a job file says it itself
         return "full", "as QLoRA's tools do when they prepare the model; --recompute none turns it off"
     if not file and _offloads_checkpoints(job):
         return "full", f"as {job.framework} does; --recompute none turns it off"

@@ -473,7 +473,13 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     ] = None
     price: Annotated[
         float | None,
-        _field("positive", "money", "Price of one GPU-hour, in your currency.", metavar="MONEY", needs="tokens"),
+        _field(
+            "price",
+            "money",
+            "Price of one GPU-hour, or of several providers: runpod=1.89,lambda=2.75 (list prices).",
+            metavar="MONEY",
+            needs="tokens",
+        ),
     ] = None
     days: Annotated[
         float | None, _field("positive", "money", "Deadline in days; adds how many GPUs would meet it.", needs="tokens")
