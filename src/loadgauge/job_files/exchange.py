@@ -51,6 +51,8 @@ BESIDE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_fi
 """Keys that name a DeepSpeed configuration in a file of its own."""
 STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 """Words of a configuration's name that say the stage of ZeRO."""
+STATE = ("weights", "gradients", "optimizer", "gathered")
+"""Parts of the memory that a stage of ZeRO shares out."""
 LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
@@ -231,7 +233,8 @@ def read(
     ('deepspeed', 3, 8, ('gradient_clipping',))
     """
     syntax = syntax_of(text, file)
-    chosen = recognise_text(text, syntax, file, variables) if name is None else dialect_of(name)
+    opens = "" if alone else file
+    chosen = recognise_text(text, syntax, opens, variables) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(
             "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
@@ -251,7 +254,7 @@ def read(
             raise Untrained("is no training job", key=line.idle, file=file)
         why = (unread_program(line) if line else "") or "has no keys of a job file that is known"
         raise ConfigError(f"{why}; say whose it is with --from", file=file)
-    read_as = document(text, syntax, chosen, file, variables)
+    read_as = document(text, syntax, chosen, opens, variables)
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
@@ -342,12 +345,19 @@ def _read_alone(
     stopped = chosen.stopped(keys, strict)
     if stopped and not keeping:
         raise _first(stopped)
+    absent: Mapping[str, str] = getattr(keys.document, "absent", {})
+    for name, instead in absent.items():
+        taken = f"; {instead} of {chosen.title} takes its place" if instead else ""
+        note = f"{name}: is not there, so what it sets is not known{taken}"
+        keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
     facts = chosen.read(keys, known)
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
     said = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))
     # A tool's default stops nothing.
-    doubts = [item for item in noted if item.effect and (item.key in said or keys.document.syntax == "argv")]
+    doubts = [
+        item for item in noted if item.effect and (item.key in (*said, *absent) or keys.document.syntax == "argv")
+    ]
     if strict and doubts and not keeping:
         raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
     stopped += [keys.wrong(item.key, item.note.partition(": ")[2]) for item in doubts if strict]
@@ -453,14 +463,13 @@ def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
     stage = 0 if match is None else 3 if "fsdp" in match[0] else int(match[1])
     why = "as its name says" if match is not None else "as DeepSpeed itself has it"
     note = f"{key}: names {name}, which is not there, and only it says the ZeRO stage: {stage} is taken, {why} (--zero)"
-    parts = ("weights", "gradients", "optimizer", "gathered")
     return JobFile(
         dialect=dialect,
         syntax=SYNTAXES.get(Path(name).suffix, "json"),
         file=name,
         job=Job(model=""),
         facts={"zero": Fact(stage, key)},
-        uncounted=(Uncounted(note, key, effect="either", parts=parts, file=of),),
+        uncounted=(Uncounted(note, key, effect="either", parts=STATE, file=of),),
     )
 
 
