@@ -77,7 +77,7 @@ TASKS = {"ipo": "dpo", "simpo": "cpo", "rm": "reward", "opd": "gkd", **{name: na
 """Trainers by task."""
 STARTED = (
     re.compile(rf"\btrl ({'|'.join(OWN)})\b"),
-    re.compile(rf"(?i)(?:^|[\s/])(?:\w*_)?({'|'.join(OWN)})(?:_\w+)?\.py\b"),
+    re.compile(rf"(?i)(?:^|[\s/])(?:\w*_)?({'|'.join(OWN)})(?:v\d)?(?:_\w+)?\.py\b"),
 )
 """Command lines that start one of them."""
 OTHERS = {

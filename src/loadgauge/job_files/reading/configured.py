@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,22 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.ideas.table import MISSING, Document
 from loadgauge.job_files.reading.argv import LAUNCHER, Argv
 
-ENDINGS = (".yaml", ".yml")
+ENDINGS = (".yaml", ".yml", ".toml")
+OPTIONS = frozenset({"config", "config_file", "config_path", "config_name", "cfg"})
+"""Options that name such a file."""
 
 
 class Configured:
     """The keys of a file, and those of the command line that names it, which go before them."""
 
     syntax = "argv"
-    inner = "yaml"
-    """The syntax of the file that is named."""
 
     def __init__(self, line: Argv, named: Document, path: str) -> None:
         self.line, self.named, self.path = line, named, path
+        self.inner = named.syntax
+        for name in self.names() if hasattr(named, "layers") else ():
+            if line.get(name) is not MISSING:
+                named.put(name, line.get(name))  # where other values of the file refer to it
         self.skipped = (*line.skipped, f"its arguments are in {path}")
 
     def __getattr__(self, name: str) -> Any:
@@ -29,7 +34,8 @@ class Configured:
 
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, those of the command line first."""
-        return tuple(dict.fromkeys((*self.line.names(), *self.named.names())))
+        own = [name for name in self.line.names() if name not in OPTIONS]
+        return tuple(dict.fromkeys((*own, *self.named.names())))
 
     def get(self, key: str) -> Any:
         """The value of a key on the command line, else in the file, or `MISSING`."""
@@ -54,19 +60,23 @@ class Configured:
 
 
 def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Document:
-    """The command line with the file that it names, read by `read`; without one, the command line.
+    """The command line with the file that it names, by itself or as `--config`, read by `read`; without one, the command line.
 
     Raises `ConfigError` where all arguments are in a file that is not there.
     """
     values = {word.start for options in line.options.values() for option in options for word in option.values}
-    names = [word.text for word in line.words if word.text.endswith(ENDINGS) and word.start not in values]
-    names = [name for name in names if not name.startswith("-") and "=" not in name]
-    if not names or "$" in names[0]:
+    names = [word.text for word in line.words if word.start not in values]
+    launched = "accelerate" in line.program  # which has a file of its own
+    options = [key for key in OPTIONS & line.options.keys() if not (launched and key == "config_file")]
+    for words in (line.options[key][-1].values for key in sorted(options)):
+        names += [f"{word.text}{end}" for word in words[:1] for end in ("", ".yaml")]  # Hydra's names have no ending
+    names = [name for name in names if name.endswith(ENDINGS) and not re.search(r"^-|[=$\s]", name)]
+    if not names:
         return line
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]
     position = next((position for position in places if position.is_file()), None)
     if position is not None:
         return Configured(line, read(position), names[0])
-    if set(line.names()) <= LAUNCHER:
+    if set(line.names()) <= LAUNCHER | OPTIONS:
         raise ConfigError(f"has its arguments in {names[0]}, which is not there; give that file")
     return line
