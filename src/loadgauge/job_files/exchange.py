@@ -32,6 +32,7 @@ from loadgauge.job_files.ideas.facts import (
     solve,
 )
 from loadgauge.job_files.ideas.table import Dialect, Document, Keys, Missing, Over, short
+from loadgauge.job_files.ideas.words import SMALLER, stored
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.configured import configured
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
@@ -326,6 +327,11 @@ def _read_alone(
         note = f"{name}: is not there, so what it sets is not known{taken}"
         keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
     facts = chosen.read(keys, known)
+    model, rank, quantised = (facts.get(name, Fact(None, "")) for name in ("model", "lora_rank", "qlora"))
+    if rank.value and not quantised.value and (small := stored(model.value)) is not None:
+        name = str(model.key)
+        note = f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits"
+        keys.add(Uncounted(note, name, effect="saves", parts=("weights", "gathered"), share=SMALLER[small]))
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
     said = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))

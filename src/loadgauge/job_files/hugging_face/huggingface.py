@@ -574,7 +574,7 @@ TRL = Dialect(
         *SHARED,
         *BATCH,
         *METHOD,
-        row("seq_len", "max_length", "max_seq_length", default=1024),
+        row("seq_len", "max_length", "max_seq_length", default=trl_tasks.longest),
         checkpointing(lambda keys: keys.since(0, 22), new="gradient_checkpointing"),
         half(_trl_precision),
         weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),

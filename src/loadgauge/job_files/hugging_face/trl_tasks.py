@@ -120,6 +120,15 @@ def trainer_of(keys: Keys) -> str | None:
     return among[0]
 
 
+def longest(keys: Keys) -> int | None:
+    """Return TRL's own `max_length`; None where a file has none, as `max_length: null` says, and nothing is cut."""
+    if keys.document.get("max_length") is not None:
+        return 1024
+    if "seq_len" not in keys.given:
+        keys.note("max_length", "is None, so nothing is cut; add --seq-len", "either", "activations loss")
+    return None
+
+
 def words_of_path(file: str, names: int = 3) -> frozenset[str]:
     """The words in the names of a file and of the folders around it, as many as asked for.
 
