@@ -424,7 +424,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             for name, value in values.items():
                 if value is not None:
-                    facts[name] = value if isinstance(value, Fact) else _fact(keys, idea, value)
+                    facts[name] = value if isinstance(value, Fact) else _fact(keys, idea, name, value)
         if [name for _, name in unknown] == ["model"] and (named := model_of_path(keys.file)) is not None:
             keys.remarks[f"its model, which comes from outside the file, is taken for {named}, as its path says"] = None
             facts["model"], unknown = Fact(named, str(unknown[0][0].key), default=True), []
@@ -535,11 +535,22 @@ def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool)
     return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=said, file=keys.file)
 
 
-def _fact(keys: Keys, idea: Idea, value: Any) -> Fact:
-    """A value and the key to name for it: the one that has it, else the first two of the idea."""
+AXES = {"tp": "tensor", "pp": "pipeline", "vpp": "virtual", "cp": "context", "ep": "expert", "etp": "expert_tensor"}
+"""Degrees, by the words of their keys."""
+
+
+def _fact(keys: Keys, idea: Idea, name: str, value: Any) -> Fact:
+    """A value and the key to name for it: of those that have it the one with most words of its name, else the first two."""
     present = [key for key in idea.keys if keys.has(key)]
     there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
-    own = [key for key in there if str(keys.raw(key)) == str(value)]
+    words = [word.rstrip("s") for word in AXES.get(name, name).split("_")]
+    alike = {key: sum(word in key for word in words) for key in there}
+    own = sorted((key for key in there if str(keys.raw(key)) == str(value)), key=lambda key: -alike[key])
+    own = (
+        own
+        if own and alike[own[0]]
+        else sorted((key for key in there if alike[key]), key=lambda key: -alike[key]) or own
+    )
     shown = " and ".join(keys.document.shown(key) for key in (own[:1] or there[:2] or idea.keys[:1]))
     return Fact(value, shown, default=not present)
 
