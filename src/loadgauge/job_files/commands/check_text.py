@@ -29,18 +29,18 @@ def line_of(text: str, key: str) -> int | None:
     >>> line_of("# lr: 1\\na:\\n  lr: 1\\nb:\\n  lr: 2\\n", "b.lr"), line_of("x --bf16", "--bf16 and --tp"), line_of("", "a")
     (5, 1, None)
     """
+
+    def after(part: str, end: int) -> re.Match[str] | None:
+        pattern = re.compile(rf"^[^#\n]*?(?<![\w.-]){re.escape(part)}(?![\w-])", re.MULTILINE)
+        return pattern.search(text, text.rfind("\n", 0, end) + 1)
+
     first = key.partition(" and ")[0]
-    for parts in ([first], first.lstrip("-+").split(".")):
-        end = 0
-        for part in parts:
-            pattern = re.compile(rf"^[^#\n]*?(?<![\w.-]){re.escape(part)}(?![\w-])", re.MULTILINE)
-            match = pattern.search(text, text.rfind("\n", 0, end) + 1)
-            end = -1 if match is None else match.end()
-            if end < 0:
-                break
-        if end > 0:
-            return text.count("\n", 0, end) + 1
-    return None
+    match = after(first, 0)
+    for part in () if match else first.lstrip("-+").split("."):
+        match = after(part, match.end() if match else 0)
+        if match is None:
+            break
+    return None if match is None else text.count("\n", 0, match.end()) + 1
 
 
 def facts_of_file(file: JobFile) -> list[tuple[str, Any, str, int | None]]:

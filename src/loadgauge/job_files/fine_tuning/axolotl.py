@@ -146,6 +146,7 @@ def _precision() -> Idea:
         if key is None:
             return {}
         values: dict[str, Any] = {other: None for other in switches if keys.has(other) or other in keys.left}
+        values |= {"bf16": False} if key == "float32" else {}
         return values | {key: "full" if name == "bf16-pure" else True, "fp8": None, recipe: None}
 
     return Idea(keys=(*switches, "fp8", recipe), facts=("precision", "weights"), read=read, write=write)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
@@ -137,16 +135,6 @@ def _adapter() -> Idea:
     )
 
 
-def _dropout() -> Idea:
-    inner = dropout("peft_config.lora_dropout")
-
-    def read(keys: Keys) -> Facts:
-        usual = 0.05 if keys.word(METHOD) == "lora" and not keys.has(*inner.keys) else None
-        return {"lora_dropout": inner.read(keys)["lora_dropout"] or usual}
-
-    return msgspec.structs.replace(inner, read=read)
-
-
 def _pairs() -> Idea:
     """Preferences, by the names of the file and of its data: of their trainers the release has none (`launcher.py`)."""
     key = "train_dataset"
@@ -199,7 +187,7 @@ V1 = Dialect(
         row("global_batch", "global_batch_size"),
         row("seq_len", "cutoff_len", default=2048),
         _adapter(),
-        _dropout(),
+        dropout("peft_config.lora_dropout", lambda keys: 0.05 if keys.word(METHOD) == "lora" else None),
         _pairs(),
         freeze(METHOD, "peft_config."),
         row("recompute", "enable_activation_checkpointing", words={"true": "full", "false": "none"}, default="full"),

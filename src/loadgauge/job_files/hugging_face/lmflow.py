@@ -105,7 +105,7 @@ LMFLOW = Dialect(
         weights("torch_dtype", "dtype", decides=True),
         _task(),
         _adapters(),
-        dropout("lora_dropout", LORA, 0.1),
+        dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) else None),
         evaluation(),
         SAVING,
         TORCH_COMPILE,

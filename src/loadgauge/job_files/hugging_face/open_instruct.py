@@ -117,7 +117,7 @@ OPEN_INSTRUCT = Dialect(
         row("seq_len", "max_seq_length"),
         _task(),
         _adapters(),
-        dropout("lora_dropout", LORA, 0.1),
+        dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) else None),
         _optimizer(),
         checkpointing(new="gradient_checkpointing"),
         row("attention", "use_flash_attn", words={"true": "fa2", "false": "eager"}, default="fa2"),

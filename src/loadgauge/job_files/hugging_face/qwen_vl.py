@@ -122,7 +122,7 @@ QWEN_VL = Dialect(
         half(),
         _task(),
         _adapters(),
-        dropout("lora_dropout", LORA, 0.05),
+        dropout("lora_dropout", lambda keys: 0.05 if keys.flag(LORA) else None),
         _kernels(),
         evaluation(),
         SAVING,

@@ -42,21 +42,9 @@ class Configured:
         value = self.line.get(key)
         return self.named.get(key) if value is MISSING else value
 
-    def put(self, key: str, value: Any) -> None:
-        """Sets the value of a key on the command line."""
-        self.line.put(key, value)
-
-    def drop(self, key: str) -> None:
-        """Removes a key of the command line if it is there."""
-        self.line.drop(key)
-
     def shown(self, key: str) -> str:
         """The key as its file spells it."""
         return self.named.shown(key) if self.line.get(key) is MISSING else self.line.shown(key)
-
-    def text(self) -> str:
-        """The command line with all changes."""
-        return self.line.text()
 
 
 def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Document:

@@ -36,6 +36,9 @@ class Layered:
         self.own, self.layers, self.key, self.absent = own, layers, key, absent
         self.known: dict[str, Any] | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
     def _flat(self) -> dict[str, Any]:
         if self.known is None:
             found: dict[str, Any] = {}
@@ -67,14 +70,6 @@ class Layered:
         self.known = None
         if self._flat().get(key) not in (None, ""):
             self.put(key, None)
-
-    def shown(self, key: str) -> str:
-        """The path of a key."""
-        return self.own.shown(key)
-
-    def text(self) -> str:
-        """The file itself with all changes."""
-        return self.own.text()
 
 
 def _over(beneath: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
