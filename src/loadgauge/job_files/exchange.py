@@ -31,10 +31,10 @@ from loadgauge.job_files.ideas.facts import (
     merge,
     solve,
 )
-from loadgauge.job_files.ideas.table import Dialect, Document, Keys, Missing, Over, short
+from loadgauge.job_files.ideas.table import Dialect, Document, Keys, Missing, short
 from loadgauge.job_files.ideas.words import SMALLER, stored
 from loadgauge.job_files.reading.argv import Argv, unread_program
-from loadgauge.job_files.reading.configured import configured
+from loadgauge.job_files.reading.configured import Over, configured, launch_options
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
 from loadgauge.job_files.reading.renamed import Renamed, Without
@@ -54,14 +54,6 @@ STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 """Words of a configuration's name that say the stage of ZeRO."""
 STATE = ("weights", "gradients", "optimizer", "gathered")
 """Parts of the memory that a stage of ZeRO shares out."""
-LAUNCHED_AS = {
-    **{name: name for name in ("mixed_precision", "use_fsdp", "use_deepspeed")},
-    **{
-        name: f"deepspeed_config.{name}"
-        for name in ("zero_stage", "offload_optimizer_device", "offload_param_device", "deepspeed_config_file")
-    },
-}
-"""Options of `accelerate launch`, and the keys of its configuration that they are."""
 LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
@@ -442,14 +434,7 @@ def _read_named(
 
 def _of_launcher(keys: Keys, chosen: Dialect, known: frozenset[str]) -> list[JobFile]:
     """Options of `accelerate launch` that say what its configuration else does, and are none of the tool's own."""
-    values: dict[str, Any] = {}
-    for name in keys.document.names() if keys.document.syntax == "argv" else ():
-        place = f"fsdp_config.{name}" if name.startswith("fsdp_") else LAUNCHED_AS.get(name)
-        if place is not None and name not in chosen.known and not chosen.coverage.kinds(name):
-            values[place] = keys.plain(name)
-    for switch, kind in (("use_fsdp", "FSDP"), ("use_deepspeed", "DEEPSPEED")):
-        if values.pop(switch, None):
-            values["distributed_type"] = kind
+    values = launch_options(keys, lambda name: name in chosen.known or bool(chosen.coverage.kinds(name)))
     if not values:
         return []
     accelerate = dialect_of("accelerate")

@@ -88,17 +88,6 @@ def _optimizer() -> Idea:
     return Idea(keys=(EIGHT, FUSED), facts=("optimizer",), read=read, write=write)
 
 
-def _loaded() -> Idea:
-    """The model in bfloat16; what the launcher is told of mixed precision is not in this file."""
-
-    return Idea(
-        keys=(),
-        facts=("precision", "weights"),
-        read=lambda keys: {"precision": "fp32", "weights": "bfloat16"},
-        write=lambda facts, keys: {},
-    )
-
-
 OPEN_INSTRUCT = Dialect(
     name="open-instruct",
     title="open-instruct",
@@ -121,7 +110,13 @@ OPEN_INSTRUCT = Dialect(
         _optimizer(),
         checkpointing(new="gradient_checkpointing"),
         row("attention", "use_flash_attn", words={"true": "fa2", "false": "eager"}, default="fa2"),
-        _loaded(),
+        # The model in bfloat16; what the launcher is told of mixed precision is not in this file.
+        Idea(
+            keys=(),
+            facts=("precision", "weights"),
+            read=lambda keys: {"precision": "fp32", "weights": "bfloat16"},
+            write=lambda facts, keys: {},
+        ),
         liger("use_liger_kernel"),
         row("zero", "zero_stage", minimum=0, add=False),
     ),

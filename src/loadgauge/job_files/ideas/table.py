@@ -12,6 +12,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Untrained, suggest
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.core.definitions.layout.axes import AXES
 from loadgauge.core.definitions.training.stacks import NEWEST
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
@@ -60,21 +61,6 @@ class Document(Protocol):
 
     def text(self) -> str:
         """The file with all changes."""
-
-
-class Over:
-    """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
-
-    def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
-        self.own, self.beneath = own, beneath
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-    def get(self, key: str) -> Any:
-        """The value of a key here, else beneath."""
-        value = self.own.get(key)
-        return self.beneath.get(key, MISSING) if value is MISSING else value
 
 
 class Unknown(ConfigError):
@@ -535,15 +521,11 @@ def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool)
     return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=said, file=keys.file)
 
 
-AXES = {"tp": "tensor", "pp": "pipeline", "vpp": "virtual", "cp": "context", "ep": "expert", "etp": "expert_tensor"}
-"""Degrees, by the words of their keys."""
-
-
 def _fact(keys: Keys, idea: Idea, name: str, value: Any) -> Fact:
     """A value and the key to name for it: of those that have it the one with most words of its name, else the first two."""
     present = [key for key in idea.keys if keys.has(key)]
     there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
-    words = [word.rstrip("s") for word in AXES.get(name, name).split("_")]
+    words = [word.rstrip("s") for word in re.split(r"[ _]", AXES[name].label if name in AXES else name) if word[2:]]
     alike = {key: sum(word in key for word in words) for key in there}
     own = sorted((key for key in there if str(keys.raw(key)) == str(value)), key=lambda key: -alike[key])
     own = (

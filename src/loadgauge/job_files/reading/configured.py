@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.job_files.ideas.table import MISSING, Document
+from loadgauge.job_files.ideas.table import MISSING, Document, Keys
 from loadgauge.job_files.reading.argv import LAUNCHER, Argv
 
 ENDINGS = (".yaml", ".yml", ".toml")
 OPTIONS = frozenset({"config", "config_file", "config_path", "config_name", "cfg"})
 """Options that name such a file."""
+
+
+LAUNCHED_AS = {
+    **{name: name for name in ("mixed_precision", "use_fsdp", "use_deepspeed")},
+    **{
+        name: f"deepspeed_config.{name}"
+        for name in ("zero_stage", "offload_optimizer_device", "offload_param_device", "deepspeed_config_file")
+    },
+}
+"""Options of `accelerate launch`, and the keys of its configuration that they are."""
 
 
 class Configured:
@@ -68,3 +78,31 @@ def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Docum
     if set(line.names()) <= LAUNCHER | OPTIONS:
         raise ConfigError(f"has its arguments in {names[0]}, which is not there; give that file")
     return line
+
+
+class Over:
+    """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
+
+    def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
+        self.own, self.beneath = own, beneath
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def get(self, key: str) -> Any:
+        """The value of a key here, else beneath."""
+        value = self.own.get(key)
+        return self.beneath.get(key, MISSING) if value is MISSING else value
+
+
+def launch_options(keys: Keys, owned: Callable[[str], bool]) -> dict[str, Any]:
+    """Return the options of `accelerate launch` as keys of its configuration, without those that the tool has itself (`owned`)."""
+    names = keys.document.names() if keys.document.syntax == "argv" else ()
+    places = {name: f"fsdp_config.{name}" if name.startswith("fsdp_") else LAUNCHED_AS.get(name) for name in names}
+    values: dict[str, Any] = {
+        place: keys.plain(name) for name, place in places.items() if place is not None and not owned(name)
+    }
+    for switch, kind in (("use_fsdp", "FSDP"), ("use_deepspeed", "DEEPSPEED")):
+        if values.pop(switch, None):
+            values["distributed_type"] = kind
+    return values

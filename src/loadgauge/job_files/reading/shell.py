@@ -25,7 +25,7 @@ COMPARED: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 LARGEST_FILE, MOST_CHOICES = 100_000, 1_000
 """Bytes of a file that a script reads, and files among which a variable chooses."""
-OPEN = re.compile(r"\$\{?(?:[A-Za-z_]\w*|[1-9])\}?")
+OPEN = re.compile(r"\$\{?([A-Za-z_]\w*|[1-9])\}?")
 """A variable in the name of a file, which is not known."""
 GIVES_UP = ("exit", "return", "continue", "break")
 DECLARES = ("export", "local", "declare", "readonly", "typeset")
@@ -373,9 +373,8 @@ class Shell(Values):
         root = Path.cwd() if here.is_relative_to(Path.cwd()) else here
         if noted and self.file and (asked := OPEN.search(name)) is not None:
             choices = _choices(here, name)
-            variable = asked[0].strip("${}")
             which = f"{choices[0]} is read, the first of {len(choices)}" if choices else "it is not read"
-            self.notes.append(f"the name {name} follows from {variable}, and {which}: add --set {variable}=VALUE")
+            self.notes.append(f"the name {name} follows from {asked[1]}, and {which}: add --set {asked[1]}=VALUE")
             name = choices[0] if choices else name
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
             return

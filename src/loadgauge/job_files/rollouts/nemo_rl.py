@@ -506,14 +506,16 @@ def _loss() -> Idea:
             else None
         }
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return (
+    return Idea(
+        keys=(fused, chunk),
+        facts=("loss",),
+        read=read,
+        write=lambda facts, keys: (
             {fused: facts.get("loss") == "chunked"}
             if megatron_trains(keys) or facts.get("framework") == "megatron"
             else {}
-        )
-
-    return Idea(keys=(fused, chunk), facts=("loss",), read=read, write=write)
+        ),
+    )
 
 
 def _attention() -> Idea:
