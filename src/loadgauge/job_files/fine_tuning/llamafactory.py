@@ -65,10 +65,6 @@ def _adapter() -> Idea:
         facts["lora_targets"] = facts.get("lora_targets") or "all"
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
         own = stored(keys.word("model_name_or_path"))
-        if number is None and own == "aqlm":
-            keys.note(
-                "model_name_or_path", "has matrices of about 2 bits, counted in 16", "saves", "weights gathered", 0.9
-            )
         if library == "hqq":
             base = "hqq"  # its 8 bits are as bitsandbytes'
         elif fours == "fp4" and number == 4:

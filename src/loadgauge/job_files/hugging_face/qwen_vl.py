@@ -121,7 +121,7 @@ QWEN_VL = Dialect(
         half(),
         _task(),
         _adapters(),
-        dropout("lora_dropout", LORA, 0.05),
+        dropout("lora_dropout", lambda keys: 0.05 if keys.flag(LORA) else None),
         _kernels(),
         tower("freeze_vision_tower", "freeze_merger", "image_max_pixels", "trained"),
         evaluation(),
