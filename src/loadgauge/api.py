@@ -115,6 +115,7 @@ class Flags(TypedDict, total=False):
     overlap: str
     tokens: str
     price: float
+    electricity: str
     days: float
     mtbf_hours: float
     checkpoint_seconds: float

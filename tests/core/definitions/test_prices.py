@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from command_line import document, typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.hardware.hardware import gpu_ids
@@ -55,3 +56,16 @@ def test_list_prices_where_none_is_given():
 def test_what_is_no_price(text: str):
     with pytest.raises(ConfigError):
         Prices.read(text)
+
+
+def test_co2_is_energy_times_what_a_country_emits():
+    line = "estimate llama-3.1-8b --gpu h100 --gpus 8 --zero 3 --tokens 1B --electricity"
+    by_name, by_code, stated = (document(f"{line} {word}")["time"] for word in ("france", "FRA", "100"))
+    assert by_name["co2_kg"] == by_code["co2_kg"]
+    assert stated["co2_kg"] == pytest.approx(stated["energy_kwh"] * 0.1)
+    rows = tomllib.loads(read_data("electricity.toml"))
+    assert rows["source"] in tomllib.loads(read_data("sources.toml"))
+    assert by_name["co2_kg"] == pytest.approx(by_name["energy_kwh"] * rows["grams"]["fra"]["grams"] / 1000)
+    assert document("estimate llama-3.1-8b --gpu h100 --tokens 1B")["time"]["co2_kg"] is None
+    refused = typed(f"{line} franc")
+    assert (refused.code, "did you mean france" in refused.err) == (2, True)

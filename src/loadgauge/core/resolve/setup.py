@@ -10,6 +10,7 @@ import msgspec
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import parse_count, seconds
 from loadgauge.core.base.verdict import Verdict
+from loadgauge.core.definitions.hardware.electricity import grams
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -172,6 +173,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             watts=result.time.tdp,
             failures=failures,
             wanted_days=job.days,
+            grid=None if job.electricity is None else grams(job.electricity),
         )
 
     @property

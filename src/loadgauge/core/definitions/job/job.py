@@ -484,6 +484,13 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     days: Annotated[
         float | None, _field("positive", "money", "Deadline in days; adds how many GPUs would meet it.", needs="tokens")
     ] = None  # fmt: skip
+    electricity: Annotated[
+        str | None,
+        _field(
+            "text", "money", "Where the electricity is from, or its grams of CO2 a kWh; adds CO2.", metavar="COUNTRY|400",
+            needs="tokens",
+        ),
+    ] = None  # fmt: skip
     mtbf_hours: Annotated[
         float | None,
         _field(
@@ -617,7 +624,7 @@ def _did_you_mean(name: str) -> str:
     return suggest(name[:60], flags) or f" (known: {', '.join(flags)})"
 
 
-WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
+WHOLE_RUN = ("tokens", "price", "electricity", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
 """Fields that describe the whole training run instead of one step."""
 POSTTRAIN = OfTask.__struct_fields__[1:]
 """Fields that say what `task` trains, and of what."""

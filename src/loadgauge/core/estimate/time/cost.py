@@ -88,6 +88,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     goodput: share of time that is progress, 1 without a failure rate; `days`, GPU-hours, cost and energy include it.
     checkpoint_every: [s]; watts: of one GPU; wanted_days: what `gpus_needed` answers
+    grid: grams of CO2 equivalents a kWh, and what they are of
     """
 
     tokens: float
@@ -99,6 +100,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     watts: float | None = None
     checkpoint_every: float | None = None
     wanted_days: float | None = None
+    grid: tuple[float, str] | None = None
 
     @classmethod
     def of(
@@ -112,6 +114,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         watts: float | None = None,
         failures: Failures | None = None,
         wanted_days: float | None = None,
+        grid: tuple[float, str] | None = None,
     ) -> Budget:
         """Compute the budget of a run from one optimizer step.
 
@@ -139,6 +142,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             watts=watts,
             checkpoint_every=every,
             wanted_days=wanted_days,
+            grid=grid,
         )
 
     @property
@@ -157,6 +161,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.watts is None else self.gpu_hours * self.watts / 1000
 
     @property
+    def co2(self) -> float | None:
+        """CO2 equivalents of that energy, an upper bound as it is [kg]; None where nothing says where it is from."""
+        return None if self.grid is None or self.kilowatt_hours is None else self.kilowatt_hours * self.grid[0] / 1000
+
+    @property
     def gpus_needed(self) -> int | None:
         """GPUs to finish in `wanted_days` at today's speed per GPU (communication may cost more); None if not asked."""
         return None if self.wanted_days is None else math.ceil(self.gpus * self.days / self.wanted_days)
@@ -170,6 +179,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             "gpu_hours": self.gpu_hours,
             "cost": self.cost,
             "energy_kwh": self.kilowatt_hours,
+            "co2_kg": self.co2,
             "goodput": self.goodput,
             "checkpoint_every": self.checkpoint_every,
             "gpus_needed": self.gpus_needed,

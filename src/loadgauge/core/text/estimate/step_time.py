@@ -86,6 +86,10 @@ def basis(result: Estimate) -> str:
     return f"Kernels: {rows:,} measured operations on {result.gpu} ({sources}), {calibration.date}; none is a training run.{at}"
 
 
+SHOWN_OFFERS = 4
+"""Of the list prices, how many are shown: the lowest, and the highest."""
+
+
 def money_lines(budget: Budget, gpu: str) -> list[str]:
     """Return what a run costs: at the job's price, at that of each provider, or at list prices of a GPU."""
     of_several = getattr(budget.price, "offers", ())
@@ -95,9 +99,12 @@ def money_lines(budget: Budget, gpu: str) -> list[str]:
     if budget.cost is not None:
         return [f"cost: {budget.cost:,.0f} at {budget.price:g} per GPU-hour (in your currency)"]
     offers = listed().get(gpu, ())
+    between = len(offers) - SHOWN_OFFERS
     words = [
         f"{cloud} {kind} {budget.gpu_hours * each:,.0f} at {each:g} ({day})" for cloud, kind, each, day, _ in offers
     ]
+    if between > 0:
+        words[SHOWN_OFFERS - 1 : -1] = [f"{between} between"]
     return [f"cost at list prices, US dollars: {', '.join(words)}; --price takes yours"] if words else []
 
 
@@ -108,6 +115,9 @@ def whole_run(target: Console, budget: Budget, gpu: str) -> None:
     lines += money_lines(budget, gpu)
     if budget.kilowatt_hours is not None:
         lines.append(f"energy: at most {budget.kilowatt_hours:,.0f} kWh (every GPU at its thermal design power)")
+    if budget.co2 is not None and budget.grid is not None:
+        mass = f"{budget.co2 / 1000:,.3g} t" if budget.co2 >= 1000 else f"{budget.co2:,.3g} kg"
+        lines.append(f"CO2: at most {mass}, at {budget.grid[0]:g} g a kWh ({budget.grid[1]})")
     if budget.checkpoint_every is not None:
         lines.append(
             f"goodput {budget.goodput:.1%} with failures (included in the days above), one checkpoint every"

@@ -78,6 +78,7 @@ export const GROUPS_OF_FIELDS = [
     { flag: "memory", kind: "text", more: true },
     { flag: "tokens", kind: "text" },
     { flag: "price", kind: "text" },
+    { flag: "electricity", kind: "text", more: true },
     { flag: "nic-bandwidth", kind: "text", more: true },
     { flag: "link-bandwidth", kind: "text", more: true },
     { flag: "gpus-per-node", kind: "text", more: true },

@@ -1,0 +1,36 @@
+"""Grams of CO2 for a kilowatt-hour, by country (`data/electricity.toml`)."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from typing import Any
+
+from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.base.package_data import read_data
+
+
+@functools.cache
+def _countries() -> dict[str, Any]:
+    countries: dict[str, Any] = tomllib.loads(read_data("electricity.toml"))["grams"]
+    return countries | {each["name"]: each for each in countries.values()}
+
+
+def grams(text: str) -> tuple[float, str]:
+    """Return the grams of CO2 equivalents a kWh of a country, by its name or ISO code, or as they are said; and what they are of.
+
+    Raises `ConfigError` for a country that is not in the table.
+
+    >>> grams("Norway")[0] < 50 < grams("POL")[0], grams("400")
+    (True, (400.0, 'as stated'))
+    """
+    try:
+        return float(text), "as stated"
+    except ValueError:
+        pass
+    country = _countries().get(text.strip().lower())
+    if country is None:
+        raise ConfigError(
+            f"no country {text!r}{suggest(text.lower(), _countries())}; or say grams a kWh", key="electricity"
+        )
+    return country["grams"], f"{country['name'].title()}, {country['year']}"
