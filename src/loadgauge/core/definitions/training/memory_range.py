@@ -52,11 +52,14 @@ class Fragmentation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The factors between which measured / predicted lies in 80 % of the runs of a class, by its name in `CLASSES`.
 
+    middle: factor on what is predicted of a card, for what measured ones show beyond and nothing here explains; low and high
+        are around it
     sources: those whose runs they come from; covered: share of the runs of a source that lie within, where the factors come
     from the other sources alone, as the mean over sources
     """
 
     stack: str
+    middle: float = 1.0
     low: float
     high: float
     sources: tuple[str, ...]

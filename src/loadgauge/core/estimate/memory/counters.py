@@ -52,7 +52,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     allocator holds
     fewer, more: bytes by which the peak may differ for what the job does not say
     pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
-    held: share of what is handed out that the allocator usually holds idle on a card with room
+    held: share of what is handed out by which a card with room usually shows more: what the allocator holds idle, times what
+        measured cards of this class show beyond (`Spread.middle`)
     """
 
     outside: Assumed
@@ -101,6 +102,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
                 fragmentation, reserved=msgspec.structs.replace(fragmentation.reserved, high=high)
             )
         shown, inside = (spread(framework.stack, adapters=adapters, card=card) for card in (True, False))
+        held = (1 + held) * shown.middle - 1
         return cls(outside=outside, fragmentation=fragmentation, spread=shown, inside=inside, pools=pools, held=held)
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -120,18 +122,27 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         if counter not in ("reserved", "nvidia-smi"):
             return self._range(allocated, NONE, outside, self.inside)
         factor = self.spread if counter == "nvidia-smi" else self.inside
-        own, factors = self.pools, (factor.low, 1.0, factor.high)
+        own, factors = self.pools, tuple(factor.middle * end for end in (factor.low, 1.0, factor.high))
         if own.most:
             shares = (own.idle.low, own.idle.usual, own.idle.high)
             low, value, high = (own.most * (1 + share) * factor for share, factor in zip(shares, factors, strict=True))
             outside = Assumed(outside.value + value, outside.low + low, outside.high + high)
-        return self._range(allocated - own.beside, self.fragmentation.reserved, outside, factor)
+        found = self._range(allocated - own.beside, self.fragmentation.reserved, outside, factor)
+        if counter == "reserved":
+            return found
+        least = self.reading("reserved", allocated)  # whose ranges come from other runs
+        return Reading(max(found.low, least.low), max(found.value, least.value), max(found.high, least.high))
 
     def needed(self, allocated: float) -> Reading:
-        """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows."""
-        found = self._range(allocated, self.fragmentation.needed, self.outside, self.spread)
-        value = self.shown(allocated) + self.outside.value
-        return Reading(min(found.low, value), value, max(found.high, value))
+        """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows.
+
+        The range lies around that value; a full card gets idle segments back, so that its low end is never above what is
+        needed with them given back.
+        """
+        exact = msgspec.structs.replace(self.spread, middle=1.0)
+        found = self._range(allocated, Share(self.held, self.held, self.held), self.outside, exact)
+        least = max(0.0, allocated - self.fewer) * (1 + self.fragmentation.needed.usual) + self.outside.value
+        return Reading(min(found.low, least), found.value, found.high)
 
     def shown(self, allocated: Any) -> Any:
         """Return what the allocator usually holds where it has handed out so many bytes (a number or an array)."""
@@ -140,11 +151,12 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def growth(self) -> float:
         """By which factor the upper end of what a card must have grows with what PyTorch has handed out."""
-        return (1 + self.fragmentation.needed.high) * self.spread.high
+        return (1 + self.held) * self.spread.high
 
     def _range(self, allocated: float, idle: Share, outside: Assumed, spread: Spread) -> Reading:
+        middle = spread.middle
         return Reading(
-            max(0.0, allocated - self.fewer) * (1 + idle.low) * spread.low + outside.low,
-            allocated * (1 + idle.usual) + outside.value,
-            (allocated + self.more) * (1 + idle.high) * spread.high + outside.high,
+            max(0.0, allocated - self.fewer) * (1 + idle.low) * middle * spread.low + outside.low,
+            allocated * (1 + idle.usual) * middle + outside.value,
+            (allocated + self.more) * (1 + idle.high) * middle * spread.high + outside.high,
         )
