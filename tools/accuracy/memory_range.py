@@ -16,7 +16,8 @@ what is read: PyTorch's allocator, or the card, which holds idle blocks and what
 
 The level is conformal: each source is left out in turn, the range made from the others, and the level is the lowest at which
 what was left out has 80 % of its votes inside; each class has its own, and a class with few
-sources is pooled with all others of what is read.
+sources is pooled with all others of what is read. Of cards it is 80 % of the rows themselves: what more a level for sources left
+out would add at the upper end are idle blocks, which a full card gets back, so that it would call jobs tight that run.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from loadgauge.core.definitions.training.memory_range import (
     Fragmentation,
     Share,
     Spread,
+    class_of,
     memory_range,
 )
 from loadgauge.core.estimate.result import Estimate
@@ -105,19 +107,10 @@ def residuals(runs: Sequence[Run]) -> list[Residual]:
         for record, weight in zip(records, weights, strict=True):
             training = setup_of(by_id[record.id]).training
             adapters, card = training.lora is not None, by_id[record.id].counter.kind in ON_CARD
-            stack = named(training.framework.stack, adapters=adapters, card=card)
+            stack = class_of(training.framework.stack, adapters=adapters, card=card)
             value = residual(record.measured or 0.0, record.low, record.high)
             found.append(Residual(source, stack, value, weight / sum(weights) * len(records)))
     return found
-
-
-def named(stack: str, *, adapters: bool, card: bool) -> str:
-    """Return the name of a class in `CLASSES`.
-
-    >>> named("FSDP", adapters=False, card=True), named("FSDP", adapters=True, card=False)
-    ('FSDP, card', 'adapters')
-    """
-    return f"{'adapters' if adapters else stack}{CARD if card else ''}"
 
 
 def as_typed(flags: str) -> Estimate:
@@ -144,7 +137,8 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             if not 1 / FAR < memory.total / measured < FAR:
                 continue
             training = estimate.training
-            stack = named(training.framework.stack, adapters=training.lora is not None, card=card)
+            adapters, split = training.lora is not None, estimate.layout.tp > 1
+            stack = class_of(training.framework.stack, adapters=adapters, card=card, split=split)
             if card:
                 usual = memory.margins.shown(memory.allocated) / memory.margins.spread.middle
                 value = math.log((measured - memory.margins.outside.value) / usual)
@@ -198,16 +192,16 @@ def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
     ordered = sorted((one.value, one.weight) for one in found)
     sums = list(accumulate((weight for _, weight in ordered), initial=0.0))
     wanted = level * sums[-1] - 1e-9
-    best: tuple[float, float] | None = None
+    best: tuple[float, float] | None = None  # shortest in bytes, not in logarithms
     for start, (low, _) in enumerate(ordered):
         stop = bisect_left(sums, sums[start] + wanted)
         if stop >= len(sums):
             break
-        ends = min(low, 0.0), max(ordered[max(stop, 1) - 1][0], 0.0)
+        ends = math.exp(min(low, 0.0)), math.exp(max(ordered[max(stop, 1) - 1][0], 0.0))
         if best is None or ends[1] - ends[0] < best[1] - best[0]:
             best = ends
     assert best is not None
-    return math.exp(best[0]), math.exp(best[1])
+    return best
 
 
 def pool(found: Sequence[Residual], stack: str) -> list[Residual]:
@@ -274,7 +268,7 @@ def ranges(found: Sequence[Residual]) -> list[Made]:
         used = [one._replace(stack=stack) for one in pool(found, stack)]
         if not used:
             continue
-        level = calibrated_level(used)
+        level = COVERAGE if stack.endswith(CARD) else calibrated_level(used)
         low, high = bounds(centred(used, by), level)
         own = {one.source for one in found if one.stack == stack}
         left = tuple(one for one in left_out(used, level) if one.source in own)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.base.algebra import where
 from loadgauge.core.definitions.training.frameworks import Framework
 from loadgauge.core.definitions.training.memory_range import Counter, Fragmentation, Share, Spread, memory_range, spread
 from loadgauge.core.estimate.states.overhead import Assumed
@@ -73,6 +74,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         ragged: bool,
         *,
         adapters: bool = False,
+        split: Any = False,
         gathers: bool = False,
         expandable: bool = False,
         pools: Pools = MAIN_ONLY,
@@ -80,16 +82,15 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """Return the margins of a run.
 
         ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
+        split: whether it is tensor-parallel, an array where the degree is one
         gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
-            that what is asked for changes its size all the time
+            that cards show as much more as where lengths change
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         known = memory_range()
-        whole = (
-            framework.gradients_persist and framework.engine is None
-        )  # DeepSpeed's are tensors until they are shared out
-        fragmentation = known.dynamic if gathers else known.static if whole else known.fixed
-        held = fragmentation.reserved.usual
+        kept = framework.gradients_persist and framework.engine is None  # DeepSpeed's are tensors until shared out
+        fragmentation = known.static if kept else known.fixed
+        held = (known.dynamic if gathers else fragmentation).reserved.usual
         fragmentation = known.dynamic if ragged else fragmentation
         if pools.most and framework.engine is None:
             fragmentation = msgspec.structs.replace(
@@ -101,8 +102,10 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             fragmentation = msgspec.structs.replace(
                 fragmentation, reserved=msgspec.structs.replace(fragmentation.reserved, high=high)
             )
-        shown, inside = (spread(framework.stack, adapters=adapters, card=card) for card in (True, False))
-        held = (1 + held) * shown.middle - 1
+        inside = spread(framework.stack, adapters=adapters)
+        whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
+        held = (1 + held) * where(split, parts.middle, whole.middle) - 1
+        shown = parts if split is True else whole
         return cls(outside=outside, fragmentation=fragmentation, spread=shown, inside=inside, pools=pools, held=held)
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -147,11 +150,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self, allocated: Any) -> Any:
         """Return what the allocator usually holds where it has handed out so many bytes (a number or an array)."""
         return allocated * (1 + self.held)
-
-    @property
-    def growth(self) -> float:
-        """By which factor the upper end of what a card must have grows with what PyTorch has handed out."""
-        return (1 + self.held) * self.spread.high
 
     def _range(self, allocated: float, idle: Share, outside: Assumed, spread: Spread) -> Reading:
         middle = spread.middle
