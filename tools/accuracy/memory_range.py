@@ -34,8 +34,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GIB
 from loadgauge.core.command_line.estimate import command
@@ -68,7 +66,7 @@ ON_CARD = ("device", "nvidia-smi")
 REPORTS = Path(__file__).parents[1] / "published_runs" / "raw" / "reported_memory.csv"
 FAR = 2.0
 COMMON = 4
-"""Sources that the middle of all cards counts for in the middle of a class: the best of 0, 2, 4, 10 and 100 for sources left out."""
+"""Sources that the middle of all cards counts for in that of a class: the best of 0, 2, 4, 10 and 100 for sources left out."""
 FEWEST = round(COVERAGE / (1 - COVERAGE))
 """Sources below which no range of the wanted coverage follows from a class alone; the other classes are then pooled with it."""
 
@@ -270,11 +268,12 @@ def ranges(found: Sequence[Residual]) -> list[Made]:
             continue
         level = COVERAGE if stack.endswith(CARD) else calibrated_level(used)
         low, high = bounds(centred(used, by), level)
+        middle = round(math.exp(by[stack]), 3) if stack.endswith(CARD) else 1.0
         own = {one.source for one in found if one.stack == stack}
         left = tuple(one for one in left_out(used, level) if one.source in own)
         sources = tuple(sorted({one.source for one in used}))
         spread = Spread(
-            stack=stack, middle=round(math.exp(by[stack]), 3) if stack.endswith(CARD) else 1.0, low=round(low, 3), high=round(high, 3), runs=len(used), sources=sources,
+            stack=stack, middle=middle, low=round(low, 3), high=round(high, 3), runs=len(used), sources=sources,
             covered=round(covered(left), 2),
         )  # fmt: skip
         made.append(Made(spread, level, left))
