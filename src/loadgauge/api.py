@@ -97,6 +97,7 @@ class Flags(TypedDict, total=False):
     pin_memory: bool
     host_link: str
     host_bandwidth: str
+    host_memory: str
     nvme_bandwidth: str
     gpus_per_node: int
     link_bandwidth: str

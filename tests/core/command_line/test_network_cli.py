@@ -132,3 +132,19 @@ def test_gpus_without_a_fast_link_have_the_network_alone() -> None:
 def test_no_tp_is_offered_where_there_is_none() -> None:
     allowed = typed("network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 2 --pp 2").out.split("What these links allow")[1]
     assert "tp" not in allowed.split("Assumptions")[0]
+
+
+def test_runs_side_by_side_are_each_what_it_is_alone() -> None:
+    """Tensor parallelism of 3 over 64 GPUs is no run: it is named and the others are answered."""
+    line = "network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 64"
+    wrong, *runs = document(f"{line} --sweep tp=3,4 --sweep zero=1,3")["cells"][1:]
+    assert "tp 3" in wrong["error"]
+    for cell in runs:
+        alone = answered(cell["command"].removeprefix("loadgauge "))
+        assert {name: alone[name] for name in ("step", "exposed", "enough", "needs")} == {
+            name: cell[name] for name in ("step", "exposed", "enough", "needs")
+        }
+    table = typed(f"{line} --sweep tp=4,8")
+    assert table.code == 1
+    assert table.out.count("NOT ENOUGH") == 2
+    assert typed(f"{line} --sweep tp=4 --explain dp").code == 2

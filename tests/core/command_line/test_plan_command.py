@@ -57,6 +57,14 @@ def test_nothing_that_fits_is_a_no_with_changes_that_hold() -> None:
         assert typed(f"{TOO_BIG} {change['flags']}").code == 0, change
 
 
+@pytest.mark.parametrize("gpus", [8, 16])
+def test_where_none_is_sure_to_fit_the_word_is_the_verdict_of_the_nearest(gpus: int) -> None:
+    out = typed(f"plan llama-3.1-70b --gpu h100 --gpus {gpus} --pp 1 --tp {gpus} --recompute full").out
+    line = next(line for line in out.splitlines() if line.strip().startswith("loadgauge estimate"))
+    word = typed(line.strip().removeprefix("loadgauge ")).out.split("  ")[0]
+    assert out.split("  ")[0] == {"DOES NOT FIT": "NOTHING FITS"}.get(word, word)
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [

@@ -80,6 +80,7 @@ LINES = {
         "network llama-3.1-8b --gpu a100-sxm4-80gb --gpus 64 --zero 3 --oversubscription 4 --rails --pod 32",
     ],
     "network.explain": [f"{NETWORK} --explain tp"],
+    "network.sweep": ["network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 64 --sweep tp=3,8"],
     "fleet.run": [f"{FLEET} --what-if --price 2"],
     "fleet.explain": [f"{FLEET} --explain days"],
     "fleet.find": [f"{FLEET} --find {name}" for name in ("checkpoint-interval", "spares", "oversubscription")],

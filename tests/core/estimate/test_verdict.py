@@ -145,3 +145,22 @@ def test_an_evaluation_that_does_not_fit_has_its_own_remedy() -> None:
     found = typed(f"{JOB} --recompute full --eval-batch 8 --eval-batches 4 --brief")
     assert found.code == 1
     assert "Try --eval-batches 0" in found.out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "estimate llama-7b --gpu a100-sxm4-80gb --gpus 8 --zero 3 --offload all",
+        "estimate qwen2.5-0.5b --gpu h100 --gpus 8 --task grpo --zero 3 --recompute full --offload all",
+    ],
+)
+def test_a_nodes_memory_has_a_verdict_of_its_own(line: str) -> None:
+    """What eight ranks keep is eight times what one does, and the exit code is that of the worse verdict."""
+    told = document(line)
+    host = sum(told["host"].values()) if "host" in told else told["memory"]["host"] * 8
+    for factor, code in ((1.01, 0), (0.99, 1)):
+        answer = typed(f"{line} --host-memory {host * factor:.0f}B")
+        assert answer.code == code
+        assert ("DOES NOT FIT" in answer.out) == bool(code)
+    refused = typed(f"{line} --host-memory 3x")
+    assert (refused.code, refused.out) == (2, "")

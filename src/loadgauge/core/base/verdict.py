@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol
 
-from loadgauge.core.base.errors import NO, YES
+from loadgauge.core.base.errors import NO, YES, ConfigError
+from loadgauge.core.base.units import parse
 
 Verdict = Literal["fits", "tight", "depends", "does not fit", "unknown"]
 RANK: dict[Verdict, int] = {"fits": 0, "unknown": 0, "depends": 1, "tight": 2, "does not fit": 3}
@@ -60,6 +61,20 @@ def needs(memory: Needs) -> dict[str, Any]:
         "fits": None if verdict == "unknown" else verdict == "fits",
         "verdict": verdict,
     }
+
+
+def host_holds(nbytes: float, stated: str | None) -> bool:
+    """Return whether a node's memory holds so many bytes; a node of which nothing is stated does. Raises `ConfigError`.
+
+    >>> host_holds(300 * 2**30, "256GiB"), host_holds(300 * 2**30, None)
+    (False, True)
+    """
+    if stated is None:
+        return True
+    size, unit = parse(stated, "host_memory", "byte")
+    if unit != "byte":
+        raise ConfigError(f"must be a size such as 512GiB, got {stated!r}", key="host_memory")
+    return nbytes <= size
 
 
 def judge(

@@ -9,6 +9,7 @@ import click
 from loadgauge.core.answers.equations.equation import QUANTITIES
 from loadgauge.core.answers.equations.run_forms import FORMS
 from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.base.units import days_words, gib
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
 
@@ -39,9 +40,15 @@ if TYPE_CHECKING:
 @click.option("--precision", metavar="NAME", help="bf16, fp16 or fp32; for states also a recipe of `estimate`.")
 @click.option("--optimizer", metavar="NAME", help="For states. [adamw]")
 @click.option("--zero", type=Whole(0, 3), help="For states: one ZeRO stage; all of them without it.")
+@click.option(
+    "--numbers",
+    metavar="LETTER=VALUE,...",
+    help="Numbers for letters: P=175B,N=300B,n=1024,X=140TFLOP/s; of --solve the quantity's too: duration=24d.",
+)
+@click.option("--solve", metavar="LETTER", help="The number of this letter; the quantity's own is given in --numbers.")
 @click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
+def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, as_json: bool, **flags: Any) -> None:
     """Print the closed form of QUANTITY, read off the list of operations.
 
     \b
@@ -63,16 +70,26 @@ def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
     loadgauge equation activations --layer gpt --tp --sequence-parallel --recompute selective
     loadgauge equation activations --layer moe --tp --sequence-parallel --ep --attention flash
     loadgauge equation params --layer deepseek-v3
+    loadgauge equation amdahl --numbers serial=1h,total=20h,n=64
+    loadgauge equation duration --numbers P=175B,N=300B,X=140TFLOP/s,duration=24d --solve n
     """
     if latex and as_json:
         raise ConfigError("--latex and --json exclude one another; the JSON document has the LaTeX too")
+    if not quantity:
+        _catalogue()
+        return
     from loadgauge.core.answers.equations.equation import equations
+    from loadgauge.core.answers.equations.numbers import read_numbers, with_numbers
     from loadgauge.core.answers.equations.run_forms import run_forms
     from loadgauge.core.text.table import document
 
     given = arguments(quantity, flags)
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **given)
-    if as_json:
+    values = read_numbers(numbers) if numbers else {}
+    forms = tuple(with_numbers(form, values) for form in forms)
+    if solve:
+        _solved(forms, solve, values.get(quantity), as_json=as_json)
+    elif as_json:
         document({"equations": [form.to_dict() for form in forms]})
     elif latex:
         for form in forms:
@@ -85,6 +102,18 @@ def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
         _ending(forms[0])
 
 
+SUBJECTS = {
+    "A layer and a model (article 1)": (
+        "params", "active-params", "forward-flops", "backward-flops", "training-flops", "recompute-flops", "activations",
+        "model-params", "model-active-params", "model-flops", "gamma", "checkpoints", "kv-cache",
+    ),
+    "Model states (article 2)": ("states",),
+    "A cluster (article 3)": (
+        "duration", "gpus", "utilisation", "amdahl", "bubble", "wire", "traffic", "collectives", "bandwidth",
+    ),
+    "Batches without padding (article 4)": ("padded-flash", "mask", "longest"),
+}  # fmt: skip
+"""Every quantity by its subject, and the article that has it."""
 _AXES = {name: AXES[name].symbol for name in STAGE_AXES}
 _OF_A_LAYER = frozenset({"layer", *STAGE_AXES, "sequence_parallel", "attention", "padding_free", "recompute"})
 _APPLY = {
@@ -137,6 +166,51 @@ def _ranks(axis: str, text: str) -> int | str:
     return int(text)
 
 
+def _catalogue() -> None:
+    """Print the quantities by subject, with the article that has them."""
+    from loadgauge.core.answers.equations.run_forms import run_forms
+    from loadgauge.core.text.table import Column, console, draw
+
+    for title, names in SUBJECTS.items():
+        rows = [[name, QUANTITIES[name][0] if name in QUANTITIES else run_forms(name)[0].what] for name in names]
+        draw(console(), [Column("quantity"), Column("what")], rows, title)
+    click.echo("\nloadgauge equation NAME prints one; with --numbers letter=value,... and --solve LETTER")
+
+
+def _worded(value: float, unit: str) -> str:
+    """Return a value with its unit, and in the words of people where it is large.
+
+    >>> _worded(2073600.0, "s"), _worded(12.5e9, "byte/s"), _worded(3, "GPUs")
+    ('2,073,600 s, 24.0 days', '12,500,000,000 byte/s, 12.5 GB/s', '3 GPUs')
+    """
+    plain = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.6g}"
+    larger = {
+        "s": (3600, days_words(value / 86400)),
+        "byte/s": (1e9, f"{value / 1e9:,.4g} GB/s"),
+        "byte": (1e6, gib(value)),
+    }
+    least, words = larger.get(unit, (float("inf"), ""))
+    return f"{plain} {unit}, {words}" if value >= least else f"{plain} {unit}"
+
+
+def _solved(forms: tuple[Equation, ...], letter: str, value: float | None, *, as_json: bool) -> None:
+    """Print the number of a letter with which each form has the value."""
+    from loadgauge.core.answers.equations.numbers import solved
+    from loadgauge.core.text.table import document
+
+    if value is None:
+        raise ConfigError(f"give the value as {forms[0].quantity}=... in --numbers", key="--solve")
+    complete = [form for form in forms if letter in form.legend and form.legend.keys() <= {*form.numbers, letter}]
+    having = complete or [form for form in forms if letter in form.legend][:1] or forms[:1]
+    answers = [(form, solved(form, letter, value)) for form in having]
+    if as_json:
+        document({"equations": [form.to_dict() | {"solved": {letter: number}} for form, number in answers]})
+        return
+    for form, number in answers:
+        click.echo(f"{form.what}: {form.text} = {_worded(value, form.unit)}")
+        click.echo(f"  {letter} = {number:,.6g}    {form.legend[letter]}\n")
+
+
 def _show(form: Equation) -> None:
     from loadgauge.core.estimate.symbols import text
     from loadgauge.core.text.table import console, points
@@ -152,13 +226,14 @@ def _show(form: Equation) -> None:
     else:
         _lines(form)
     if form.numbers:
-        click.echo(f"  = {text(form.substitute)}    with the numbers of {form.layer}")
+        value = form.substitute
+        click.echo(f"  = {_worded(value, form.unit)}" if isinstance(value, int | float) else f"  = {text(value)}")
     if not form.is_long and len(form.parts) > 1:
         click.echo("\n  part by part:\n")
         _lines(form)
     click.echo()
     lines = [
-        f"{name}: {meaning}" + (f" = {form.numbers[name]:,}" if name in form.numbers else "")
+        f"{name}: {meaning}" + (f" = {form.numbers[name]:,.12g}" if name in form.numbers else "")
         for name, meaning in form.legend.items()
     ]
     points(target, lines, mark="  ")

@@ -12,7 +12,7 @@ from loadgauge.core.base.errors import NO, YES, ConfigError, Error, Untrained
 from loadgauge.core.base.files import write_text
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import share
-from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.base.verdict import exit_code, host_holds
 from loadgauge.core.command_line import posttrain as after
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.grouped import Grouped
@@ -259,6 +259,8 @@ def command(
             given = resolve_job(job.replace(**fields))
             result = given.estimate()
             short.brief(given, result, counter)
+    if not host_holds(given.on_host(result), given.job.host_memory):
+        return NO
     return exit_code(result.memory.verdict, allow_tight=allow_tight)
 
 

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from loadgauge.core.answers.why.of_needs import AXES, closed_numbers, need_reason
-from loadgauge.core.base.errors import ConfigError, NotStated
+from loadgauge.core.base.errors import ConfigError, Error, NotStated
 from loadgauge.core.base.units import parse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, run_options
@@ -52,6 +52,13 @@ from loadgauge.core.text.network import NOT_COUNTED, report
 @click.option(
     "--explain", "axis", type=click.Choice(AXES), help="Explain what one axis needs: formula, your numbers, source."
 )
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME=V,V",
+    help="Lay runs side by side, a line each: --sweep tp=1,2,4,8 --sweep zero=1,3.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, byte/s and plain counts.")
 def command(
     model: str | None,
@@ -61,6 +68,7 @@ def command(
     pod: int | None,
     rails: bool,
     axis: str | None,
+    sweeps: tuple[str, ...],
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -73,11 +81,18 @@ def command(
     \b
     loadgauge network llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --sequence-parallel --global-batch 512
     loadgauge network llama-3.1-8b --gpu a100-sxm4-80gb --gpus 64 --zero 3 --oversubscription 4 --rails --pod 32
+    loadgauge network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 64 --sweep tp=1,2,4,8
     """
-    given = resolve_job(Job(model=model_or_usage(model, flags), **flags))
-    setup = _setup(
-        given, share=share, achieved=_achieved(achieved), oversubscription=oversubscription, pod=pod, rails=rails
-    )
+    job = Job(model=model_or_usage(model, flags), **flags)
+    how: dict[str, Any] = {
+        "share": share, "achieved": _achieved(achieved), "oversubscription": oversubscription, "pod": pod, "rails": rails,
+    }  # fmt: skip
+    if sweeps:
+        if axis is not None:
+            raise ConfigError("explains one run: leave --sweep out", key="--explain")
+        return _side_by_side(job, sweeps, how, as_json=as_json)
+    given = resolve_job(job)
+    setup = _setup(given, **how)
     answer = setup.answer()
     if axis is not None:
         _explain(given, setup, answer, axis, as_json=as_json)
@@ -88,6 +103,34 @@ def command(
     else:
         report(given, setup, answer)
     return 0 if answer.enough else 1
+
+
+def _side_by_side(job: Job, sweeps: tuple[str, ...], how: dict[str, Any], *, as_json: bool) -> int:
+    """Print the networks of a sweep's cells; 0 where the links are enough for one of them."""
+    from loadgauge.core.plan.space.estimates import cells, read_axes
+    from loadgauge.core.text.network import compare
+    from loadgauge.core.text.table import document
+
+    axes = read_axes(sweeps)
+    rows: list[tuple[dict[str, Any], Network | Error]] = []
+    for cell, run in cells(job, axes):
+        try:
+            rows.append((cell, _setup(resolve_job(run), **how).answer()))
+        except Error as error:
+            rows.append((cell, error))
+    if as_json:
+        document({"cells": [_cell(job, cell, answer) for cell, answer in rows]})
+    else:
+        compare(job.command("network"), list(axes), rows)
+    return 0 if any(not isinstance(answer, Error) and answer.enough for _, answer in rows) else 1
+
+
+def _cell(job: Job, cell: dict[str, Any], answer: Network | Error) -> dict[str, Any]:
+    document = {"swept": cell, "command": job.replace(**cell).command("network")}
+    if isinstance(answer, Error):
+        return document | {"error": str(answer)}
+    needs = [need.to_dict() for need in answer.needs]
+    return document | {"enough": answer.enough, "step": answer.step, "exposed": answer.exposed, "needs": needs}
 
 
 def _explain(given: Setup, case: NetworkCase, answer: Network, axis: str, *, as_json: bool) -> None:

@@ -59,10 +59,8 @@ def _options(command: Any) -> Any:
     return options(command, [name for name in POSTTRAIN if name != "task"])
 
 
-OF_TASK = ("gpu", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "framework", "precision", "optimizer", "global_batch",
-           "lora_rank", "lora_targets", "attention", "loss", "hub", "memory", "version", "weights", "price")  # fmt: skip
-"""What else a plan with --task takes as it is; --tp, --pp, --zero, --recompute and --micro-batch narrow its axes down."""
 AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
+"""Flags that narrow the axes of a plan with --task down; other fields of a job it takes as they are."""
 
 
 def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
@@ -72,6 +70,7 @@ def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
     context = click.get_current_context()
     given: dict[str, tuple[Any, ...]] = {}
     values: dict[str, Any] = {}
+    sought = None
     for name, value in flags.items():
         if value is None or (
             name not in fields() and context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
@@ -80,13 +79,17 @@ def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
         if name in AXES_OF_TASK:
             texts = [one.strip() for one in str(value).split(";" if name == "recompute" else ",")]
             given[name] = tuple(fields()[name].read(one) for one in texts)
-        elif name in POSTTRAIN or name in OF_TASK:
+        elif name == "gpus" or name in OPEN_AXES:
+            values[name] = fields()[name].read(str(value))
+        elif name in POSTTRAIN or name in fields():
             values[name] = value
+        elif name == "find":
+            sought = value.replace("-", "_")
         else:
             raise ConfigError("is no question of a plan with --task", key=name)
     if "logprob_batch" in values:
         given["logprob_batch"] = (values.pop("logprob_batch"),)
-    return answer(Job.of(model, values), given, as_json=as_json)
+    return answer(Job.of(model, values), given, sought, as_json=as_json)
 
 
 def _time(text: str | None, name: str) -> float | None:
@@ -178,6 +181,8 @@ def command(model: str | None, as_json: bool, brief: bool | None, **flags: Any) 
             raise ConfigError("goes with --task generate", key=name)
     if flags["task"] is not None:
         return _task(model_or_usage(model, flags), flags, as_json=as_json)
+    if flags["find"] == "answers":
+        raise ConfigError("answers goes with --task", key="find")
     for name in POSTTRAIN:
         if flags.pop(name) is not None:
             raise ConfigError("goes with --task", key=name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.base.errors import NO, ConfigError
+from loadgauge.core.base.verdict import exit_code, host_holds
 from loadgauge.core.definitions.job.job import Job
 
 TOPICS = ("kv", "logprobs", "sync", "tail")
@@ -54,6 +54,8 @@ def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool,
         from loadgauge.core.text.post_training.posttrain_time import headline
         from loadgauge.core.text.post_training.posttrain_time import report as report_time
 
-        report(run, found, whole.remedies, headline(time, whole.untimed))
+        report(run, found, whole.remedies, headline(time, whole.untimed), job.host_memory)
         report_time(run, time, job)
+    if not host_holds(sum(found.host.values()), job.host_memory):
+        return NO
     return exit_code(found.verdict, allow_tight=allow_tight)

@@ -19,6 +19,7 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
+from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.post_training.memory import PostMemory, engine_of, memory
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import Known, StepTime, step_time, timed
@@ -37,26 +38,26 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     zero: tuple[int, ...]
     recompute: tuple[str, ...]
     micro_batch: tuple[int, ...]
-    logprob_batch: tuple[int, ...]
+    logprob_batch: tuple[int | None, ...]
     rollout_tp: tuple[int, ...]
     share: tuple[float, ...]
-    placement: tuple[str, ...]
+    placement: tuple[str | None, ...]
 
     @classmethod
     def of(cls, job: Job, given: dict[str, tuple[Any, ...]]) -> Space:
         """Return the space around a job. given: axes that are locked or narrowed; a --rollout or --placement locks its own
 
-        >>> Space.of(Job("qwen3-32b", gpus=16, rollout="vllm:tp=4"), {}).rollout_tp
+        >>> Space.of(Job("qwen3-32b", task="grpo", gpus=16, rollout="vllm:tp=4"), {}).rollout_tp
         (4,)
         """
-        gpus = job.gpus or 1
+        gpus, generates = job.gpus or 1, TASKS[job.task or ""].rollout
         inside = tuple(one for one in (1, 2, 4, 8) if one <= min(gpus, NODE))
         engine = None if job.rollout is None else Engine.parse(job.rollout)
         named = (job.rollout or "").partition(":")[2]
         kind = engine.kind if engine is not None else "vllm"
         own = ENGINES[kind].share
         fixed = own and own in named.replace("gpu_memory_utilization", own).replace("mem_fraction_static", own)
-        placements: tuple[str, ...] = ("colocated",)
+        placements: tuple[str | None, ...] = ("colocated",) if generates else (None,)
         if job.staleness:
             placements = tuple(
                 f"split:{trainer}+{gpus - trainer}"
@@ -69,7 +70,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             "zero": (1, 3),
             "recompute": ("none", "selective", "full"),
             "micro_batch": (1, 2, 4, 8),
-            "logprob_batch": (1, 4, 16),
+            "logprob_batch": (1, 4, 16) if generates else (None,),
             "rollout_tp": (engine.tp,) if engine is not None and "tp" in named else inside,
             "share": (getattr(engine, own),)
             if fixed and engine is not None
@@ -115,7 +116,7 @@ def candidates(job: Job, space: Space) -> Iterator[Job]:
                 tp=tp if tp > 1 else None,
                 pp=pp if pp > 1 else None,
                 zero=zero,
-                framework=job.framework or ("megatron" if zero < 3 else "fsdp"),
+                framework=job.framework or _framework(rollout, tp * pp, zero),
                 recompute=recompute,
                 sequence_parallel=True if tp > 1 else None,
                 micro_batch=micro,
@@ -124,8 +125,17 @@ def candidates(job: Job, space: Space) -> Iterator[Job]:
             )
 
 
-def rollouts(job: Job, space: Space) -> list[str]:
-    """Return the engines of a space, as of the flag: what is said of it, with another tp and share."""
+def _framework(rollout: str | None, ranks: int, zero: int) -> str | None:
+    """Return who trains: beside an engine Megatron or FSDP; without one the job's own default, where no model is split."""
+    if rollout is None and ranks == 1:
+        return None
+    return "megatron" if zero < 3 else "fsdp"
+
+
+def rollouts(job: Job, space: Space) -> list[str | None]:
+    """Return the engines of a space, as of the flag: what is said of it, with another tp and share; None where none answers."""
+    if not TASKS[job.task or ""].rollout:
+        return [None]
     engine = Engine.parse(job.rollout or ("vllm:sleep=1" if not job.staleness else "vllm"))
     own = ENGINES[engine.kind].share
     return [
@@ -160,7 +170,7 @@ class _Search:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.resolved: dict[Any, Run | str] = {}
-        self.pools: dict[Any, float | str] = {}
+        self.pools: dict[Any, float | str | None] = {}
         self.known: dict[Any, Known] = {}
         self.refusals: Counter[str] = Counter()
         self.highs: dict[Any, dict[int, float]] = {}
@@ -171,7 +181,9 @@ class _Search:
         key = (one.placement, one.tp, one.pp, one.zero, one.rollout)
         if key not in self.resolved:
             try:
-                self.resolved[key] = resolve_posttrain(one.replace(micro_batch=1, recompute="none", logprob_batch=1))[0]
+                self.resolved[key] = resolve_posttrain(
+                    one.replace(micro_batch=1, recompute="none", logprob_batch=one.logprob_batch and 1)
+                )[0]
             except Error as error:
                 self.resolved[key] = str(error)
         base = self.resolved[key]
@@ -180,14 +192,15 @@ class _Search:
             return None
         ranks, batch = base.trained.layout.dp, base.trained.layout.global_batch
         assert one.micro_batch is not None
-        if batch % (one.micro_batch * ranks):
+        micro = one.micro_batch * base.task.rows
+        if batch % (micro * ranks):
             self._refused(f"global_batch: {batch} sequences are no multiple of dp x micro-batch")
             return None
         word = one.recompute or "none"
         members = {}
         for name, member in base.members.items():
             policy = recompute_policy(word, member.model, member.training)
-            layout = msgspec.structs.replace(member.layout, micro_batch=one.micro_batch, recompute=policy)
+            layout = msgspec.structs.replace(member.layout, micro_batch=micro, recompute=policy)
             members[name] = msgspec.structs.replace(member, layout=layout)
         return msgspec.structs.replace(
             base, members=members, logprob_rows=(one.logprob_batch or one.micro_batch) * base.task.rows
@@ -196,6 +209,8 @@ class _Search:
     def time(self, one: Job, run: Run) -> StepTime | None:
         """The time of a candidate's step; None where it has no cache or no time."""
         key = (one.placement, one.rollout)
+        if one.rollout is None:
+            self.pools[key] = None
         if key not in self.pools:
             try:
                 card = engine_of(run)
@@ -268,8 +283,10 @@ class _Search:
         return None
 
 
-def plan_task(job: Job, space: Space) -> Found:
+def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
     """Return the fastest candidate that fits, and the next of another kind. Raises `ConfigError` without --gpu and --gpus.
+
+    nearest: look for the one that lacks least, where none fits
 
     >>> job = Job("qwen3-0.6b", task="grpo", gpu="h100-sxm5-80gb", gpus=2, prompts=16, samples=4, answers="512", prompt_len=128)
     >>> plan_task(job, Space.of(job, {"tp": (1,), "pp": (1,), "rollout_tp": (1,)})).best.memory.verdict
@@ -306,16 +323,62 @@ def plan_task(job: Job, space: Space) -> Found:
         elif _shape(one) != _shape(best.job):
             runner_up = choice
             break
-    nearest = search.nearest(timed_ones) if best is None else None
     return Found(
         best=best,
         runner_up=runner_up,
         candidates=len(timed_ones),
         refused=refused,
         looked=len(search.held),
-        nearest=nearest,
+        nearest=search.nearest(timed_ones) if best is None and nearest else None,
         why="" if best is None or runner_up is None else why(best, runner_up),
     )
+
+
+QUANTUM, LONGEST = 256, 2**23
+"""Tokens to which a length is found, and at which the search for it ends."""
+
+
+def found_value(job: Job, given: dict[str, tuple[Any, ...]], name: str) -> int | None:
+    """Return the longest sequence, or where a task generates the longest answers, with which some layout fits; or the fewest GPUs.
+
+    None where none fits. Only the leanest layouts are looked at: all run again, a sequence at a time. GPUs are powers of two.
+    Raises `ConfigError` for another field, or one that the job has.
+
+    >>> found_value(Job("qwen3-0.6b", task="dpo", gpu="rtx4090", gpus=1), {}, "seq_len") % 256
+    0
+    """
+    generates = TASKS[job.task or ""].rollout
+    length = "answers" if generates else "seq_len"
+    if name not in (length, "gpus"):
+        more = "; micro-batches, the engine's share and its ranks are searched anyway" if generates else ""
+        raise ConfigError(f"with --task {job.task} it is {length.replace('_', '-')} or gpus{more}", key="find")
+    if getattr(job, name) is not None:
+        raise ConfigError(f"asks for what --{name.replace('_', '-')} says", key="find")
+
+    def fits(value: int) -> bool:
+        candidate = job.replace(**{name: str(value) if name == "answers" else value})
+        lean: dict[str, tuple[Any, ...]] = {"recompute": ("full",), "micro_batch": (1,)}
+        if generates:
+            lean["logprob_batch"] = (1,)
+        try:
+            return plan_task(candidate, Space.of(candidate, lean | given), nearest=False).best is not None
+        except ConfigError:
+            if (
+                name == "gpus" or value > QUANTUM
+            ):  # more of it may be no run: a position table's end, a batch that is too small
+                return False
+            raise
+
+    if name == "gpus":
+        return next((2**power for power in range(17) if fits(2**power)), None)
+    low = 0
+    while low < LONGEST and fits(max(QUANTUM, 2 * low)):
+        low = max(QUANTUM, 2 * low)
+    high = 2 * low
+    while high - low > QUANTUM:
+        middle = (low + high) // 2 // QUANTUM * QUANTUM
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low or None
 
 
 def _side(phase: str) -> str:
@@ -332,19 +395,21 @@ def _side(phase: str) -> str:
 
 def _keys(one: Job) -> dict[str, tuple[Any, int]]:
     """What the memory of a phase depends on: of a sleeping engine, not on its share of the card; and how many sequences it has at
-    once, with which it grows.
+    once, with which it grows. Without an engine the frozen roles run while tensors of the update are kept.
 
     Every phase is of the rank on which the update is the largest, and with stages that is another one by what is recomputed. A
     teacher may run in the midst of the update.
     """
     engine = Engine.parse(one.rollout or "vllm")
     asleep = one.rollout if not engine.sleep and one.placement == "colocated" else (engine.tp, engine.sleep)
-    staged = (one.recompute, one.micro_batch) if one.pp is not None or one.teacher is not None else ()
+    staged = (
+        (one.recompute, one.micro_batch) if one.pp is not None or one.teacher is not None or one.rollout is None else ()
+    )
     trainer = (one.placement, one.tp, one.pp, one.zero, *staged)
     resting = (*trainer, one.rollout)
     return {
         "update": (("update", *trainer, one.recompute, asleep), one.micro_batch or 1),
-        "score": (("score", *trainer, asleep), one.logprob_batch or 1),
+        "score": (("score", *trainer, asleep), one.logprob_batch or one.micro_batch or 1),
         "generate": (("generate", *resting), 1),
         "sync": (("sync", *trainer, asleep), 1),
     }

@@ -31,7 +31,7 @@ from loadgauge.core.resolve.setup import Setup
 
 Find = Literal[
     "seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens",
-    "checkpoint-interval", "spares", "oversubscription", "sites",
+    "checkpoint-interval", "spares", "oversubscription", "sites", "answers",
 ]  # fmt: skip
 FINDS = {
     "seq-len": ("seq_len", "lengths"),

@@ -14,6 +14,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.core.base.hooks import need
+from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import RANK
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
@@ -509,11 +510,13 @@ def nothing_fits(cases: Sequence[Case], layout: Layout, number: int, margin: flo
     """
     case = cases[number]
     nearest = case.estimate(layout)
-    missing = nearest.memory.total + margin - case.cluster.gpu.capacity
+    memory = nearest.memory
+    missing = memory.total + margin - case.cluster.gpu.capacity
     spare = f" with {margin / 2**30:.1f} GiB to spare" if margin else ""
+    short = memory.verdict == "does not fit"
     text = (
-        f"no layout of {case.space.model.name} fits {case.cluster.gpu.name}{spare}: the nearest needs"
-        f" {nearest.memory.total / 2**30:.1f} GiB of {case.cluster.gpu.capacity / 2**30:.1f} GiB a GPU,"
-        f" {missing / 2**30:.1f} GiB too much"
+        f"no layout of {case.space.model.name} {'fits' if short else 'is sure to fit'} {case.cluster.gpu.name}{spare}: the nearest"
+        f" needs {in_gib(memory.total, 1)} of {gib(case.cluster.gpu.capacity, 1)} a GPU, range {in_gib(memory.low, 1)}-"
+        f"{gib(memory.high, 1)}{f', {gib(missing, 1)} too much' if short else ''}"
     )
     return NothingFits(text, nearest=nearest, missing=missing)

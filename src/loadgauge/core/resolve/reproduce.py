@@ -222,7 +222,7 @@ def _hosted(job: Job, kind: Training, recompute: str) -> dict[str, Any]:
         "gradient_sync": job.gradient_sync,
         "engine": job.engine,
         "tuning": job.tuning,
-        **{name: getattr(job, name) for name in ("host_link", "host_bandwidth", "nvme_bandwidth")},
+        **{name: getattr(job, name) for name in ("host_link", "host_bandwidth", "host_memory", "nvme_bandwidth")},
     }
 
 

@@ -13,6 +13,7 @@ from loadgauge.core.base.files import is_script
 from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import gib, parse, rate
+from loadgauge.core.base.verdict import host_holds
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
@@ -454,6 +455,7 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
         link = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
         if card is not None and (moved or hosted != "none"):
             assumed["--host-link"] = f"{rate(link)} ({'PCIe 4' if stated is None else card.interconnect.kind})"
+    host_holds(0, job.host_memory)  # refuses what is no size
     return Host(
         pinned=job.pin_memory is not False,
         nvme=nvme,

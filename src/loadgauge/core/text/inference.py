@@ -114,7 +114,10 @@ def _largest(answer: Answer) -> list[str]:
         return []
     if not answer.largest:
         return ["Not even one such sequence fits."]
-    return [f"The largest batch that fits: {answer.largest:,} such sequences a replica."]
+    return [
+        f"The largest batch that fits: {answer.largest:,} such sequences a replica,"
+        f" {answer.largest * answer.asked.context:,} tokens of cache."
+    ]
 
 
 def _cache_note(answer: Answer) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GB, MIB, count, seconds
 from loadgauge.core.definitions.layout.axes import RANK_ORDER
 from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkCase, largest_tp, smallest_batch, what_if
@@ -276,6 +277,40 @@ def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
     changes = (row(change.name, change.result) for change in what_if(setup, network))
     rows = [row("the cluster as it is", network), *changes]
     draw(target, columns, rows, "What if the cluster were different", [0])
+
+
+def compare(title: str, axes: list[str], rows: list[tuple[dict[str, Any], Network | Error]]) -> None:
+    """Print networks side by side, a line for each cell of a sweep: what each axis sends, and what the tightest needs."""
+    target = console()
+    target.print(title, style="bold", soft_wrap=True)
+    answers = [answer for _, answer in rows if not isinstance(answer, Error)]
+    sent = list(dict.fromkeys(need.axis for answer in answers for need in answer.needs))
+    names = [*(name.replace("_", "-") for name in axes), "step", "exposed", *(f"{axis} GB" for axis in sent)]
+    columns = [
+        *(Column(name, "right") for name in (*names, "needs", "reaches")),
+        Column("tightest"),
+        Column("links are"),
+    ]
+    lines = []
+    for cell, answer in rows:
+        values = ["" if value is None else str(value) for value in cell.values()]
+        if isinstance(answer, Error):
+            lines.append([*values, *[""] * (len(columns) - len(values) - 1), "cannot tell"])
+            continue
+        by_axis = {axis: sum(need.carried for need in answer.needs if need.axis == axis) for axis in sent}
+        tightest = answer.tightest
+        lines.append(
+            [
+                *values, seconds(answer.step), f"{answer.exposed / answer.step:.1%}",
+                *(f"{carried / 1e9:.3g}" if carried else "" for carried in by_axis.values()),
+                "" if tightest is None else f"{tightest.needed / 1e9:.3g}",
+                "" if tightest is None else f"{tightest.reached / 1e9:.3g}",
+                "" if tightest is None else f"{tightest.axis}, {tightest.what}", "enough" if answer.enough else "NOT ENOUGH",
+            ]
+        )  # fmt: skip
+    draw(target, columns, lines, "What a GPU sends in a step, and the GB/s that the tightest axis needs and reaches")
+    wrong = dict.fromkeys(str(answer) for _, answer in rows if isinstance(answer, Error))
+    points(target, [f"cannot tell: {error}" for error in wrong])
 
 
 def _limits(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:

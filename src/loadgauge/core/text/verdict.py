@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadgauge.core.base.units import count, gib, in_gib
-from loadgauge.core.base.verdict import Needs
+from loadgauge.core.base.verdict import Needs, host_holds
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.result import Estimate, Memory
 
@@ -38,6 +38,19 @@ CAUSES = {
 """What makes a range wide, where no flag says it."""
 STYLES = {"tight": "yellow", "depends": "magenta", "does not fit": "red"}
 """Colours of such a line."""
+
+
+def host_words(nbytes: float, stated: str | None) -> str:
+    """Return what a node's memory must hold, and the verdict of one that is stated.
+
+    >>> host_words(300 * 2**30, "256GiB")
+    '300.0 GiB on a node, of 256GiB: DOES NOT FIT'
+    """
+    if stated is None:
+        return f"{gib(nbytes, 1)} on a node"
+    return (
+        f"{gib(nbytes, 1)} on a node, of {stated}: {WORDS['fits' if host_holds(nbytes, stated) else 'does not fit'][0]}"
+    )
 
 
 def verdict_words(memory: Needs) -> str:

@@ -156,4 +156,8 @@ def _yours(flags: State, uploads: Uploads) -> dict[str, Any] | None:
 def _miss(error: NothingFits) -> dict[str, Any]:
     nearest = error.nearest
     assert isinstance(nearest, Estimate)
-    return {"missing": error.missing, "point": _point(nearest.memory.total, seconds(nearest), nearest.layout, nearest)}
+    return {
+        "missing": error.missing,
+        "verdict": nearest.memory.verdict,
+        "point": _point(nearest.memory.total, seconds(nearest), nearest.layout, nearest),
+    }

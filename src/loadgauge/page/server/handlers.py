@@ -13,6 +13,7 @@ from loadgauge.core.answers.figures.network import what_if as adapter
 from loadgauge.core.answers.figures.trace_points import Found, dots
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.hooks import Door, load
+from loadgauge.core.base.verdict import host_holds
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
@@ -92,10 +93,17 @@ def told(setup: Setup, result: Estimate, wanted: Iterable[str]) -> dict[str, Any
     return {
         "estimate": estimate_document(setup, result),
         "verdict": result.memory.verdict,
+        "host": _on_host(setup, result),
         "captured": facts(setup.model, setup.assumed.get("model", "")),
         "ranges": ranges(setup, result),
         "panels": {name: PANELS[name](result) for name in wanted},
     }
+
+
+def _on_host(setup: Setup, result: Estimate) -> dict[str, Any] | None:
+    """What the GPUs of a node keep in its memory, and whether that of the flags holds it; None where they keep nothing."""
+    nbytes, stated = setup.on_host(result), setup.job.host_memory
+    return {"bytes": nbytes, "of": stated, "holds": host_holds(nbytes, stated)} if nbytes else None
 
 
 def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from command_line import document, typed
+from loadgauge.core.answers.equations.equation import QUANTITIES
 from loadgauge.core.answers.equations.run_forms import FORMS, run_forms
 from loadgauge.core.estimate.memory.recompute import checkpointed
 from loadgauge.core.estimate.schedule.simulate import simulate
@@ -143,3 +144,41 @@ def test_padded_flash_is_what_an_estimate_keeps() -> None:
     drawn = {"T_p": 8 * 7282.277, "T": 8 * 4096.5, "h": 6144, "a": 48}
     assert value("padded-flash", 0, **drawn) / 2**30 == pytest.approx(10.840, abs=0.001)
     assert value("padded-flash", 1, **drawn) / 2**30 == pytest.approx(6.382, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "letter", "numbers"),
+    [
+        ("duration", "n", {"P": 175e9, "N": 300e9, "X": 140e12, "n": 1056}),
+        ("gpus", "X", {"P": 65e9, "N": 1.4e12, "X": 150e12, "S": 21 * 86400}),
+        ("amdahl", "f", {"f": 0.05, "n": 64}),
+        ("bandwidth", "h", {"X": 150e12, "r": 0.05, "t": 8, "s": 2048, "h": 12288}),
+        ("utilisation", "S", {"F": 1e18, "S": 30, "n": 64, "X": 312e12}),
+        ("checkpoints", "A_in", {"l": 64, "A": 32, "A_in": 2}),
+    ],
+)
+def test_a_letter_is_found_again_from_the_value(quantity: str, letter: str, numbers: dict[str, float]) -> None:
+    given = ",".join(f"{name}={number!r}" for name, number in numbers.items() if name != letter)
+    told = document(f"equation {quantity} --numbers {quantity}={value(quantity, **numbers)!r},{given} --solve {letter}")
+    assert told["equations"][0]["solved"][letter] == pytest.approx(numbers[letter])
+
+
+def test_amdahl_of_hours_and_the_longest_by_counting() -> None:
+    told = document("equation amdahl --numbers serial=1h,total=20h,gpus=64")
+    assert float(told["equations"][0]["with_numbers"]) == pytest.approx(20 / (1 + 19 / 64))
+    draws = list(itertools.product(range(1, 7), repeat=3))
+    share = sum(max(draw) == 5 for draw in draws) / len(draws)
+    assert value("longest", 4, N=6, n=3, k=5) == pytest.approx(share)
+    assert value("longest", 3, N=6, n=3) == pytest.approx(sum(max(draw) ** 2 for draw in draws) / len(draws))
+
+
+@pytest.mark.parametrize("flags", ["--numbers n", "--solve n", "--numbers duration=1d --solve n", "--numbers n=x"])
+def test_numbers_that_cannot_be_read_or_solved_for_are_one_line(flags: str) -> None:
+    told = typed(f"equation duration {flags}")
+    assert told.code == 2
+    assert len(told.err.splitlines()) == 1
+
+
+def test_without_a_name_every_quantity_is_listed() -> None:
+    out = typed("equation").out
+    assert all(f"\n{name} " in out for name in (*FORMS, *QUANTITIES))

@@ -42,7 +42,8 @@ LETTERS = {
 }  # fmt: skip
 OWN_LETTERS = {
     "collectives": {"n": "ranks"},
-    "longest": {"N": "longest length there is [tokens]", "n": "lengths that are drawn"}, "gamma": {"v": "vocabulary"},
+    "longest": {"N": "longest length there is [tokens]", "n": "lengths that are drawn", "k": "a length [tokens]"},
+    "gamma": {"v": "vocabulary"},
 }  # fmt: skip
 """Letters that stand for something else in one quantity."""
 
@@ -183,7 +184,7 @@ def _collectives() -> list[Part]:
 def _longest() -> list[Part]:
     import sympy
 
-    N, n, M = _letters("N n M")
+    N, n, M, longest = _letters("N n M k")
     k = sympy.Symbol("k", positive=True, integer=True)
     return [
         (
@@ -198,6 +199,7 @@ def _longest() -> list[Part]:
             N**2 - sympy.Sum((2 * k + 1) * (k / N) ** n, (k, 1, N - 1)),
             "tokens^2",
         ),
+        ("probability that the longest is k, each of 1 to N", (longest / N) ** n - ((longest - 1) / N) ** n, "share"),
     ]
 
 

@@ -362,6 +362,13 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
             unit="GB/s", metavar="25GB/s", needs="gpu",
         ),
     ] = None  # fmt: skip
+    host_memory: Annotated[
+        str | None,
+        _field(
+            "text", "cluster", "Memory of a node, which must hold what its GPUs keep there: it has a verdict of its own.",
+            metavar="512GiB",
+        ),
+    ] = None  # fmt: skip
     nvme_bandwidth: Annotated[
         str | None,
         _field(

@@ -113,6 +113,16 @@ def columns(axes: Sequence[str]) -> dict[str, Kind]:
     return asked | RESULTS
 
 
+def cells(job: Job, axes: dict[str, tuple[Any, ...]]) -> Iterator[tuple[dict[str, Any], Job]]:
+    """Yield the values of each cell and its job, the last axis fastest. Raises `ConfigError` for a field that the job has."""
+    for name in axes:
+        if name != "model" and getattr(job, name) is not None:
+            raise ConfigError("is swept, and given as well", key=name.replace("_", "-"))
+    for values in itertools.product(*axes.values()):
+        cell = dict(zip(axes, values, strict=True))
+        yield cell, job.replace(**cell)
+
+
 def swept(job: Job, axes: dict[str, tuple[Any, ...]]) -> Iterator[Row]:
     """Yield a row for each cell, the last axis fastest. A cell that is no run has an `error`, and no memory.
 
@@ -120,12 +130,7 @@ def swept(job: Job, axes: dict[str, tuple[Any, ...]]) -> Iterator[Row]:
     >>> [row["outcome"] for row in rows]
     ['fits', 'does not fit']
     """
-    for name in axes:
-        if name != "model" and getattr(job, name) is not None:
-            raise ConfigError("is swept, and given as well", key=name.replace("_", "-"))
-    for values in itertools.product(*axes.values()):
-        cell = dict(zip(axes, values, strict=True))
-        one = job.replace(**cell)
+    for cell, one in cells(job, axes):
         try:
             found = _found(one)
         except Error as error:

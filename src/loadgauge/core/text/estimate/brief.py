@@ -17,6 +17,7 @@ from loadgauge.core.text.table import console, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
     effort,
+    host_words,
     left_out_words,
     question_words,
     range_words,
@@ -34,11 +35,12 @@ BAR = 24
 
 def brief(given: Setup, result: Estimate, counter: Counter | None = None, target: Console | None = None) -> None:
     """Print the short answer to `target`, by default the terminal."""
-    memory = result.memory
+    memory, on_host = result.memory, given.on_host(result)
     wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
     lines = (
         _counter(result, counter),
         _step(result),
+        f"Host memory: {host_words(on_host, given.job.host_memory)}" if given.job.host_memory else "",
         _whole(given, result),
         question_words(memory),
         *wide,

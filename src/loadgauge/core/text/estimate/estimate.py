@@ -22,6 +22,7 @@ from loadgauge.core.text.verdict import (
     STYLES,
     WORDS,
     effort,
+    host_words,
     left_out_words,
     question_words,
     range_words,
@@ -109,7 +110,14 @@ def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter |
     if memory.host:
         locked = f", of it {gib(memory.pinned)} page-locked" if memory.pinned else ""
         disk = f"; NVMe: {gib(memory.nvme)}" if memory.nvme else ""
-        points(target, [f"Host memory: {gib(memory.host)} per rank of this stage{locked}{disk}."], "")
+        points(
+            target,
+            [
+                f"Host memory: {gib(memory.host)} per rank of this stage{locked}{disk};"
+                f" {host_words(given.on_host(result), given.job.host_memory)}."
+            ],
+            "",
+        )
     if memory.saving:
         points(target, [f"Saving: {gib(memory.saving)} of host memory on the first rank, for the gathered state."], "")
     _lengths(target, given)

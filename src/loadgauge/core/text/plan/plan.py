@@ -36,7 +36,7 @@ CLOSE = 1e-4
 """Relative difference below which two step times count as equal."""
 KINDS = (*MODEL_PARALLEL, "zero")
 """Axes that make two layouts of a different kind."""
-LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
+LEAST = ("net GB/s", "tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
 
@@ -196,6 +196,8 @@ def table(
     cells["tok/s/GPU"] = [f"{time.tokens_per_second_per_gpu:,.0f}" for time in times]
     cells["MFU"] = [f"{time.mfu:.1%}" for time in times]
     cells["GiB"] = [in_gib(result.memory.total, 1) for result in results]
+    if any(carried(result) for result in results):
+        cells["net GB/s"] = [f"{carried(result) / 1e9:.3g}" for result in results]
     if len({result.memory.verdict for result in results}) > 1:
         cells["verdict"] = [WORDS[result.memory.verdict][0] for result in results]
     if price is not None:
@@ -356,7 +358,9 @@ def _nothing(error: NothingFits, request: PlanRequest, setup: Setup, cases: list
         )
         return 1
     target = console()
-    target.print(f"NOTHING FITS  {error}.", soft_wrap=True, style="bold red")
+    nothing = nearest.memory.verdict == "does not fit"
+    word, style = ("NOTHING FITS", "bold red") if nothing else WORDS[nearest.memory.verdict]
+    target.print(f"{word}  {error}.", soft_wrap=True, style=style)
     points(target, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
     show_command(target, complete(nearest).command())
     if changes:

@@ -5,28 +5,40 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.answers.post_training import time_document
-from loadgauge.core.base.errors import NO, YES, ConfigError
+from loadgauge.core.base.errors import NO, YES
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import needs
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.training.tasks import TASKS
-from loadgauge.core.plan.posttrain import Choice, Found, Space, plan_task
+from loadgauge.core.plan.posttrain import Choice, Found, Space, found_value, plan_task
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
 from loadgauge.core.text.table import Column, console, draw, points
 from loadgauge.core.text.table import document as print_document
+from loadgauge.core.text.verdict import WORDS
+
+MOST_GPUS = 2**16
+FOUND = {
+    "seq_len": "The longest sequence that fits [tokens]", "answers": "The longest answers that fit [tokens]",
+    "gpus": "The fewest GPUs that fit, of powers of two",
+}  # fmt: skip
 
 
-def answer(job: Job, given: dict[str, tuple[Any, ...]], *, as_json: bool) -> int:
-    """Plan a run of a task and print it; the exit code. given: axes that are locked or narrowed. Raises `ConfigError`."""
-    if not TASKS[job.task or ""].rollout:
-        raise ConfigError(
-            f"--task {job.task} generates nothing: `loadgauge plan` without --task plans its training", key="task"
-        )
+def answer(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = None, *, as_json: bool) -> int:
+    """Plan a run of a task and print it; the exit code. Raises `ConfigError`.
+
+    given: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
+    """
+    value = None if sought is None else found_value(job, given, sought)
+    if sought is not None and value is not None:
+        job = job.replace(**{sought: str(value) if sought == "answers" else value})
+    elif sought == "gpus":
+        job = job.replace(gpus=MOST_GPUS)
     found = plan_task(job, Space.of(job, given))
     if as_json:
-        print_document(document(found))
+        print_document(document(found) | ({} if sought is None else {"find": sought, "value": value}))
     else:
+        if value is not None:
+            console().print(f"{FOUND[str(sought)]}: {value:,}", style="bold", soft_wrap=True)
         report(found)
     return NO if found.best is None else YES
 
@@ -36,17 +48,19 @@ def report(found: Found) -> None:
     target = console()
     counted = f"{found.candidates:,} candidates timed, {found.looked:,} looked at in memory"
     if found.best is None:
-        points(target, [f"Nothing fits: {counted}."], "")
-        if found.nearest is not None:
-            worst = found.nearest.memory.decisive
-            points(
-                target,
-                [
-                    f"Nearest miss: {worst.name} needs {in_gib(worst.total, 1)} of {gib(found.nearest.memory.capacity or 0, 1)},"
-                    f" range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
-                    found.nearest.job.command(),
-                ],
-            )
+        if found.nearest is None:
+            points(target, [f"Nothing fits: {counted}."], "")
+            return
+        held = found.nearest.memory
+        short, worst = held.verdict == "does not fit", held.decisive
+        word, style = ("NOTHING FITS", "bold red") if short else WORDS[held.verdict]
+        target.print(
+            f"{word}  no layout {'fits' if short else 'is sure to fit'}: in the nearest {worst.name} needs {in_gib(worst.total, 1)}"
+            f" of {gib(held.capacity or 0, 1)}, range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
+            soft_wrap=True,
+            style=style,
+        )
+        points(target, [found.nearest.job.command(), "", f"{counted}."], "")
         return
     best = found.best
     time, worst = best.time, best.memory.decisive
@@ -74,7 +88,7 @@ def _row(name: str, choice: Choice) -> list[str]:
         f"{job.tp or 1}  {job.pp or 1}  {job.zero}",
         job.recompute or "",
         str(job.micro_batch),
-        str(job.logprob_batch),
+        "" if job.logprob_batch is None else str(job.logprob_batch),
         job.rollout or "",
         seconds(choice.time.step),
         in_gib(choice.memory.decisive.total, 1),

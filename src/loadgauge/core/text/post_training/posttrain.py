@@ -14,13 +14,18 @@ from loadgauge.core.post_training.roles import Run
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.table import Column, console, draw, heading, points
-from loadgauge.core.text.verdict import WORDS, left_out_words, unread_words, verdict_words
+from loadgauge.core.text.verdict import WORDS, host_words, left_out_words, unread_words, verdict_words
 
 
 def report(
-    run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]] = (), took: Sequence[str] = ()
+    run: Run,
+    memory: PostMemory,
+    remedies: Sequence[tuple[str, PostMemory]] = (),
+    took: Sequence[str] = (),
+    host_memory: str | None = None,
 ) -> None:
-    """Print the answer. remedies: flags that were tried, with the memory of the run under them; took: lines about its time"""
+    """Print the answer. remedies: flags that were tried, with the memory of the run under them; took: lines about its time;
+    host_memory: of a node, as it is stated"""
     target, worst = console(), memory.worst
     target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
     lines = [*_unread(run, memory), *_left_out(run), *_lines(run, memory), *took, *_next(memory, remedies)]
@@ -48,6 +53,7 @@ def report(
     if memory.host:
         rows = [[what, in_gib(nbytes, 1)] for what, nbytes in memory.host.items()]
         draw(target, [Column("of a node"), Column("GiB", "right")], rows, "Host memory")
+        points(target, [f"{host_words(sum(memory.host.values()), host_memory)}."], "")
     print_assumed(target, run.assumed)
     heading(target, "Not counted")
     points(target, [*(item.note for item in run.uncounted if item.note), *NOT_COUNTED])

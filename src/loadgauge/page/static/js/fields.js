@@ -37,6 +37,7 @@ export const GROUPS_OF_FIELDS = [
     { flag: "host-link", kind: "text", more: true },
     { flag: "host-bandwidth", kind: "text", more: true },
     { flag: "nvme-bandwidth", kind: "text", more: true },
+    { flag: "host-memory", kind: "text", more: true },
     { flag: "base", kind: "choice", more: true },
     { flag: "mtp", kind: "switch", more: true },
   ]],

@@ -57,7 +57,9 @@ const request = later("plan", 900, () => { busy = true; told(); }, (answer) => {
 
 /** Nothing fits: what comes closest. */
 function missed(answer) {
-  return answer.nearest_miss ? t("layouts.missed", { gib: gib(answer.nearest_miss.missing) }) : (refusal(answer.error) || t("layouts.empty"));
+  const miss = answer.nearest_miss;
+  if (!miss) return refusal(answer.error) || t("layouts.empty");
+  return miss.verdict === "does not fit" ? t("layouts.missed", { gib: gib(miss.missing) }) : t("layouts.unsure", { gib: gib(miss.point.total) });
 }
 
 /** The present run has changed: where it lies among the layouts, and perhaps which layouts there are. */

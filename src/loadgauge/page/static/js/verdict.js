@@ -39,6 +39,7 @@ function fits(answer, then) {
     memory.capacity === null ? h("p", { class: "under" }, toField("gpu", t("fit.unasked"))) : gauge(memory, then?.memory),
     leftOut(answer.estimate.model.towers_left_out),
     question(memory.question),
+    onHost(answer.host),
     h("p", { class: "under" }, [place, term(memory.moment)].join(" · ")),
     h("p", { class: "under" }, [left, view.ranges !== "off" ? t("fit.range", { low: gib(memory.low), high: gib(memory.high) }) : null].filter(Boolean).join(" · ")),
     then ? delta(memory.total, then.memory.total, say.gib, true) : null);
@@ -46,6 +47,13 @@ function fits(answer, then) {
 
 /** What of the model itself the verdict leaves out. */
 const leftOut = (towers) => towers.length ? h("p", { class: "under" }, t("fit.left-out", { towers: towers.map(({ name, bytes }) => bytes === null ? name : `${name} (≥ ${gib(bytes)} GiB)`).join(", ") })) : null;
+
+/** What a node's memory must hold, and whether the one that was stated does. */
+function onHost(host) {
+  if (!host) return null;
+  const [word, kind] = verdictOf({ verdict: host.holds ? "fits" : "does not fit" });
+  return h("p", { class: "under" }, t("fit.host", { gib: gib(host.bytes) }), ...(host.of ? [` / ${host.of}: `, h("b", { class: kind }, t(`fit.${word}`))] : []));
+}
 
 /** The thing that was not said and decides: each of its values is a button that says it. */
 function question(asked) {

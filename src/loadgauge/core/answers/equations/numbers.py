@@ -1,0 +1,93 @@
+"""Numbers for the letters of a closed form, and the letter that a value of it asks for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.core.answers.equations.equation import Equation
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.units import parse, parse_count, share
+
+QUOTIENTS = {"f": ("serial", "total")}
+"""A letter, and the two numbers whose quotient it is."""
+
+
+def read_number(text: str, key: str) -> float:
+    """Return a number, a count with a letter, a percentage, or one with a unit in its base unit. Raises `ConfigError`.
+
+    >>> [read_number(text, "f") for text in ("0.05", "175B", "5%", "23d", "150TFLOP/s")]
+    [0.05, 175000000000.0, 0.05, 1987200.0, 150000000000000.0]
+    """
+    if text.rstrip().endswith("%"):
+        return share(text, key)
+    try:
+        return parse_count(text, key)
+    except ConfigError:
+        return parse(text, key)[0]
+
+
+def read_numbers(text: str) -> dict[str, float]:
+    """Return what `--numbers letter=value,...` says. Raises `ConfigError` for a part that is no pair.
+
+    >>> read_numbers("n=1024,serial=1h,total=20h")
+    {'n': 1024.0, 'serial': 3600.0, 'total': 72000.0}
+    """
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    for name, equals, value in pairs:
+        if not (name.strip() and equals and value.strip()):
+            raise ConfigError("write letter=value,letter=value", key="--numbers")
+    return {name.strip(): read_number(value, f"--numbers {name.strip()}") for name, _, value in pairs}
+
+
+def by_letter(form: Equation, values: dict[str, float]) -> dict[str, float]:
+    """Return the values under the letters of a form: a letter's own, or a word that the meaning of one letter alone has.
+
+    >>> from loadgauge.core.answers.equations.run_forms import run_forms
+    >>> by_letter(run_forms("amdahl")[0], {"gpus": 64, "serial": 1, "total": 20})
+    {'f': 0.05, 'n': 64}
+    """
+    letters = {
+        letter: values[above] / values[below]
+        for letter, (above, below) in QUOTIENTS.items()
+        if letter in form.legend and {above, below} <= values.keys()
+    }
+    for name, value in values.items():
+        meant = [letter for letter, meaning in form.legend.items() if name.lower() in meaning.lower().split()]
+        if name in form.legend:
+            letters[name] = value
+        elif len(meant) == 1:
+            letters[meant[0]] = value
+    return letters
+
+
+def with_numbers(form: Equation, values: dict[str, float]) -> Equation:
+    """Return a form with numbers for its letters, beside those of its layer."""
+    return msgspec.structs.replace(form, numbers=form.numbers | by_letter(form, values))
+
+
+def solved(form: Equation, letter: str, value: float) -> float:
+    """Return the number of a letter with which a form has a value; the others are numbers. Raises `ConfigError` where none has.
+
+    >>> from loadgauge.core.answers.equations.run_forms import run_forms
+    >>> form = with_numbers(run_forms("duration")[0], {"P": 175e9, "N": 300e9, "X": 140e12})
+    >>> round(solved(form, "n", 24 * 86400))
+    1085
+    """
+    import sympy
+
+    rest = {
+        sympy.Symbol(name, positive=True, integer=True): number
+        for name, number in form.numbers.items()
+        if name != letter
+    }
+    unknown = sympy.Symbol("unknown", positive=True)
+    own = [symbol for symbol in form.expression.free_symbols if symbol.name == letter]
+    left = form.expression.subs({symbol: rest[symbol] for symbol in rest}).subs(dict.fromkeys(own, unknown))
+    missing = sorted(symbol.name for symbol in left.free_symbols - {unknown})
+    if missing or not own:
+        what = f"{', '.join(missing)} have no number" if missing else f"{letter} is not in {form.text}"
+        raise ConfigError(f"{what} (--numbers letter=value,...)", key="--solve")
+    roots = [root for root in sympy.solve(sympy.nsimplify(left - value), unknown) if root.is_real and root > 0]
+    if not roots:
+        raise ConfigError(f"no positive {letter} gives {value:g} {form.unit}", key="--solve")
+    return float(min(roots))
