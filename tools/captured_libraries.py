@@ -83,31 +83,12 @@ NAMED = (
 )
 SQUARE = {"b": 3, "h": 224, "w": 224, "f": 8}
 SQUARES = ({"b": 5, "h": 224, "w": 224, "f": 12}, {"b": 1, "h": 224, "w": 224, "f": 16})
-PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
-    "FLUX.1-dev": ({"_class_name": "FluxTransformer2DModel", "guidance_embeds": True}, "12 B, its model card"),
-    "SD3 medium": (
-        {"_class_name": "SD3Transformer2DModel", "caption_projection_dim": 1536, "num_attention_heads": 24, "num_layers": 24,
-         "pos_embed_max_size": 192},
-        "2 B, arXiv 2403.03206",
-    ),
-    "Wan 2.1 T2V 14B": ({"_class_name": "WanTransformer3DModel"}, "14 B, its model card"),
-    "Sana 1.6B": ({"_class_name": "SanaTransformer2DModel"}, "1.6 B, arXiv 2410.10629"),
-    "DiT-XL/2": ({"_class_name": "DiTTransformer2DModel", "out_channels": 8}, "675 M, arXiv 2212.09748"),
-    "PixArt-alpha XL 2": (
-        {"_class_name": "PixArtTransformer2DModel", "caption_channels": 4096, "sample_size": 128, "out_channels": 8},
-        "0.6 B, arXiv 2310.00426",
-    ),
-    "SDXL U-Net": (
-        {"_class_name": "UNet2DConditionModel", "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
-         "attention_head_dim": [5, 10, 20], "block_out_channels": [320, 640, 1280], "cross_attention_dim": 2048,
-         "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"], "layers_per_block": 2,
-         "projection_class_embeddings_input_dim": 2816, "transformer_layers_per_block": [1, 2, 10], "sample_size": 128,
-         "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"], "use_linear_projection": True},
-        "2.6 B, arXiv 2307.01952",
-    ),
-    "CogVideoX-2B": ({"_class_name": "CogVideoXTransformer3DModel"}, "2 B, arXiv 2408.06072"),
+PUBLISHED = {
+    "flux.1-dev": "12 B, its model card", "sd3-medium": "2 B, arXiv 2403.03206", "wan2.1-t2v-14b": "14 B, its model card",
+    "sana-1.6b": "1.6 B, arXiv 2410.10629", "dit-xl-2": "675 M, arXiv 2212.09748", "pixart-alpha": "0.6 B, arXiv 2310.00426",
+    "sdxl": "2.6 B, arXiv 2307.01952", "cogvideox-2b": "2 B, arXiv 2408.06072",
 }  # fmt: skip
-"""Whole configs: keys that differ from the class's defaults, and what their owners publish."""
+"""Named configs (`data/capture/libraries.toml`), and what their owners publish."""
 
 
 def tried(name: str) -> dict[str, Any]:
@@ -174,16 +155,17 @@ def published() -> dict[str, dict[str, Any]]:
     import torch
 
     from loadgauge.core.definitions.job.job import Job
-    from loadgauge.pytorch.capture.inputs.libraries import of_keys
+    from loadgauge.pytorch.capture.inputs.libraries import library_keys, of_keys
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
     found = {}
-    for name, (keys, said) in PUBLISHED.items():
+    for name, said in PUBLISHED.items():
+        keys = library_keys(f"diffusers:{name}")
         job = of_keys(keys, name, TorchRun.of(Job(model="", seq_len=1, precision="bf16-pure", optimizer="sgd")))
         mine = sum(one.numel() for one in job.build("meta").parameters())
         kind = getattr(importlib.import_module("diffusers"), keys["_class_name"])
         with torch.device("meta"):
-            theirs = kind(**{key: value for key, value in keys.items() if key != "_class_name"})
+            theirs = kind(**{key: value for key, value in keys.items() if key not in ("_class_name", "library")})
         found[name] = {"parameters": mine, "class": sum(one.numel() for one in theirs.parameters()), "published": said}
     return found
 

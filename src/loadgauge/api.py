@@ -54,6 +54,10 @@ class Flags(TypedDict, total=False):
     seq_len: int
     target_len: int
     audio: float
+    pictures: str
+    video: str
+    max_pixels: int
+    tower: Literal["frozen", "projector", "adapters", "trained"]
     lengths: str
     precision: str
     beside: str

@@ -156,7 +156,7 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.yaml", TRL + "torch_dtype: float16\n", "torch_dtype"),
         ("a.sh", "trl online_dpo --model_name_or_path x --output_dir out --max_length 512", "online_dpo: starts a trainer"),
         ("a.sh", "accelerate launch run_nash_md.py --output_dir out --max_length 512", "nash_md.py: starts a trainer"),
-        ("a.sh", "accelerate launch --zero_stage 3 train.py --output_dir out --max_length 512", "zero_stage: '3'"),
+        ("a.sh", "accelerate launch --use_megatron_lm train.py --output_dir out --max_length 512", "use_megatron_lm"),
         ("a.sh", MEGATRON + " --vision-pretraining", "--vision-pretraining"),
         ("a.sh", MEGATRON + " --export-kd-teacher-load x", "--export-kd-teacher-load: 'x'"),
         ("a.sh", MEGATRON.replace("gpt", "t5"), "pretrain_t5.py: trains another model than a GPT"),

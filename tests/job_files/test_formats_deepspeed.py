@@ -124,8 +124,10 @@ def test_a_file_whose_name_is_an_argument_is_asked_for(tmp_path: Path) -> None:
         "source conf/${1}.sh\ntorchrun --nproc_per_node 1 finetune.py $ARGS --micro-batch-size 1 --seq-length 512\n"
     )
     place = str(tmp_path / "run.sh")
-    assert any("add --set 1=VALUE" in remark for remark in read(script, file=place).remarks)
-    assert read(script, file=place, variables={"1": "a"}).extra.config is not None
+    first = read(script, file=place)
+    assert any("conf/a.sh is read, the first of 1: add --set 1=VALUE" in remark for remark in first.remarks)
+    assert first.extra.config == read(script, file=place, variables={"1": "a"}).extra.config is not None
+    assert read(script.replace("conf/$", "none/$"), file=place).extra.config is None
 
 
 def test_files_of_the_disk_are_not_read_for_a_text_alone(tmp_path: Path) -> None:

@@ -392,7 +392,11 @@ def test_every_key_that_is_not_read_is_listed(tmp_path: Path) -> None:
     shown = document(f"check --facts {place}")["files"][0]
     assert (shown["aside"]["sample_packing"], shown["aside"]["some_new_key"]) == ("True", "1")
     rows = [line.split() for line in typed(f"check --facts {place}").out.splitlines()]
-    assert ["sample_packing", "True", "changes", "neither", "memory", "nor", "time"] in rows
+    number = place.read_text().split("sample_packing")[0].count("\n") + 1
+    assert ["sample_packing", "True", "changes", "neither", "memory", "nor", "time", str(number)] in rows
+    lines = {fact["name"]: (fact["key"], fact["line"]) for fact in shown["facts"] if not fact["default"]}
+    assert all(key.split(" and ")[0] in place.read_text().split("\n")[line - 1] for key, line in lines.values())
+    assert lines["micro_batch"][0] == "micro_batch_size"
 
 
 def test_what_a_dialect_cannot_say_is_listed(tmp_path: Path) -> None:

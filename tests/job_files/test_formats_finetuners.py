@@ -410,7 +410,14 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         ("a.yaml", CLASSIC + "activation_offloading: true\nuse_liger_kernel: true\n", None,
          {"activation_offload": "all", "kernels": "liger"}),
         ("a.yaml", CLASSIC, None, {"optimizer": "adamw", "kernels": "native"}),
-        # axolotl
+        # TRL cuts nothing where its length is None, and at 1,024 where it is not said.
+        ("a.yaml", QLORA.replace("2048", "null"), None, {"seq_len": None}),
+        ("a.yaml", QLORA.replace("max_length: 2048\n", ""), None, {"seq_len": 1024}),
+        # axolotl (`resolve_dtype`): bf16 is auto where it is not there, and only fp16 goes before that.
+        ("a.yaml", AXOLOTL.replace("bf16: true\n", "float16: true\n"), None, {"precision": "bf16"}),
+        ("a.yaml", AXOLOTL.replace("bf16: true\n", "bf16: auto\nfp16: true\n"), None, {"precision": "fp16"}),
+        ("a.yaml", AXOLOTL.replace("bf16: true\n", "bf16: false\nfloat16: true\n"), None, {"precision": "fp16-pure"}),
+        ("a.yaml", AXOLOTL + "fp16: true\n", None, {"precision": "bf16"}),
         ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\n", None,
          {"recompute": "full", "activation_offload": "all"}),
         ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\nadapter: qlora\nload_in_4bit: true\n", "0.11",

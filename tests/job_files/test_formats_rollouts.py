@@ -155,8 +155,9 @@ def test_a_recipe_over_nemo_rl_s_own(tmp_path: Path) -> None:
     whole.write_text(child.read_text() + "cluster: {_override_: true, num_nodes: 1}\n")
     assert read(whole.read_text(), file=str(whole)).job.gpus == 1
     child.write_text("defaults: elsewhere.yaml\npolicy:\n  model_name: Qwen/Qwen3-8B\n")
-    with pytest.raises(ConfigError, match=r"defaults: names elsewhere\.yaml, which is not there"):
-        read(child.read_text(), file=str(child))
+    assert "elsewhere.yaml" in [item.key for item in read(child.read_text(), file=str(child)).uncounted]
+    with pytest.raises(ConfigError, match=r"elsewhere\.yaml: is not there.*; grpo_math_1B"):
+        read(child.read_text(), file=str(child), strict=True)
     (tmp_path / "loop.yaml").write_text("defaults: loop.yaml\npolicy:\n  model_name: x\n")
     with pytest.raises(ConfigError, match="are over each other"):
         read((tmp_path / "loop.yaml").read_text(), file=str(tmp_path / "loop.yaml"))

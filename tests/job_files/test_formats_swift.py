@@ -283,6 +283,17 @@ def test_llama_pro_and_freezing_train_some_layers() -> None:
     assert {item.key for item in file.uncounted} == {"finetuning_type", "use_llama_pro"}
 
 
+def test_what_a_name_alone_says_is_in_the_range() -> None:
+    """Pairs that the trainer of the release cannot take, and a checkpoint of fewer bits than its adapters' tool keeps."""
+    (pairs,) = of(V1 + "train_dataset: data/dpo_demo.yaml\n", "a.yaml").uncounted
+    assert (pairs.key, pairs.effect) == ("train_dataset", "costs")
+    assert not of(V1 + "train_dataset: data/sft.yaml\n", "a.yaml").uncounted
+    text = V0.replace("Qwen/Qwen2.5-0.5B", "nvidia/Qwen2.5-0.5B-NVFP4")
+    (stored,) = of(text.replace("full\n", "lora\n"), "a.yaml").uncounted
+    assert (stored.key, stored.effect, "weights" in stored.parts) == ("model_name_or_path", "saves", True)
+    assert not of(text, "a.yaml").uncounted
+
+
 def test_workers_of_ray_are_gpus() -> None:
     assert job(V0 + "ray_num_workers: 4\n", "a.yaml").gpus == 4
 

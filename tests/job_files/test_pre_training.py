@@ -265,7 +265,38 @@ def test_a_command_that_only_names_a_job_file(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("torchrun --nproc_per_node=8 run_train.py --config-file model.yaml\n")
     found = read(script.read_text(), file=str(script))
-    assert (found.dialect, found.remarks) == ("nanotron", (f"{script} starts it",))
+    assert (found.dialect, found.remarks) == ("nanotron", ("its arguments are in model.yaml",))
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text", "wanted"),
+    [
+        ("trl dpo --config a.yaml --max_length 512", "a.yaml", "model_name_or_path: gpt2\nmax_length: 1024\noutput_dir: o\n",
+         ("gpt2", 512)),
+        ("docker exec x bash -c 'accelerate launch --num_processes 4 -m axolotl.cli.train a.yaml --sequence_len 256'", "a.yaml",
+         "base_model: gpt2\nsequence_len: 512\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\n", ("gpt2", 256)),
+        ("torchrun --nproc-per-node 2 finetune.py --config b.yaml --step_scheduler.local_batch_size 4", "b.yaml",
+         "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\nmodel: {pretrained_model_name_or_path: gpt2, _target_:"
+         " nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained}\n", ("gpt2", 4)),
+        ("python run_grpo.py --config c.yaml policy.train_micro_batch_size=2", "c.yaml",
+         "defaults: grpo_math_1B.yaml\npolicy: {model_name: gpt2}\n", ("gpt2", 1024)),
+        ("accelerate launch --use_deepspeed --zero_stage 3 train.py --model_name_or_path gpt2 --output_dir o"
+         " --per_device_train_batch_size 1", "", "", ("gpt2", 3)),
+        ("accelerate launch --use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP train.py --model_name_or_path gpt2 --output_dir o"
+         " --per_device_train_batch_size 1", "", "", ("gpt2", 2)),
+        ("torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=gpt2 data.max_length=512"
+         " data.micro_batch_size_per_gpu=1", "", "", ("gpt2", 512)),
+        ("torchrun $(python -c 'x')/cli/sft.py --model gpt2 --max_length 512 --dataset x", "", "", ("gpt2", 512)),
+    ],
+)  # fmt: skip
+def test_a_command_goes_before_the_file_that_it_names(
+    command: str, name: str, text: str, wanted: tuple[str, int], tmp_path: Path
+) -> None:
+    if name:
+        (tmp_path / name).write_text(text)
+    job = read(f"{command}\n", file=str(tmp_path / "run.sh"), given={"gpus": 2}).job
+    assert job.model == wanted[0]
+    assert wanted[1] in (job.seq_len, job.micro_batch, job.logprob_tokens, job.zero)
 
 
 GPT = (

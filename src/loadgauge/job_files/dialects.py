@@ -63,7 +63,9 @@ STARTED = {
     "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
     "litgpt": re.compile(r"(?:^|\s)litgpt [a-z]|\blitgpt/\w+/\w+\.py\b"),
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
-    "ms-swift": re.compile(r"\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"),
+    "ms-swift": re.compile(
+        r"/cli/(?:sft|pt|rlhf)\.py|\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"
+    ),
     "megatron-swift": re.compile(r"\bmegatron (?:sft|pt|rlhf|export)\b|\b_megatron[./](?:sft|pt|rlhf)\b"),
     "open-instruct": re.compile(r"\bopen_instruct/(?:finetune|dpo_tune\w*)\.py"),
     "qwen-vl-finetune": re.compile(r"\bsrc/train(?:ing)?/train_(?:sft|dpo|grpo|cls)\.py"),
@@ -74,7 +76,7 @@ STARTED = {
 }
 """Command lines that say whose they are."""
 SCRIPT = re.compile(
-    r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|nash_md|xpo|bco|prm|ppo|gold|sdpo)(?:_\w+)?\.py\b"
+    r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|nash_md|xpo|bco|prm|ppo|gold|sdpo)(?:v\d)?(?:_\w+)?\.py\b"
 )
 """Scripts with transformers' arguments that start one of TRL's trainers."""
 

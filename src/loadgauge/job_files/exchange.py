@@ -31,9 +31,10 @@ from loadgauge.job_files.ideas.facts import (
     merge,
     solve,
 )
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Keys, Missing, Over, short
+from loadgauge.job_files.ideas.table import Dialect, Document, Keys, Missing, short
+from loadgauge.job_files.ideas.words import SMALLER, stored
 from loadgauge.job_files.reading.argv import Argv, unread_program
-from loadgauge.job_files.reading.configured import configured
+from loadgauge.job_files.reading.configured import Over, configured, launch_options
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
 from loadgauge.job_files.reading.renamed import Renamed, Without
@@ -51,6 +52,8 @@ BESIDE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_fi
 """Keys that name a DeepSpeed configuration in a file of its own."""
 STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 """Words of a configuration's name that say the stage of ZeRO."""
+STATE = ("weights", "gradients", "optimizer", "gathered")
+"""Parts of the memory that a stage of ZeRO shares out."""
 LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
@@ -158,7 +161,9 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             line = Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
             if chosen is not None and chosen.beneath is not None:
                 return Over(line, chosen.beneath(line))
-            return configured(line, file, lambda path: yaml_document(load(path)))
+            return configured(
+                line, file, lambda path: _parsed(load(path), SYNTAXES[path.suffix], chosen, str(path), None)
+            )
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import script
             from loadgauge.job_files.hugging_face.programs import Program
@@ -231,27 +236,21 @@ def read(
     ('deepspeed', 3, 8, ('gradient_clipping',))
     """
     syntax = syntax_of(text, file)
-    chosen = recognise_text(text, syntax, file, variables) if name is None else dialect_of(name)
+    opens = "" if alone else file
+    chosen = recognise_text(text, syntax, opens, variables) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(
             "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
             " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
             file=file,
         )
-    shell = chosen is None and syntax == "argv" and not alone
-    if shell and (position := _started_with(text, file, variables)) is not None:
-        other = read(
-            load(position), name, file=str(position), given=given, version=version, alone=alone, keeping=keeping, beside=beside,
-            strict=strict, ignore=ignore,
-        )  # fmt: skip
-        return _launched(other, Keys(Argv(text, outside=variables, file=file), file), facts_given(given or {}), beside)
     if chosen is None:
         line = Argv(text, outside=variables, file=file) if syntax == "argv" else None
         if line is not None and line.idle:
             raise Untrained("is no training job", key=line.idle, file=file)
         why = (unread_program(line) if line else "") or "has no keys of a job file that is known"
         raise ConfigError(f"{why}; say whose it is with --from", file=file)
-    read_as = document(text, syntax, chosen, file, variables)
+    read_as = document(text, syntax, chosen, opens, variables)
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
@@ -273,13 +272,17 @@ def read(
     if whole.dropped:
         remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
     if not alone:
-        for other in _read_named(keys, file, frozenset(listed), beside, strict):
+        named = _read_named(keys, file, frozenset(listed), beside, strict)
+        for other in (*_of_launcher(keys, chosen, frozenset(listed)), *named):
             # What the command line of `accelerate launch` says goes before its configuration.
             stated = {"gpus", "nodes", "gpus_per_node"} if other.dialect == "accelerate" and "gpus" in facts else set()
             facts = merge(facts, {name: fact for name, fact in other.facts.items() if name not in stated}, other.file)
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks
+    if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & facts.keys():
+        counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
+        facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
     if syntax in ("yaml", "toml") and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
         for name, fact in announced(text).items():
             facts[name], remarks = (
@@ -303,38 +306,6 @@ def read(
     )
 
 
-def _launched(of: JobFile, command: Keys, known: Mapping[str, Fact], beside: frozenset[str]) -> JobFile:
-    """A job file with what the command that starts it says: its GPUs, and the file of `accelerate launch`."""
-    facts, unread, uncounted, remarks = of.facts, of.unread, of.uncounted, (*of.remarks, f"{command.file} starts it")
-    accelerated = "accelerate" in getattr(command.document, "program", ())
-    for other in _read_named(command, command.file, frozenset(known), beside) if accelerated else ():
-        facts, unread = merge(facts, other.facts, other.file), unread + other.unread
-        uncounted, remarks = uncounted + other.uncounted, remarks + other.remarks
-    each = "nproc_per_node"
-    if command.has(each) and "gpus" not in facts:
-        counts = {"gpus_per_node": command.whole(each), "nodes": command.whole("nnodes") or 1}
-        facts = {**facts, **{name: Fact(number, command.document.shown(each)) for name, number in counts.items()}}
-    job, extra = solve(_with(facts, known), command.file)
-    return msgspec.structs.replace(
-        of, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted, remarks=remarks
-    )
-
-
-def _started_with(text: str, file: str, variables: Mapping[str, str] | None) -> Path | None:
-    """The job file that a command without keys of its own starts a tool with, where it lies beside its script."""
-    command = Argv(text, outside=variables, file=file)
-    here, root = Path(file).resolve().parent, Path.cwd()
-    launcher = command.get(LAUNCHED_WITH) if "accelerate" in command.program else MISSING
-    for word in (word.text for word in command.words):
-        name = word.rpartition("=")[2]
-        if "$" in name or name == launcher or Path(name).suffix not in (".yaml", ".yml", ".toml"):
-            continue
-        for position in ((here / name).resolve(), (root / name).resolve()):
-            if position.is_file() and (position.is_relative_to(root) or position.is_relative_to(here)):
-                return position
-    return None
-
-
 def _read_alone(
     chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False, strict: bool = False
 ) -> JobFile:
@@ -342,12 +313,24 @@ def _read_alone(
     stopped = chosen.stopped(keys, strict)
     if stopped and not keeping:
         raise _first(stopped)
+    absent: Mapping[str, str] = getattr(keys.document, "absent", {})
+    for name, instead in absent.items():
+        taken = f"; {instead} of {chosen.title} takes its place" if instead else ""
+        note = f"{name}: is not there, so what it sets is not known{taken}"
+        keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
     facts = chosen.read(keys, known)
+    model, rank, quantised = (facts.get(name, Fact(None, "")) for name in ("model", "lora_rank", "qlora"))
+    if rank.value and not quantised.value and (small := stored(model.value)) is not None:
+        name = str(model.key)
+        note = f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits"
+        keys.add(Uncounted(note, name, effect="saves", parts=("weights", "gathered"), share=SMALLER[small]))
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
     said = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))
     # A tool's default stops nothing.
-    doubts = [item for item in noted if item.effect and (item.key in said or keys.document.syntax == "argv")]
+    doubts = [
+        item for item in noted if item.effect and (item.key in (*said, *absent) or keys.document.syntax == "argv")
+    ]
     if strict and doubts and not keeping:
         raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
     stopped += [keys.wrong(item.key, item.note.partition(": ")[2]) for item in doubts if strict]
@@ -405,13 +388,15 @@ def _read_named(
     keys: Keys, file: str, known: frozenset[str], beside: frozenset[str], strict: bool = False
 ) -> list[JobFile]:
     """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
-    named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
+    named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json", ".conf")) for key in BESIDE]
     if keys.document.syntax in ("argv", "python"):
         named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml", ".json")))
     files: list[JobFile] = []
     for key, dialect, endings in named:
         name = keys.raw(key)
         name = name[0] if isinstance(name, list) and name else name
+        if name == getattr(keys.document, "path", None):
+            continue  # its own arguments
         outside = key == LAUNCHED_WITH and "$" in str(name)
         if not isinstance(name, str) or not (outside or name.endswith(endings)):
             continue
@@ -439,12 +424,25 @@ def _read_named(
                 files.append(_unseen(name, dialect, keys.document.shown(key), file))
             continue
         chosen = dialect_of(dialect)
-        syntax = SYNTAXES[position.suffix.lower()]
+        syntax = SYNTAXES.get(position.suffix.lower(), "json")
         other = Keys(document(load(position), syntax, chosen, str(position)), str(position), chosen.auto)
         files.append(_read_alone(chosen, other, known))
         if dialect == "accelerate":
             files += _read_named(other, str(position), known, beside, strict)
     return files
+
+
+def _of_launcher(keys: Keys, chosen: Dialect, known: frozenset[str]) -> list[JobFile]:
+    """Options of `accelerate launch` that say what its configuration else does, and are none of the tool's own."""
+    values = launch_options(keys, lambda name: name in chosen.known or bool(chosen.coverage.kinds(name)))
+    if not values:
+        return []
+    accelerate = dialect_of("accelerate")
+    inner = json_document("{}")
+    for key, value in values.items():
+        inner.put(key, value)
+    options = Keys(inner, keys.file, accelerate.auto)
+    return [_read_alone(accelerate, options, known), *_read_named(options, keys.file, known, frozenset())]
 
 
 def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
@@ -453,14 +451,13 @@ def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
     stage = 0 if match is None else 3 if "fsdp" in match[0] else int(match[1])
     why = "as its name says" if match is not None else "as DeepSpeed itself has it"
     note = f"{key}: names {name}, which is not there, and only it says the ZeRO stage: {stage} is taken, {why} (--zero)"
-    parts = ("weights", "gradients", "optimizer", "gathered")
     return JobFile(
         dialect=dialect,
         syntax=SYNTAXES.get(Path(name).suffix, "json"),
         file=name,
         job=Job(model=""),
         facts={"zero": Fact(stage, key)},
-        uncounted=(Uncounted(note, key, effect="either", parts=parts, file=of),),
+        uncounted=(Uncounted(note, key, effect="either", parts=STATE, file=of),),
     )
 
 

@@ -39,7 +39,7 @@ OF_ADAPTERS = (
 """Flags that say nothing without adapters, as a file's own keys do where it has none."""
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
-CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
+CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config", "_class_name")
 """Keys of which a Hugging Face `config.json` has at least one."""
 
 

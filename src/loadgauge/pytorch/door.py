@@ -14,6 +14,7 @@ NAMES = {
     "changes": "loadgauge.pytorch.why.answer:changes",
     "describe_change": "loadgauge.pytorch.text.why:describe_change",
     "Trace": "loadgauge.pytorch.trace.trace:Trace",
+    "of_library": "loadgauge.pytorch.capture.inputs.libraries:of_library",
     "check_keys": "loadgauge.pytorch.capture.inputs.target:check_keys",
     "Regime": "loadgauge.pytorch.capture.requests.regime:Regime",
     "Tuned": "loadgauge.pytorch.capture.requests.tuned:Tuned",

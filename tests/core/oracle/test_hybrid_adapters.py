@@ -67,16 +67,24 @@ def trained(result: Any) -> int:
         ("nemotron", "in_proj"),
         ("falcon", "in_proj"),
         ("minimax", "output_gate"),
+        ("bamba", "all-linear dora"),
+        ("qwen3.5", "all-linear dora"),
+        ("lfm2", "all-linear dora"),
     ],
 )  # fmt: skip
 def test_what_is_trained(name: str, targets: str, tmp_path: Path) -> None:
+    targets, _, dora = targets.partition(" ")
     with torch.device("meta"):
         model = model_of(name, torch.bfloat16)
     how = peft.LoraConfig(
-        r=RANK, target_modules=targets if targets == "all-linear" else [targets], task_type="CAUSAL_LM"
+        r=RANK,
+        target_modules=targets if targets == "all-linear" else [targets],
+        task_type="CAUSAL_LM",
+        use_dora=bool(dora),
     )
     assert (
-        trained(estimated(name, tmp_path, targets)) == peft.get_peft_model(model, how).get_nb_trainable_parameters()[0]
+        trained(estimated(name, tmp_path, targets, use_dora=bool(dora)))
+        == peft.get_peft_model(model, how).get_nb_trainable_parameters()[0]
     )
 
 

@@ -60,7 +60,7 @@ def _values(option: click.Option) -> st.SearchStrategy[Any]:
     field = fields()[str(option.name)]
     if field.kind == "whole":
         return st.none() | st.integers(field.low, field.high)
-    if field.kind == "positive":
+    if field.kind in ("positive", "price"):
         return st.none() | st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
     if field.kind == "count":
         return st.none() | st.sampled_from(["15T", "1.4e12", "300_000"])

@@ -118,7 +118,7 @@ def _row(card: Gpu) -> list[str]:
 
 def _basis(card: Gpu) -> str:
     memory = card.memory
-    return "driver" if memory.reported else "default" if memory.usable else "chips" if memory.chips else "label"
+    return "driver" if memory.reported else "default" if memory.usable else "chips" if card.chips else "label"
 
 
 def _stated(card: Gpu, name: str) -> str:

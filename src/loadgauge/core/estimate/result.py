@@ -136,7 +136,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         each = self.training.precision.weight
         return tuple(
             (tower.name, tower.parameters, None if tower.parameters is None else each * tower.parameters)
-            for tower in self.model.towers
+            for tower in self.model.left_out
         )
 
     def to_dict(self) -> dict[str, Any]:

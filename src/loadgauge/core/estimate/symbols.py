@@ -320,6 +320,7 @@ def _features(block: Block) -> dict[str, str]:
     window = getattr(mixer, "sliding_window", None)
     plain = mixer is None or isinstance(mixer, Attention | LatentAttention)
     return {
+        "tower": "" if block.tower is None else "the tower's steps" if block.tower.steps else "the tower's width",
         "mixer": "no mixer" if mixer is None else "attention" if plain else type(mixer).__name__,
         "window": "" if mixer is None or not plain else "full attention" if window is None else f"window of {window}",
         "mlp": "no MLP" if mlp is None else "experts" if isinstance(mlp, Moe) else "MLP",

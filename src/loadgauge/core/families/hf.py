@@ -108,6 +108,10 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
     """
     reader = Reader(config, file, name=name)
     reader.class_defaults = class_defaults
+    if isinstance(config, dict) and "_class_name" in config and "model_type" not in config:
+        raise reader.unmodelled(
+            "_class_name", f"{shown(config['_class_name'])} is a class of diffusers, whose own code is captured"
+        )
     model_type = reader.model_type
     if model_type not in FAMILIES:
         raise reader.unmodelled(

@@ -26,6 +26,7 @@ from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Layer, Tensor
 from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.core.layers.streams import alternated, connected
+from loadgauge.core.layers.tower import patches, scaled, tower_steps
 
 
 def _activation(block: Block) -> str:
@@ -48,6 +49,10 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     if block.listed is not None:
         captured: Layer = block.listed.layer(view)
         return captured
+    if block.tower is not None:
+        view, hidden_size = patches(block.tower, view), block.tower.width
+        if block.tower.steps:
+            return tower_steps(block, view)
     if not block.adapted and view.lora is not None:
         view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
     build = Builder(view, low=view.kernels.products, trained=block.trained)
@@ -74,6 +79,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = compressed_attention(build, tensor, spec, hidden_size)
         else:
             output = linear_mixer(build, tensor, spec, hidden_size)
+        output = scaled(build, "attention.scale", output, block)
         dropout = block.dropout if block.dropout_after_attention else 0.0
         return build.dropout("attention.residual_dropout", output, dropout, "residual_dropout")
 
@@ -92,6 +98,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = moe(build, tensor, block.mlp, hidden_size)
         else:
             output = mlp(build, tensor, block.mlp, hidden_size)
+        output = scaled(build, "mlp.scale", output, block)
         return build.dropout("mlp.residual_dropout", output, dropout, "residual_dropout")
 
     if isinstance(block.streams, HyperConnections):

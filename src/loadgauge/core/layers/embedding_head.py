@@ -9,6 +9,7 @@ import msgspec
 
 from loadgauge.core.base.algebra import Size, ceil_div, minimum, next_power_of_two, same, shard, spread, where
 from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.definitions.model.model import (
     Attention,
     CompressedAttention,
@@ -58,7 +59,7 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
             "lookup",
             (indices,),
             (x,),
-            (whole, *saved, *vera_matrices(build)),
+            (whole, *saved, *_beside_table(view.lora, whole), *vera_matrices(build)),
             keeps=(indices,) if trainable or saved else (),
             forward_comm=(Collective(summed, "tp", full, view.tp),),
             backward_comm=(Collective("all_gather", "tp", full, view.tp),) if view.sequence_parallel else (),
@@ -99,6 +100,12 @@ def _table(name: str, rows: Size, width: Size, shards: Size, trainable: bool) ->
     return Weight(f"{name}.weight", rows * width, shards, "table", trainable, shape=(rows, width))
 
 
+def _beside_table(lora: Lora | None, table: Weight) -> tuple[Weight, ...]:
+    """Return the token table that was replaced, and the gradient of the new one, which stays, as frozen weights."""
+    names = ("replaced", "gradient") if lora is not None and lora.replaced else ()
+    return tuple(msgspec.structs.replace(table, name=f"{table.name}.{name}", trainable=False) for name in names)
+
+
 def _rotated(mixer: object) -> Size | None:
     """Channels of each head that are rotated."""
     if isinstance(mixer, LatentAttention):
@@ -113,7 +120,8 @@ def _rotated(mixer: object) -> Size | None:
 def rotary_layer(model: ModelSpec, view: View) -> Layer:
     """Cosines and sines of every position: made once a forward on each stage, and kept by all its layers together."""
     build = Builder(view)
-    widths = [width for block in model.blocks if (width := _rotated(block.attention)) is not None]
+    own = [block.attention for block in model.blocks if block.tower is None]
+    widths = [width for mixer in own if (width := _rotated(mixer)) is not None]
     if widths:
         size = model.rotary_tables * 2 * view.positions * widths[0]
         # transformers makes them in the dtype of the residual stream.
@@ -388,7 +396,8 @@ def _loss_in_pieces(build: Builder, logits: Tensor, upcast: bool) -> None:
     last piece is through (source: torchtune, `CEWithChunkedOutputLoss`; litgpt, `chunked_cross_entropy`)."""
     view, pieces = build.view, build.kernels.loss_pieces
     one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
-    make = build.float32 if upcast else build.tensor
+    held = build.kernels.holds_logits
+    make = build.float32 if upcast or held else build.tensor
     probabilities = make("head.log_softmax", logits.numel * pieces)
     labels = Tensor("head.labels", view.tokens, build.dtypes.index, "index")
     others = build.tensor("head.logits_of_other_pieces", logits.numel * (pieces - 1))
@@ -406,17 +415,17 @@ def _loss_in_pieces(build: Builder, logits: Tensor, upcast: bool) -> None:
             )
         )
         return
-    held = (logits, others) if build.kernels.holds_logits else ()
     build.operations.append(
         Operation(
             "head.loss",
             "loss",
             (logits,),
             (build.float32("head.loss", 1),),
-            keeps=(probabilities, labels, *held),
+            keeps=(probabilities, labels),
             forward_comm=(one, one, one),
-            workspace=(0 if held else others.nbytes) + (piece if upcast else 0),
+            workspace=others.nbytes + (piece if upcast else 0),
             backward_workspace=2 * piece,
+            overwrites=held,  # piece by piece, a copy's gradient takes the place of what it was made from
         )
     )
 

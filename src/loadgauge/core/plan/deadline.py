@@ -15,8 +15,8 @@ from loadgauge.core.base.errors import Error, NothingFits
 from loadgauge.core.base.units import count, days_words
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.parameters import parameters
-from loadgauge.core.estimate.time.cost import DAY, gpus_needed, training_seconds
-from loadgauge.core.plan.inverse import Answer, Progress, best_of, quiet
+from loadgauge.core.estimate.time.cost import DAY, gpus_needed
+from loadgauge.core.plan.inverse import Answer, Progress, best_of, days_for, quiet
 from loadgauge.core.plan.reopen import reopen
 from loadgauge.core.plan.search import Case, Objective
 
@@ -48,12 +48,6 @@ class Pace(msgspec.Struct, frozen=True):
     def measured(self) -> str | None:
         """The utilisation as `--measured` of an estimate."""
         return None if self.share is None else f"{'hfu' if self.hardware else 'mfu'}={self.share:.12g}"
-
-
-def days_for(best: Estimate, tokens: float) -> float:
-    """Return the days that a layout takes for so many tokens."""
-    assert best.time is not None
-    return float(training_seconds(tokens, best.time.tokens, best.time.step)) / DAY
 
 
 class Sized(NamedTuple):

@@ -15,6 +15,7 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.units import GIB
+from loadgauge.core.definitions.hardware.prices import usual_prices
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.layout.axes import AXES, MODEL_PARALLEL
@@ -87,7 +88,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         metavar="NAME=VALUE,...")] = None
     margin: Annotated[float, _question(
         "positive", "Memory to leave free on each GPU.", unit="GiB", metavar="GiB")] = 0.0
-    price: Annotated[float | None, _question("positive", "Price of one GPU-hour, in your currency.", metavar="MONEY")] = None
+    price: Annotated[float | None, _question("price", "Price of one GPU-hour, in your currency.", metavar="MONEY")] = None
     top: Annotated[int, _question("whole", "How many layouts to print (5).", low=1, high=100)] = 5
     find: Annotated[Find | None, _question(
         "choice",
@@ -108,7 +109,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     exposed: Annotated[float | None, _question(
         "positive", "Largest share of the step for exposed communication (0.1).", metavar="SHARE", needs="find")] = None
     prices: Annotated[str | None, _question(
-        "text", "Prices of one GPU-hour by kind of GPU, for --find gpu.", metavar="GPU=2.5,GPU=1.8")] = None
+        "text", "Prices of one GPU-hour by kind of GPU, for --find gpu (list prices on demand).", metavar="GPU=2.5,GPU=1.8")] = None
     why_not: Annotated[str | None, _question(
         "text", "Explain why no layout with these values is the best.", metavar="tp=16,pp=4")] = None
     what_next: Annotated[bool, _question("switch", "Re-plan with each single change and show the gain.")] = False
@@ -148,6 +149,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         if asked.get("prices") is not None:
             asked.setdefault("find", "gpu")
             asked["gpu_prices"] = _prices(asked["prices"])
+        elif asked.get("find") == "gpu":
+            asked["gpu_prices"] = usual_prices()
         if asked.get("why_not"):
             asked["why_not_locks"] = _pairs(asked["why_not"])
         if asked.get("export") not in (None, FLAGS):
@@ -164,7 +167,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         wanted = {
             "days": {"tokens"},
             "tokens": {"days"},
-            "gpus": {"tokens", "days"} if given else set(),
+            **dict.fromkeys(("gpus", "gpu"), {"tokens", "days"} if given else set()),
             **{name: {"tokens"} for name in fleet_finds()},
         }.get(self.find or "", set())
         for name in sorted(wanted - given):
@@ -210,8 +213,6 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--find sites needs the bandwidth from a site to the others: between=100Gbit/s", key="fleet"
             )
-        if find == "gpu" and self.prices is None:
-            raise ConfigError("goes with --prices GPU=2.5,GPU=1.8", key="find")
         for name, needs in (("exposed", ("nic", "link", "batch")), ("prices", ("gpu",))):
             if getattr(self, name) is not None and find not in needs:
                 raise ConfigError(f"goes with --find {' or '.join(needs)}", key=name)

@@ -33,12 +33,24 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
         hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
         if card is not None and card.data_center_hopper_or_later:
             hidden.append(("tp", "so do those for Hopper and later"))
+    if job.overlap is None and gpus >= MANY and card is not None and not own.ep and _exchanges_beside(job, kind, card):
+        hidden.append(
+            ("ep", "Megatron's guide hides the exchange of experts between nodes, in pipelines that interleave")
+        )
     # A layout that the planner tries may have an axis that the job does not name: what is hidden is so of every layout.
     own = msgspec.structs.replace(own, **dict.fromkeys((name for name, _ in hidden), True))
     told = [f"{name}: {why}" for name, why in hidden if name == "dp" or (getattr(job, name) or 1) > 1]
     if told and job.gpu is not None:
         assumed["--overlap"] = f"{own.text()} ({'; '.join(told)})"
     return msgspec.structs.replace(kind, overlap=own if job.overlap is None else Overlap.parse(job.overlap, own))
+
+
+def _exchanges_beside(job: Job, kind: Training, card: Gpu) -> bool:
+    """Return whether Megatron's guide has dispatch and combine beside another micro-batch's compute (megatron-bridge,
+    docs/training/communication-overlap.md, which refuses it in a pipeline of one chunk and beside full recomputation)."""
+    domain = 1 if card.interconnect.domain is None else card.interconnect.domain.value
+    several = (job.pp or 1) == 1 or (job.vpp or 1) > 1
+    return kind.framework.transformer_engine and (job.ep or 1) > domain and several and job.recompute != "full"
 
 
 def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) -> Setup:

@@ -21,7 +21,8 @@ def found_model(job: Job) -> Found:
             raise ConfigError("is for script.py:function; what a MODEL is called with is known", key=name)
     if script and job.road == "written":
         raise ConfigError("a module of one's own has no written family: --road captured", key="road")
-    if script or job.road == "captured":
+    library = ":" in job.model and not script and getattr(provider("MODEL_SOURCES"), "of_library", bool)(job.model)
+    if script or library or job.road == "captured":
         recorded: Found = need("MODEL_SOURCES").model(job, "")
         return recorded
     try:

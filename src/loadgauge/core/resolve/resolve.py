@@ -34,6 +34,7 @@ from loadgauge.core.definitions.training.around import Around
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training
+from loadgauge.core.families.encoders.pictures import seeing, without_pictures
 from loadgauge.core.resolve.adapters import adapters, trained_part
 from loadgauge.core.resolve.large_runs import (
     MANY,
@@ -108,7 +109,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         if getattr(job, name) is not None:
             raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
     card, assumed = named_card(job)
-    chosen, job = _model(job, assumed) if model is None else (model, job)
+    chosen, job = _model(job, assumed) if model is None else (without_pictures(model), job)
 
     def fill(name: str, default: Any, why: str = "") -> Any:
         value = getattr(job, name)
@@ -179,6 +180,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         assumed.pop("--loss", None)
     elif job.loss in (None, "auto"):
         assumed["--loss"] = f"{kind.kernels.loss} ({kind.framework.name}'s)"
+    seq_len = _seq_len(job, chosen, lengths, fill)
+    chosen = seeing(job, chosen, degrees, seq_len, fill, assumed, file)
     layout = Layout(
         **degrees,  # type: ignore[arg-type]
         dp=dp,
@@ -187,7 +190,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         recompute=recompute_policy(fill("recompute", *_recompute(job, file)), chosen, kind),
         micro_batch=micro_batch,
         global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
-        seq_len=_seq_len(job, chosen, lengths, fill),
+        seq_len=seq_len,
         schedule=_schedule(job, assumed),
         stage_layers=stage_layers(job, chosen, degrees, assumed),
         cp_comm=job.cp_comm or "ring",  # type: ignore[arg-type]
@@ -298,7 +301,8 @@ def no_bf16(card: Gpu) -> str:
 
 def _recompute(job: Job, file: str) -> tuple[str, str]:
     """The default of recomputation, and why."""
-    if job.qlora and not file:  # a job file says it itself
+    own = FRAMEWORKS.get(job.framework or "")
+    if job.qlora and not file and not (own is not None and own.joint_adapters):  # a job file says it itself
         return "full", "as QLoRA's tools do when they prepare the model; --recompute none turns it off"
     if not file and _offloads_checkpoints(job):
         return "full", f"as {job.framework} does; --recompute none turns it off"

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.algebra import Size, both_count, minimum
+from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.hardware.calibration import chip_of, efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
@@ -159,6 +160,8 @@ class Server:
     def __init__(
         self, model: ModelSpec, asked: Inference, machines: Cluster, engine: str, *, graphs: bool = True
     ) -> None:
+        if model.tower_layers:
+            raise NotModelled("answers to pictures: without --pictures and --video the language model alone generates")
         self.model, self.asked, self.machines = model, asked, machines
         self.known = serving()
         self.engine = self.known.engines[engine]

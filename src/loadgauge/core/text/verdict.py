@@ -103,9 +103,10 @@ def left_out_words(model: ModelSpec, each: float) -> list[str]:
         f"{tower.name} ({count(tower.parameters)} parameters, at least {gib(each * tower.parameters)})"
         if tower.parameters
         else f"{tower.name} (its size is not known here)"
-        for tower in model.towers
+        for tower in model.left_out
     ]
-    return [f"Left out: {', '.join(towers)}, with its activations and time."] if towers else []
+    counts = "; --pictures 1x1024x768 counts it" if any(tower.layers for tower in model.left_out) else ""
+    return [f"Left out: {', '.join(towers)}, with its activations and time{counts}."] if towers else []
 
 
 def range_words(memory: Memory) -> list[str]:

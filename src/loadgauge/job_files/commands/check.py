@@ -203,12 +203,22 @@ def _facts(jobs: Sequence[Job], *, as_json: bool) -> None:
 
 
 def _facts_document(file: JobFile) -> dict[str, Any]:
+    from loadgauge.job_files.commands.check_text import line_of
+    from loadgauge.job_files.exchange import load
+
+    text = load(file.file)
     return {
         "file": file.file,
         "dialect": file.dialect,
         "version": file.version,
         "facts": [
-            {"name": name, "value": str(fact.value), "key": fact.key, "default": fact.default}
+            {
+                "name": name,
+                "value": str(fact.value),
+                "key": fact.key,
+                "default": fact.default,
+                "line": line_of(text, fact.key),
+            }
             for name, fact in file.facts.items()
         ],
         "not_read": list(file.unread),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from loadgauge.core.base.errors import YES
 from loadgauge.core.plan.advise.budget import QUANTITIES, Checked
 from loadgauge.core.text.table import Column, console, draw, points, printable
 from loadgauge.core.text.verdict import unread_words
-from loadgauge.job_files.exchange import JobFile
+from loadgauge.job_files.exchange import JobFile, load
 
 
 def lines(found: Sequence[Checked]) -> list[str]:
@@ -21,23 +23,46 @@ def warnings(found: Sequence[Checked]) -> list[str]:
     return [f"{one.name}: {line}" for one in found if one.now is not None for line in unread_words(one.now.unread)]
 
 
-def report_facts(file: JobFile) -> None:
-    """Print what a job file says: each fact, and what says it."""
-    target, tool = console(), f"{file.dialect} {file.version}".strip()
-    target.print(f"{file.file} is read as {tool}")
+def line_of(text: str, key: str) -> int | None:
+    """Return the line of a file that says a key, of several keys the first; None where it has none of that name.
+
+    >>> line_of("# lr: 1\\na:\\n  lr: 1\\nb:\\n  lr: 2\\n", "b.lr"), line_of("x --bf16", "--bf16 and --tp"), line_of("", "a")
+    (5, 1, None)
+    """
+
+    def after(part: str, end: int) -> re.Match[str] | None:
+        pattern = re.compile(rf"^[^#\n]*?(?<![\w.-]){re.escape(part)}(?![\w-])", re.MULTILINE)
+        return pattern.search(text, text.rfind("\n", 0, end) + 1)
+
+    first = key.partition(" and ")[0]
+    match = after(first, 0)
+    for part in () if match else first.lstrip("-+").split("."):
+        match = after(part, match.end() if match else 0)
+        if match is None:
+            break
+    return None if match is None else text.count("\n", 0, match.end()) + 1
+
+
+def facts_of_file(file: JobFile) -> list[tuple[str, Any, str, int | None]]:
+    """Return what a job file says: each fact and each key that is none, its value, what says it or becomes of it, and the line."""
+    text, tool = load(file.file), f"{file.dialect} {file.version}".strip()
     rows = [
-        [
-            name,
-            str(fact.value)[:80],
-            f"default of {tool}" if fact.default and not fact.key.startswith("#") else fact.key,
-        ]
+        (name, fact.value, f"default of {tool}" if fact.default and not fact.key.startswith("#") else fact.key)
         for name, fact in file.facts.items()
     ]
     counted = {item.key: "is not counted, and in the range" for item in file.uncounted}
-    rows += [[key, value, counted.get(key, "changes neither memory nor time")] for key, value in file.aside.items()]
-    draw(
-        target, [Column("fact", "left"), Column("value", "left", wrap=True), Column("says it", "left", wrap=True)], rows
-    )
+    aside = {**dict.fromkeys(counted, ""), **file.aside}
+    rows += [(key, value, counted.get(key, "changes neither memory nor time")) for key, value in aside.items()]
+    return [(name, value, says, line_of(text, says if name in file.facts else name)) for name, value, says in rows]
+
+
+def report_facts(file: JobFile) -> None:
+    """Print what a job file says: each fact, what says it, and in which line."""
+    target = console()
+    target.print(f"{file.file} is read as {file.dialect} {file.version}".rstrip())
+    rows = [[name, str(value)[:80], says, str(line or "")] for name, value, says, line in facts_of_file(file)]
+    wide = [Column("value", "left", wrap=True), Column("says it", "left", wrap=True)]
+    draw(target, [Column("fact", "left"), *wide, Column("line")], rows)
 
 
 def table(found: Sequence[Checked]) -> tuple[list[str], list[list[str]]]:

@@ -117,20 +117,18 @@ def _checkpointing() -> Idea:
 
 
 def _precision() -> Idea:
-    switches = {"bf16": "bf16", "fp16": "fp16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    switches = ("bf16", "fp16", "bfloat16", "float16", "float32")
     recipe = "fp8_config.recipe"
 
     def read(keys: Keys) -> Facts:
-        values = {kind for key, kind in switches.items() if keys.raw(key) not in (None, "full") and keys.flag(key)}
-        if keys.raw("bf16") == "full":
-            values |= {"bf16-pure"}
-        if "bf16" in keys.left and not values:
-            values = {"bf16"}
-        if len(values) > 1:
-            raise keys.wrong("bf16", f"contradicts another switch: {', '.join(sorted(values))}")
-        # A key without a value is off, and `auto` where it is not there.
-        off = keys.has(*switches) or not isinstance(keys.document.get("bf16"), Missing | str)
-        name = values.pop() if values else "fp32" if off else "bf16"
+        # `resolve_dtype` (`utils/config/__init__.py`): `auto`, which it is where it is not there, gives way to fp16 alone.
+        on = {key: keys.flag(key) for key in switches if key != "bf16"}
+        auto, full = isinstance(keys.document.get("bf16"), Missing | str), keys.raw("bf16") == "full"
+        brain = on["bfloat16"] or (not on["fp16"] if auto else keys.flag("bf16"))
+        if on["fp16"] and on["bfloat16"]:
+            raise keys.wrong("fp16", "contradicts another switch: bfloat16")
+        half = "fp16" if on["fp16"] else "fp16-pure" if on["float16"] else "fp32"
+        name = "bf16-pure" if full else "bf16" if brain else half
         if keys.flag("fp8"):
             return {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}", "weights": None}
         # Its own FSDP 2 shards whole weights as they were loaded, where accelerate's makes float32 of them
@@ -148,6 +146,7 @@ def _precision() -> Idea:
         if key is None:
             return {}
         values: dict[str, Any] = {other: None for other in switches if keys.has(other) or other in keys.left}
+        values |= {"bf16": False} if key == "float32" else {}
         return values | {key: "full" if name == "bf16-pure" else True, "fp8": None, recipe: None}
 
     return Idea(keys=(*switches, "fp8", recipe), facts=("precision", "weights"), read=read, write=write)

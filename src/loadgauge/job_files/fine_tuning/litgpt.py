@@ -187,20 +187,6 @@ def _gpus() -> Idea:
     return Idea(keys=(devices, nodes), facts=facts, read=read, write=write)
 
 
-def _batch() -> Idea:
-    whole, micro = "train.global_batch_size", "train.micro_batch_size"
-
-    def read(keys: Keys) -> Facts:
-        usual = (512, 4) if _pretrains(keys) else (16, 1)
-        return {"global_batch": keys.whole(whole) or usual[0], "micro_batch": keys.whole(micro) or usual[1]}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = {micro: facts.get("micro_batch") or 1}
-        return values | ({whole: facts["global_batch"]} if facts.get("global_batch") else {})
-
-    return Idea(keys=(whole, micro), facts=("global_batch", "micro_batch"), read=read, write=write)
-
-
 def _optimizer() -> Idea:
     plain, path, momentum = "optimizer", "optimizer.class_path", "optimizer.init_args.momentum"
 
@@ -260,7 +246,8 @@ LITGPT = Dialect(
         _model(),
         _adapter(),
         _gpus(),
-        _batch(),
+        row("global_batch", "train.global_batch_size", default=lambda keys: 512 if _pretrains(keys) else 16),
+        row("micro_batch", "train.micro_batch_size", default=lambda keys: 4 if _pretrains(keys) else 1),
         row("seq_len", "train.max_seq_length"),
         _precision(),
         _optimizer(),

@@ -17,7 +17,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     targets,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.partial import freeze
+from loadgauge.job_files.ideas.partial import freeze, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import stored
 
@@ -65,10 +65,6 @@ def _adapter() -> Idea:
         facts["lora_targets"] = facts.get("lora_targets") or "all"
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
         own = stored(keys.word("model_name_or_path"))
-        if number is None and own == "aqlm":
-            keys.note(
-                "model_name_or_path", "has matrices of about 2 bits, counted in 16", "saves", "weights gathered", 0.9
-            )
         if library == "hqq":
             base = "hqq"  # its 8 bits are as bitsandbytes'
         elif fours == "fp4" and number == 4:
@@ -407,6 +403,7 @@ LLAMAFACTORY = Dialect(
         _optimizer(),
         _adapter(),
         freeze(),
+        tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels"),
         _checkpointing(),
         _precision(),
         row("attention", "flash_attn", words=ATTENTION, default="flash"),

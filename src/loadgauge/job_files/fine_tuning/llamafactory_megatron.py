@@ -8,6 +8,7 @@ from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION, _adapter, _s
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.fine_tuning.swift_megatron import experts
 from loadgauge.job_files.hugging_face.huggingface import BATCH, dropout, half
+from loadgauge.job_files.ideas.partial import tower
 from loadgauge.job_files.ideas.table import Dialect, Idea, row
 from loadgauge.job_files.pre_training.megatron import (
     context,
@@ -53,6 +54,7 @@ LLAMAFACTORY_MEGATRON = Dialect(
         row("model", "model_name_or_path", kind="word"),
         _stage(),
         row("seq_len", "cutoff_len", default=2048),
+        tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels"),
         *BATCH,
         _method(),
         dropout("lora_dropout"),

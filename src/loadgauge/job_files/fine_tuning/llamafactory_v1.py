@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import dropout, targets
+from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
 from loadgauge.job_files.ideas.partial import freeze
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
@@ -136,14 +135,17 @@ def _adapter() -> Idea:
     )
 
 
-def _dropout() -> Idea:
-    inner = dropout("peft_config.lora_dropout")
+def _pairs() -> Idea:
+    """Preferences, by the names of the file and of its data: of their trainers the release has none (`launcher.py`)."""
+    key = "train_dataset"
 
     def read(keys: Keys) -> Facts:
-        usual = 0.05 if keys.word(METHOD) == "lora" and not keys.has(*inner.keys) else None
-        return {"lora_dropout": inner.read(keys)["lora_dropout"] or usual}
+        if "dpo" in words_of_path(keys.file, 1) | words_of_path(str(keys.raw(key)), 1):
+            why = "is of pairs, whose trainer 0.9.5 does not have; counted as SFT, without a reference"
+            keys.note(key, why, "costs", "weights gathered activations loss")
+        return {}
 
-    return msgspec.structs.replace(inner, read=read)
+    return Idea(keys=(key,), facts=(), read=read, write=lambda facts, keys: {})
 
 
 def _kernels() -> Idea:
@@ -185,7 +187,8 @@ V1 = Dialect(
         row("global_batch", "global_batch_size"),
         row("seq_len", "cutoff_len", default=2048),
         _adapter(),
-        _dropout(),
+        dropout("peft_config.lora_dropout", lambda keys: 0.05 if keys.word(METHOD) == "lora" else None),
+        _pairs(),
         freeze(METHOD, "peft_config."),
         row("recompute", "enable_activation_checkpointing", words={"true": "full", "false": "none"}, default="full"),
         _precision(),

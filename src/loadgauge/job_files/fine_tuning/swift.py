@@ -22,7 +22,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
 )
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.ideas.facts import Fact
-from loadgauge.job_files.ideas.partial import frozen_share
+from loadgauge.job_files.ideas.partial import frozen_share, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, stored
 from loadgauge.job_files.pre_training.megatron import launched
@@ -315,16 +315,6 @@ def _optimizer() -> Idea:
     )
 
 
-def lora_dropout(usual: str = "lora") -> Idea:
-    inner = dropout("lora_dropout")
-
-    def read(keys: Keys) -> Facts:
-        share = 0.05 if tuner(keys, usual) != "full" and not keys.has("lora_dropout") else None
-        return {"lora_dropout": inner.read(keys)["lora_dropout"] or share}
-
-    return msgspec.structs.replace(inner, read=read)
-
-
 def _evaluated(keys: Keys) -> bool:
     """Return whether it has data to evaluate on; until 3.5 it took 1 % of the training's. Without a word it then evaluates where
     it saves."""
@@ -542,6 +532,7 @@ SWIFT = Dialect(
         _optimizer(),
         adapters(),
         frozen_share(),
+        tower("freeze_vit", "freeze_aligner", "max_pixels"),
         _checkpointing(),
         _precision(),
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
@@ -549,7 +540,7 @@ SWIFT = Dialect(
         rlhf(),
         answers(),
         context_parallel("sequence_parallel_size"),
-        lora_dropout(),
+        dropout("lora_dropout", lambda keys: None if tuner(keys) == "full" else 0.05),
         evaluation(
             batch=1, data=_evaluated, usual=True, own=("split_dataset_ratio", "val_dataset", "cached_val_dataset"),
         ),

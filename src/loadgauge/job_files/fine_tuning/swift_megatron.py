@@ -19,12 +19,13 @@ from loadgauge.job_files.fine_tuning.swift import (
     environment,
     labels,
     length,
-    lora_dropout,
     read_only,
     rlhf,
+    tuner,
 )
 from loadgauge.job_files.fine_tuning.swift_answers import answers, of_all
-from loadgauge.job_files.ideas.partial import frozen_share
+from loadgauge.job_files.hugging_face.huggingface import dropout
+from loadgauge.job_files.ideas.partial import frozen_share, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import (
@@ -151,8 +152,9 @@ MEGATRON_SWIFT = Dialect(
         row("attention", "attention_backend", words=KERNELS, default="fa2"),
         _usual(loss(), "cross_entropy_loss_fusion", lambda keys: {"loss": "jit" if keys.since(4, 0) else None}),
         adapters("full"),
-        lora_dropout("full"),
+        dropout("lora_dropout", lambda keys: None if tuner(keys, "full") == "full" else 0.05),
         frozen_share(),
+        tower("freeze_vit", "freeze_aligner", "max_pixels"),
         rlhf(),
         answers(of_all, on=True),
     ),

@@ -304,17 +304,14 @@ def _checkpointing() -> Idea:
 def _validation() -> Idea:
     size, every = "batch_size_val", "run_val_every_n_steps"
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        # Without data to validate on there is no validation.
-        return {size: facts.get("eval_batch")} if keys.has(every) else {}
-
     return Idea(
         keys=(size, every),
         facts=("eval_batch",),
         read=lambda keys: {
             "eval_batch": (keys.whole(size) or keys.whole("batch_size") or 1) if keys.has(every) else None
         },
-        write=write,
+        # Without data to validate on there is no validation.
+        write=lambda facts, keys: {size: facts.get("eval_batch")} if keys.has(every) else {},
     )
 
 

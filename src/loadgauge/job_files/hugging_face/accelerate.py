@@ -181,12 +181,6 @@ def _accumulation() -> Idea:
     )
 
 
-def _named() -> Idea:
-    """DeepSpeed's configuration in a file of its own, which is read alongside this one."""
-
-    return Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}, write=lambda facts, keys: {})
-
-
 ACCELERATE = Dialect(
     name="accelerate",
     trainers="trl",
@@ -203,7 +197,8 @@ ACCELERATE = Dialect(
         _engine(),
         _degrees(),
         _accumulation(),
-        _named(),
+        # DeepSpeed's configuration in a file of its own, which is read alongside this one.
+        Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}, write=lambda facts, keys: {}),
         saving(f"{F}state_dict_type", switches=(f"{D}zero3_save_16bit_model",)),
         row("precision", "mixed_precision", words={"bf16": "bf16", "fp16": "fp16", "no": "fp32"}),
     ),

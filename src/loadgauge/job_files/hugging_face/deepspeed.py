@@ -209,11 +209,14 @@ def _optimizer() -> Idea:
 def _tensor_parallel() -> Idea:
     key = "tensor_parallel.autotp_size"
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        ranks = facts.get("tp") or 1
-        return {key: ranks if ranks > 1 or keys.has(key) else None}
-
-    return Idea(keys=(key,), facts=("tp",), read=lambda keys: {"tp": keys.whole(key, minimum=0) or 1}, write=write)
+    return Idea(
+        keys=(key,),
+        facts=("tp",),
+        read=lambda keys: {"tp": keys.whole(key, minimum=0) or 1},
+        write=lambda facts, keys: {
+            key: ranks if (ranks := facts.get("tp") or 1) > 1 or keys.has(key) else None,
+        },
+    )
 
 
 def context_parallel(key: str, *also: str) -> Idea:

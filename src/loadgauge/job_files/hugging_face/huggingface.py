@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -344,15 +345,14 @@ def attention(*switches: str) -> Idea:
     return Idea(keys=(key, *switches), facts=("attention",), read=read, write=write)
 
 
-def dropout(key: str, switch: str = "", default: float | None = None) -> Idea:
-    """The idea of the dropout of adapters' inputs; `default`: its value where `switch` is on and none is given."""
+def dropout(key: str, default: Callable[[Keys], float | None] = lambda keys: None) -> Idea:
+    """The idea of the dropout of adapters' inputs; `default`: its value where none is given."""
 
     def read(keys: Keys) -> Facts:
         share = keys.real(key)
         if share is not None and not 0 <= share < 1:
             raise keys.wrong(key, f"must be at least 0 and below 1, got {share:g}")
-        usual = default if share is None and switch and keys.flag(switch) else share
-        return {"lora_dropout": usual or None}
+        return {"lora_dropout": (default(keys) if share is None else share) or None}
 
     return Idea(
         keys=(key,), facts=("lora_dropout",), read=read, write=lambda facts, keys: {key: facts.get("lora_dropout")}
@@ -554,7 +554,7 @@ TRANSFORMERS = Dialect(
 ADAPTERS = (
     _quantised(),
     targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16, parameters="lora_target_parameters"),
-    dropout("lora_dropout", "use_peft", 0.05),
+    dropout("lora_dropout", lambda keys: 0.05 if keys.flag("use_peft") else None),
 )
 TRL = Dialect(
     name="trl",
@@ -574,7 +574,7 @@ TRL = Dialect(
         *SHARED,
         *BATCH,
         *METHOD,
-        row("seq_len", "max_length", "max_seq_length", default=1024),
+        row("seq_len", "max_length", "max_seq_length", default=trl_tasks.longest),
         checkpointing(lambda keys: keys.since(0, 22), new="gradient_checkpointing"),
         half(_trl_precision),
         weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),

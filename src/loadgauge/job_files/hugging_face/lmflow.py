@@ -75,16 +75,6 @@ def _optimizer() -> Idea:
     )
 
 
-def _task() -> Idea:
-    """`dpo_train.py` has TRL's trainer, and the model without its adapters as the reference."""
-
-    def read(keys: Keys) -> Facts:
-        program = " ".join(getattr(keys.document, "program", ()))
-        return {"task": "dpo"} if "dpo_train" in program else {}
-
-    return Idea(keys=("beta_dpo",), facts=("task",), read=read, write=lambda facts, keys: {})
-
-
 LMFLOW = Dialect(
     name="lmflow",
     trainers="trl",
@@ -103,9 +93,15 @@ LMFLOW = Dialect(
         checkpointing(new="gradient_checkpointing"),
         half(),
         weights("torch_dtype", "dtype", decides=True),
-        _task(),
+        # `dpo_train.py` has TRL's trainer, and the model without its adapters as the reference.
+        Idea(
+            keys=("beta_dpo",),
+            facts=("task",),
+            read=lambda keys: {"task": "dpo"} if "dpo_train" in " ".join(getattr(keys.document, "program", ())) else {},
+            write=lambda facts, keys: {},
+        ),
         _adapters(),
-        dropout("lora_dropout", LORA, 0.1),
+        dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) else None),
         evaluation(),
         SAVING,
         TORCH_COMPILE,

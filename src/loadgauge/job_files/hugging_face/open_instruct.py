@@ -88,17 +88,6 @@ def _optimizer() -> Idea:
     return Idea(keys=(EIGHT, FUSED), facts=("optimizer",), read=read, write=write)
 
 
-def _loaded() -> Idea:
-    """The model in bfloat16; what the launcher is told of mixed precision is not in this file."""
-
-    return Idea(
-        keys=(),
-        facts=("precision", "weights"),
-        read=lambda keys: {"precision": "fp32", "weights": "bfloat16"},
-        write=lambda facts, keys: {},
-    )
-
-
 OPEN_INSTRUCT = Dialect(
     name="open-instruct",
     title="open-instruct",
@@ -117,11 +106,17 @@ OPEN_INSTRUCT = Dialect(
         row("seq_len", "max_seq_length"),
         _task(),
         _adapters(),
-        dropout("lora_dropout", LORA, 0.1),
+        dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) else None),
         _optimizer(),
         checkpointing(new="gradient_checkpointing"),
         row("attention", "use_flash_attn", words={"true": "fa2", "false": "eager"}, default="fa2"),
-        _loaded(),
+        # The model in bfloat16; what the launcher is told of mixed precision is not in this file.
+        Idea(
+            keys=(),
+            facts=("precision", "weights"),
+            read=lambda keys: {"precision": "fp32", "weights": "bfloat16"},
+            write=lambda facts, keys: {},
+        ),
         liger("use_liger_kernel"),
         row("zero", "zero_stage", minimum=0, add=False),
     ),

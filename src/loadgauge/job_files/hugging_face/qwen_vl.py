@@ -17,6 +17,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     sharding,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
+from loadgauge.job_files.ideas.partial import tower
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -105,9 +106,7 @@ QWEN_VL = Dialect(
     objects=frozenset({"deepspeed", "fsdp_config"}),
     versions="Qwen-VL-Finetune 2025.1 - 2026.10",
     syntaxes=("argv",),
-    blank={
-        "argv": "torchrun src/train/train_sft.py --freeze_llm False --freeze_vision_tower True --freeze_merger True\n"
-    },
+    blank={"argv": "torchrun src/train/train_sft.py --freeze_llm False\n"},
     auto=True,
     ideas=(
         launched(),
@@ -122,8 +121,9 @@ QWEN_VL = Dialect(
         half(),
         _task(),
         _adapters(),
-        dropout("lora_dropout", LORA, 0.05),
+        dropout("lora_dropout", lambda keys: 0.05 if keys.flag(LORA) else None),
         _kernels(),
+        tower("freeze_vision_tower", "freeze_merger", "image_max_pixels", "trained"),
         evaluation(),
         SAVING,
         TORCH_COMPILE,

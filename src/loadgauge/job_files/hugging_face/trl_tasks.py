@@ -77,7 +77,7 @@ TASKS = {"ipo": "dpo", "simpo": "cpo", "rm": "reward", "opd": "gkd", **{name: na
 """Trainers by task."""
 STARTED = (
     re.compile(rf"\btrl ({'|'.join(OWN)})\b"),
-    re.compile(rf"(?i)(?:^|[\s/])(?:\w*_)?({'|'.join(OWN)})(?:_\w+)?\.py\b"),
+    re.compile(rf"(?i)(?:^|[\s/])(?:\w*_)?({'|'.join(OWN)})(?:v\d)?(?:_\w+)?\.py\b"),
 )
 """Command lines that start one of them."""
 OTHERS = {
@@ -118,6 +118,15 @@ def trainer_of(keys: Keys) -> str | None:
         tasks = ", ".join("rm" if one == "reward" else one for one in among or OWN)
         raise keys.wrong(first, f"is an argument of another trainer than SFT; say which with --task ({tasks})")
     return among[0]
+
+
+def longest(keys: Keys) -> int | None:
+    """Return TRL's own `max_length`; None where a file has none, as `max_length: null` says, and nothing is cut."""
+    if keys.document.get("max_length") is not None:
+        return 1024
+    if "seq_len" not in keys.given:
+        keys.note("max_length", "is None, so nothing is cut; add --seq-len", "either", "activations loss")
+    return None
 
 
 def words_of_path(file: str, names: int = 3) -> frozenset[str]:

@@ -25,6 +25,33 @@ def unfrozen(key: str) -> Idea:
     return Idea(keys=(key,), facts=("train",), read=read, write=write)
 
 
+def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters") -> Idea:
+    """The idea of a tower of pictures: whether it, and what joins it, is frozen, and how large pictures are made at most.
+
+    adapters: what a tower that is not frozen has beside adapters of the language model
+    """
+
+    def read(keys: Keys) -> Facts:
+        if not keys.has(tunes, joins, pixels):
+            return {}
+        how = "frozen" if keys.flag(joins) is not False else "projector"
+        if keys.flag(tunes) is False:
+            method = next((keys.word(name) for name in METHODS if keys.has(name)), "lora")
+            how = "trained" if method == "full" else adapters
+        return {"tower": how, "max_pixels": keys.whole(pixels)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        how, most = facts.get("tower"), facts.get("max_pixels")
+        told = {tunes: how in ("frozen", "projector"), joins: how == "frozen"} if how else {tunes: None, joins: None}
+        return {**told, pixels: most}
+
+    return Idea(keys=(tunes, joins, pixels), facts=("tower", "max_pixels"), read=read, write=write)
+
+
+METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
+"""Keys that say whether adapters are trained (LLaMA-Factory, ms-swift), which is their default."""
+
+
 def adapted_layers(key: str, last: str = "") -> Idea:
     """The idea of the layers that have adapters: their numbers, or (`last`) how many of the last."""
 

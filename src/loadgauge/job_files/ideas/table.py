@@ -12,6 +12,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Untrained, suggest
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.core.definitions.layout.axes import AXES
 from loadgauge.core.definitions.training.stacks import NEWEST
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
@@ -60,21 +61,6 @@ class Document(Protocol):
 
     def text(self) -> str:
         """The file with all changes."""
-
-
-class Over:
-    """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
-
-    def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
-        self.own, self.beneath = own, beneath
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-    def get(self, key: str) -> Any:
-        """The value of a key here, else beneath."""
-        value = self.own.get(key)
-        return self.beneath.get(key, MISSING) if value is MISSING else value
 
 
 class Unknown(ConfigError):
@@ -424,7 +410,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             for name, value in values.items():
                 if value is not None:
-                    facts[name] = value if isinstance(value, Fact) else _fact(keys, idea, value)
+                    facts[name] = value if isinstance(value, Fact) else _fact(keys, idea, name, value)
         if [name for _, name in unknown] == ["model"] and (named := model_of_path(keys.file)) is not None:
             keys.remarks[f"its model, which comes from outside the file, is taken for {named}, as its path says"] = None
             facts["model"], unknown = Fact(named, str(unknown[0][0].key), default=True), []
@@ -535,11 +521,18 @@ def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool)
     return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=said, file=keys.file)
 
 
-def _fact(keys: Keys, idea: Idea, value: Any) -> Fact:
-    """A value and the key to name for it: the one that has it, else the first two of the idea."""
+def _fact(keys: Keys, idea: Idea, name: str, value: Any) -> Fact:
+    """A value and the key to name for it: of those that have it the one with most words of its name, else the first two."""
     present = [key for key in idea.keys if keys.has(key)]
     there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
-    own = [key for key in there if str(keys.raw(key)) == str(value)]
+    words = [word.rstrip("s") for word in re.split(r"[ _]", AXES[name].label if name in AXES else name) if word[2:]]
+    alike = {key: sum(word in key for word in words) for key in there}
+    own = sorted((key for key in there if str(keys.raw(key)) == str(value)), key=lambda key: -alike[key])
+    own = (
+        own
+        if own and alike[own[0]]
+        else sorted((key for key in there if alike[key]), key=lambda key: -alike[key]) or own
+    )
     shown = " and ".join(keys.document.shown(key) for key in (own[:1] or there[:2] or idea.keys[:1]))
     return Fact(value, shown, default=not present)
 

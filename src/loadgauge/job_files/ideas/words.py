@@ -10,8 +10,10 @@ from loadgauge.core.definitions.job.spoken import TORCH_OPTIMIZERS as TORCH_OPTI
 from loadgauge.core.families.catalogue import repositories
 from loadgauge.core.families.named.derived import derive
 
-STORED = re.compile(r"(?i)[-_](gptq|awq|aqlm)(?=$|[-_])")
-"""A checkpoint whose matrices are quantised already, by its name."""
+SMALLER = {"gptq": 0.7, "awq": 0.7, "aqlm": 0.9, "nvfp4": 0.7, "fp8": 0.5}
+"""How checkpoints are quantised already, and the share of 16 bits that this saves at the most."""
+STORED = re.compile(rf"(?i)[-_]({'|'.join(SMALLER)})(?=$|[-_])")
+"""Such a checkpoint, by its name."""
 
 
 def stored(name: str | None) -> str | None:

@@ -102,21 +102,6 @@ def _length() -> Idea:
     )
 
 
-def _sharding() -> Idea:
-    key = "fsdp_config.sharding_strategy"
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        spelled = {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 0: None}
-        return {key: spelled[facts["zero"]]} if facts["zero"] in spelled else {}
-
-    return Idea(
-        keys=(key,),
-        facts=("zero",),
-        read=lambda keys: {"zero": keys.choice(key, SHARDING) if keys.has(key) else 0},
-        write=write,
-    )
-
-
 def _precision() -> Idea:
     def read(keys: Keys) -> Facts:
         if keys.raw("precision") == "amp_fp8":
@@ -160,7 +145,7 @@ LLM_FOUNDRY = Dialect(
     ideas=(
         _batch(),
         _length(),
-        _sharding(),
+        row("zero", "fsdp_config.sharding_strategy", words=SHARDING, default=0, off=0),
         row(
             "recompute", "fsdp_config.activation_checkpointing", words={"true": "full", "false": "none"}, default="none"
         ),

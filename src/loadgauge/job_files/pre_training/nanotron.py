@@ -33,7 +33,9 @@ NAME = "optimizer.optimizer_factory.name"
 
 
 def _read(keys: Keys) -> Facts:
-    which = next((name for name in DEFAULTS if keys.raw(f"{M}{name}") is True), None)
+    # Without a switch it is LlamaConfig, whose own is on by itself (`config/models_config.py`).
+    usual = "is_llama_config" if keys.has(f"{M}num_hidden_layers") else None
+    which = next((name for name in DEFAULTS if keys.raw(f"{M}{name}") is True), usual)
     if which is None:
         return {}
     config = DEFAULTS[which] | {name: value for name in SIZES if (value := keys.raw(f"{M}{name}")) is not None}

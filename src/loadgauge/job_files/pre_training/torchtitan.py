@@ -267,37 +267,6 @@ def _usual_length(keys: Keys) -> int:
     return 8192 if keys.word("config") in ("llama3_8b", "llama3_70b", "llama3_405b") else 2048
 
 
-def _optimizer() -> Idea:
-    """By name in TOML; the flags have groups of parameters, of which only the configuration itself has the names."""
-    old, new = "optimizer.name", "optimizer.param_groups.0.optimizer_name"
-    names = {"AdamW": "adamw", "Adam": "adamw", "Muon": "muon"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if facts["optimizer"] != "adamw":
-            return {}
-        return {key: "AdamW" for key in (old, new) if keys.has(key)}
-
-    return Idea(
-        keys=(old, new),
-        facts=("optimizer",),
-        read=lambda keys: {"optimizer": keys.choice(old, names) or keys.choice(new, names) or "adamw"},
-        write=write,
-    )
-
-
-def _offload() -> Idea:
-    key = "training.enable_cpu_offload"
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if facts["offload"] == "optimizer":
-            return {}
-        return {key: True if facts["offload"] == "all" else False if keys.has(key) else None}
-
-    return Idea(
-        keys=(key,), facts=("offload",), read=lambda keys: {"offload": "all" if keys.flag(key) else "none"}, write=write
-    )
-
-
 def _compiled() -> Idea:
     """The idea of torch.compile, where it makes both the model and the loss, as it does unless it is told otherwise."""
     inner, parts = compiled("compile.enable", "training.compile"), "compile.components"
@@ -333,8 +302,18 @@ TORCHTITAN = Dialect(
         row("seq_len", "training.seq_len", default=_usual_length),
         _recompute(),
         _precision(),
-        _optimizer(),
-        _offload(),
+        # By name in TOML; the flags have groups of parameters, of which only the configuration itself has the names.
+        row(
+            "optimizer",
+            "optimizer.name",
+            "optimizer.param_groups.0.optimizer_name",
+            default="adamw",
+            add=False,
+            words={"AdamW": "adamw", "Adam": "adamw", "Muon": "muon"},
+        ),
+        row(
+            "offload", "training.enable_cpu_offload", words={"true": "all", "false": "none"}, default="none", off="none"
+        ),
         _compiled(),
     ),
 )

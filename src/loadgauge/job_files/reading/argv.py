@@ -349,11 +349,12 @@ def _program(command: list[Word]) -> list[Word]:
         start = 0
     else:
         start = next((index for index, text in enumerate(texts) if index and PROGRAM.fullmatch(text)), 0)
-    # The script that a launcher starts is no value of the launcher's option before it.
+    # The script or module that a launcher starts is no value of the launcher's option before it.
     script = next((index for index, text in enumerate(texts) if index > start and text.endswith(".py")), 0)
-    if script and LAUNCHES.search(" ".join(texts[start : start + 3])):
-        command = [*command[:script], command[script]._replace(first=True), *command[script + 1 :]]
-    return command[start:]
+    starts = {script, *(index for index, text in enumerate(texts) if text == "-m")} - {0}
+    launched = LAUNCHES.search(" ".join(texts[start : start + 3])) is not None
+    words = [word._replace(first=True) if launched and index in starts else word for index, word in enumerate(command)]
+    return words[start:]
 
 
 def _rank(command: list[Word]) -> int:

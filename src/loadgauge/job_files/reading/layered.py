@@ -1,6 +1,7 @@
 """A YAML file over the files that it names as `defaults:`, with `${a.b}` in the place of other values.
 
-The first of them is beneath, the file itself on top; a file that is not there is one of the tool's own, or refused.
+The first of them is beneath, the file itself on top. A file that is not there is one of the tool's own; of another name it is
+`absent`, and the tool's own that has most of the keys above takes its place.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ Reader = Callable[[str], Nested]
 class Layered:
     """A file's own keys over those beneath it. Changes are made in the file itself.
 
-    layers: flat keys and values, the lowest first
+    layers: flat keys and values, the lowest first; absent: files beneath that are not there, and what takes their place
     """
 
     syntax = "yaml"
 
-    def __init__(self, own: Nested, layers: list[Mapping[str, Any]], key: str = "defaults") -> None:
-        self.own, self.layers, self.key = own, layers, key
+    def __init__(self, own: Nested, layers: list[Mapping[str, Any]], key: str, absent: Mapping[str, str]) -> None:
+        self.own, self.layers, self.key, self.absent = own, layers, key, absent
         self.known: dict[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
 
     def _flat(self) -> dict[str, Any]:
         if self.known is None:
@@ -66,14 +70,6 @@ class Layered:
         self.known = None
         if self._flat().get(key) not in (None, ""):
             self.put(key, None)
-
-    def shown(self, key: str) -> str:
-        """The path of a key."""
-        return self.own.shown(key)
-
-    def text(self) -> str:
-        """The file itself with all changes."""
-        return self.own.text()
 
 
 def _over(beneath: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,11 +138,19 @@ def _absolute(key: str, name: str) -> str:
 def layered(
     own: Nested, file: str, read: Reader, bundled: Mapping[str, Mapping[str, Any]], key: str = "defaults"
 ) -> Layered:
-    """The document over the files that it names. Raises `ConfigError` where one is neither there nor known.
+    """The document over the files that it names. Raises `ConfigError` where they are no names, or too many over each other.
 
     read: parses the file of a path; bundled: the tool's own files by name, as flat keys
     """
-    return Layered(own, _beneath(_flat(own), file, read, bundled, key, 0), key)
+    absent: dict[str, str] = {}
+    return Layered(own, _beneath(_flat(own), file, read, bundled, key, absent), key, absent)
+
+
+def _all_keys(bundled: Mapping[str, Mapping[str, Any]], name: str) -> frozenset[str]:
+    """Return the keys of one of the tool's own files and of those beneath it."""
+    own = bundled.get(name, {})
+    beneath = _all_keys(bundled, str(own["defaults"])) if "defaults" in own else frozenset[str]()
+    return beneath | own.keys()
 
 
 def _flat(document: Nested) -> dict[str, Any]:
@@ -154,9 +158,15 @@ def _flat(document: Nested) -> dict[str, Any]:
 
 
 def _beneath(
-    flat: Mapping[str, Any], file: str, read: Reader, bundled: Mapping[str, Mapping[str, Any]], key: str, depth: int
+    flat: Mapping[str, Any],
+    file: str,
+    read: Reader,
+    bundled: Mapping[str, Mapping[str, Any]],
+    key: str,
+    absent: dict[str, str],
+    depth: int = 0,
 ) -> list[Mapping[str, Any]]:
-    """The layers beneath a file, the lowest first."""
+    """The layers beneath a file, the lowest first; adds to `absent` those that are not there."""
     named = flat.get(key)
     names = named if isinstance(named, list) else [] if named is None else [named]
     if not all(isinstance(name, str) for name in names):
@@ -176,6 +186,9 @@ def _beneath(
         elif Path(name).name in bundled:
             inner, where = bundled[Path(name).name], ""
         else:
-            raise ConfigError(f"names {name}, which is not there", key=key, file=file)
-        layers += [*_beneath(inner, where, read, bundled, key, depth + 1), inner]
+            alike = {other: len(flat.keys() & _all_keys(bundled, other)) for other in bundled}
+            nearest = max(alike, key=lambda other: alike[other])
+            inner, where = (bundled[nearest], "") if alike[nearest] else ({}, "")
+            absent[name] = nearest if alike[nearest] else ""
+        layers += [*_beneath(inner, where, read, bundled, key, absent, depth + 1), inner]
     return layers

@@ -65,10 +65,6 @@ class Renamed:
         """The key as the file spells it."""
         return self.document.shown(self._own(key))
 
-    def text(self) -> str:
-        """The file with all changes."""
-        return self.document.text()
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.document, name)
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 
 from loadgauge.core.base.errors import ConfigError
@@ -22,8 +23,10 @@ from loadgauge.job_files.reading.shell_words import DEEPEST, MOST_WORDS, Listing
 COMPARED: dict[str, Callable[[float, float], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-lt": operator.lt, "-ge": operator.ge, "-le": operator.le,
 }  # fmt: skip
-LARGEST_FILE = 100_000
-"""Bytes of a file that a script reads."""
+LARGEST_FILE, MOST_CHOICES = 100_000, 1_000
+"""Bytes of a file that a script reads, and files among which a variable chooses."""
+OPEN = re.compile(r"\$\{?([A-Za-z_]\w*|[1-9])\}?")
+"""A variable in the name of a file, which is not known."""
 GIVES_UP = ("exit", "return", "continue", "break")
 DECLARES = ("export", "local", "declare", "readonly", "typeset")
 
@@ -366,12 +369,15 @@ class Shell(Values):
 
     def _sourced(self, name: str, noted: bool = True) -> None:
         name = HERE.sub("", name)
-        if noted and (asked := re.search(r"\$\{?([A-Za-z_]\w*|[1-9])\}?", name)) is not None:
-            self.notes.append(f"{name} is not read, whose name follows from {asked[1]}: add --set {asked[1]}=VALUE")
-        if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
-            return
         here = Path(self.file).resolve().parent
         root = Path.cwd() if here.is_relative_to(Path.cwd()) else here
+        if noted and self.file and (asked := OPEN.search(name)) is not None:
+            choices = _choices(here, name)
+            which = f"{choices[0]} is read, the first of {len(choices)}" if choices else "it is not read"
+            self.notes.append(f"the name {name} follows from {asked[1]}, and {which}: add --set {asked[1]}=VALUE")
+            name = choices[0] if choices else name
+        if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
+            return
         for position in (here / name, root / name):
             path = position.resolve()
             if path.is_relative_to(root) and path.is_file() and path.stat().st_size <= LARGEST_FILE:
@@ -487,6 +493,16 @@ class Shell(Values):
             return None
         finally:
             self.said, self.directory, self.text = before
+
+
+def _choices(here: Path, name: str) -> list[str]:
+    """Return the files that a name with variables may mean, in order; none where it does not say a folder of them."""
+    start, end = OPEN.split(name)[0], OPEN.split(name)[-1]
+    folder = here / start.rpartition("/")[0]
+    if not end or folder.resolve() == here or not folder.resolve().is_relative_to(here):
+        return []
+    names = [path.relative_to(here).as_posix() for path in islice(folder.rglob(f"*{end}"), MOST_CHOICES)]
+    return sorted(path for path in names if path.startswith(start.removeprefix("./")))
 
 
 def _listed(word: Text) -> list[Text]:

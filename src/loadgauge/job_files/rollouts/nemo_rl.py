@@ -178,7 +178,10 @@ def _gpus() -> Idea:
     scores = tuple(f"env.reward_model.resources.{name}" for name in ("gpus_per_node", "num_nodes"))
 
     def read(keys: Keys) -> Facts:
-        per_node, count = keys.whole(each) or 1, keys.whole(nodes) or 1
+        count = keys.whole(nodes) or 1
+        # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
+        whole = count > 1 and generates(keys) and keys.flag(together) is False
+        per_node = (keys.whole(own_each) if whole else None) or keys.whole(each) or 1
         if keys.flag("env.reward_model.enabled"):
             # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
             if count == 1:
@@ -503,14 +506,16 @@ def _loss() -> Idea:
             else None
         }
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return (
+    return Idea(
+        keys=(fused, chunk),
+        facts=("loss",),
+        read=read,
+        write=lambda facts, keys: (
             {fused: facts.get("loss") == "chunked"}
             if megatron_trains(keys) or facts.get("framework") == "megatron"
             else {}
-        )
-
-    return Idea(keys=(fused, chunk), facts=("loss",), read=read, write=write)
+        ),
+    )
 
 
 def _attention() -> Idea:

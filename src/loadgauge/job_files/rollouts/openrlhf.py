@@ -32,19 +32,6 @@ def _generates(keys: Keys) -> bool:
     return trainer_of(keys) == "ppo_ray"
 
 
-def _one(fact: str, name: str, kind: str, default: Any = None, *, write: bool = True) -> Idea:
-    """The idea of one fact in one option."""
-
-    def read(keys: Keys) -> Facts:
-        value = getattr(keys, kind)(at(keys, name))
-        return {fact: (default(keys) if callable(default) else default) if value is None else value}
-
-    def put(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {at(keys, name): facts.get(fact)} if write else {}
-
-    return Idea(keys=_owned(name), facts=(fact,), read=read, write=put)
-
-
 def _gpus() -> Idea:
     """GPUs of the trainer and of the rollout: all models on one set, or actor and reference on one and vLLM on another.
 
@@ -576,7 +563,12 @@ OPENRLHF = Dialect(
     ideas=(
         _launched(),
         processes(),
-        _one("model", "model", "word"),
+        Idea(
+            keys=_owned("model"),
+            facts=("model",),
+            read=lambda keys: {"model": keys.word(at(keys, "model"))},
+            write=lambda facts, keys: {at(keys, "model"): facts.get("model")},
+        ),
         _gpus(),
         _task(),
         _rollout(),

@@ -60,15 +60,14 @@ def _model() -> Idea:
     shared, own = "model.name", "trainer.model.name"
     others = ("orchestrator.model.name", f"{V}model", "inference.model.name")
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        key = own if keys.has(own) and not keys.has(shared) else shared
-        return {key: facts.get("model")} | {name: facts.get("model") for name in others if keys.has(name)}
-
     return Idea(
         keys=(shared, own, *others),
         facts=("model",),
         read=lambda keys: {"model": keys.agreed((shared, own), keys.word) or NAME},
-        write=write,
+        write=lambda facts, keys: dict.fromkeys(
+            (own if keys.has(own) and not keys.has(shared) else shared, *(name for name in others if keys.has(name))),
+            facts.get("model"),
+        ),
     )
 
 

@@ -416,16 +416,8 @@ def _loss() -> Idea:
         size = keys.whole(chunk, minimum=-1)
         return {"loss": "chunked" if size is not None and size > 0 else None}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return (
-            {chunk: 1024}
-            if facts["loss"] == "chunked"
-            else {chunk: None}
-            if facts["loss"] in ("auto", "inplace")
-            else {}
-        )
-
-    return Idea(keys=(chunk,), facts=("loss",), read=read, write=write)
+    written: dict[Any, dict[str, Any]] = {"chunked": {chunk: 1024}, "auto": {chunk: None}, "inplace": {chunk: None}}
+    return Idea(keys=(chunk,), facts=("loss",), read=read, write=lambda facts, keys: written.get(facts["loss"], {}))
 
 
 SLIME = Dialect(

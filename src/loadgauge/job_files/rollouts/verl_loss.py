@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.model import found_model
+from loadgauge.job_files.hugging_face import huggingface
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
 from loadgauge.job_files.rollouts.verl_names import A, W, engine_of, has_actor
 
@@ -41,19 +44,13 @@ def loss() -> Idea:
 
 def liger() -> Idea:
     """Liger's norms and MLPs under FSDP; the loss is verl's own."""
-    switch = f"{W}use_liger"
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        on = facts.get("kernels") == "liger"
-        if engine_of(keys) == "megatron" and on:
-            return {}
-        return {switch: True if on else False if keys.has(switch) else None}
-
-    return Idea(
-        keys=(switch,),
-        facts=("kernels",),
-        read=lambda keys: {"kernels": "liger" if keys.flag(switch) and engine_of(keys) == "fsdp" else "native"},
-        write=write,
+    plain = huggingface.liger(f"{W}use_liger")
+    return msgspec.structs.replace(
+        plain,
+        read=lambda keys: plain.read(keys) if engine_of(keys) == "fsdp" else {"kernels": "native"},
+        write=lambda facts, keys: (
+            {} if engine_of(keys) == "megatron" and facts.get("kernels") == "liger" else plain.write(facts, keys)
+        ),
     )
 
 

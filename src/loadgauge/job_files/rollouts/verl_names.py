@@ -59,7 +59,7 @@ def variant(document: Document) -> tuple[str, list[tuple[str, str]]]:
     pairs = [(f"{own}{theirs}", f"{section}{ours}") for theirs, ours in ALSO.get(engine, {}).items()]
     pairs += [(own, section)] if own != section else []
     if trainer == "sft":
-        pairs += [("model.", W), ("optim.", O), ("engine", "model_engine")]
+        pairs += [("model.partial_pretrain", f"{W}path"), ("model.", W), ("optim.", O), ("engine", "model_engine")]
     return f"{trainer} {engine}", pairs
 
 

@@ -59,7 +59,7 @@ PRESETS: tuple[dict[str, Any], ...] = (
 """Example runs to start from."""
 
 
-TYPES = {"switch": "bool", "whole": "int", "positive": "number"}
+TYPES = {"switch": "bool", "whole": "int", "positive": "number", "price": "number"}
 """The page's name for a kind of field, where it differs."""
 
 

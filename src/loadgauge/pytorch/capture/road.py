@@ -24,6 +24,7 @@ from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
 from loadgauge.core.families.catalogue import Found
 from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.core.resolve import resolve
+from loadgauge.pytorch.capture.inputs.libraries import is_library, latents
 from loadgauge.pytorch.capture.inputs.target import SECOND, SOUND, check_script, config_keys, usual_length
 from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
 from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, write
@@ -66,6 +67,7 @@ class OnDemand(Family):
         self.usual = usual_length(self.inputs)
         """Of a script: tokens of a sequence, unless the job says how many."""
         self.keys: dict[str, Any] | None = None if self.script else keys or config_keys(target)
+        self.library = is_library(self.keys or {})
         self.documents: dict[Regime, Document] = {}
         self.last: dict[Regime, Listing] = {}
         self._files: dict[Regime, Path] = {}
@@ -75,7 +77,8 @@ class OnDemand(Family):
         """Where the document of a regime is kept: by the configuration, or by a script's path, beside the files that it read."""
         if regime not in self._files:  # a plan asks for each layout
             script = {"script": self.target, "inputs": self.inputs, "rows": self.rows, "folder": os.getcwd()}
-            self._files[regime] = place(self.keys or script, {"list": 1, **msgspec.to_builtins(regime)})
+            keys = {**self.keys, "_sizes": self.inputs} if self.keys and self.library else self.keys
+            self._files[regime] = place(keys or script, {"list": 1, **msgspec.to_builtins(regime)})
         return self._files[regime]
 
     def document(self, regime: Regime, sizes: Mapping[str, int], *, asked: bool = True) -> tuple[Document, Listing]:
@@ -147,6 +150,12 @@ class OnDemand(Family):
         return [listing for document in self.documents.values() for listing in document.listings]
 
     @property
+    def notes(self) -> list[str]:
+        """Return what an answer must say, of a diffusion model also what stands beside it."""
+        beside = ["what encodes texts and pictures: latents and embeddings are taken as cached"] if self.library else []
+        return [*super().notes, *beside]
+
+    @property
     def any_listing(self) -> Listing:
         """One of the listings, whose parameters are those of all."""
         whole = [one for regime, one in self.documents.items() if regime == regime.whole]
@@ -155,7 +164,7 @@ class OnDemand(Family):
     @property
     def has_length(self) -> bool:
         """Return whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
-        return not self.script or not {"s", "t"}.isdisjoint(self.any_listing.names)
+        return not (self.script or self.library) or not {"s", "t"}.isdisjoint(self.any_listing.names)
 
     @property
     def splits(self) -> Splits:
@@ -232,9 +241,10 @@ def road(job: Job, why: str) -> Found:
     Raises ConfigError or NotModelled where it cannot be captured.
     """
     tuned = Tuned.of(job)
-    key = job.model, job.inputs or "", job.rows or "", tuned, job.target_len, job.audio
+    inputs = job.inputs or latents(job.model, job.pictures or "", job.video or "")
+    key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio
     if key not in _FAMILIES:
-        _FAMILIES[key] = OnDemand(job.model, job.inputs or "", tuned=tuned, rows=job.rows or "")
+        _FAMILIES[key] = OnDemand(job.model, inputs, tuned=tuned, rows=job.rows or "")
     return taken(job, _FAMILIES[key], why)
 
 

@@ -56,7 +56,7 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
     if field.kind == "switch":
         return click.option(f"{flag}/--no-{flag[2:]}", *more, name, default=None, help=field.help)
     kind: Any = click.Choice(field.choices) if field.kind == "choice" else None
-    if field.kind in ("whole", "positive", "count"):
+    if field.kind in ("whole", "positive", "count", "price"):
         kind = Read(field.read)
     completed = _completed(name, field)
     if field.repeats:

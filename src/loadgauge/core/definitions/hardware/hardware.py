@@ -232,19 +232,25 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Usable memory [bytes]: what the driver reports where a source states it, else what of shared memory the GPU may
         use, else the chips less inline ECC and less what drivers keep, else the label, GB as 10^9 and GiB as 2^30 bytes.
 
-        NVIDIA's "80 GB" is loosely 80 GiB: where both are stated, the driver reports between 100 % and 107 % of the
-        label read as 10^9, and between 93 % and 100 % of it read as 2^30. So 10^9 promises nothing that is not there,
-        at the price of up to 7 % that may be. GDDR with inline ECC is the exception: a T4 of 16 GB has 14.75 GiB.
+        Stacks of HBM hold powers of two: NVIDIA's and AMD's modules (SXM, OAM) of "80 GB" have 80 GiB, less what drivers keep,
+        as have the cards of the same chip. Of others 10^9 promises nothing that is not there.
 
-        >>> [round(gpu(id).capacity / 2**30, 2) for id in ("h100-sxm5-80gb", "h100-pcie-80gb", "rtx3060-12gb")]
-        [79.19, 74.51, 11.68]
+        >>> [round(gpu(id).capacity / 2**30, 2) for id in ("h100-sxm5-80gb", "h100-pcie-80gb", "rtx3060-12gb", "h20-96gb")]
+        [79.19, 78.59, 11.68, 94.34]
         """
         memory = self.memory
-        stated = memory.reported or memory.usable
-        if stated is None and memory.chips is not None:
-            data = memory.chips.value * (15 / 16 if memory.ecc else 1)
-            return data * (1 - DRIVER_SHARE) - DRIVER_BYTES
+        stated, chips = memory.reported or memory.usable, self.chips
+        if stated is None and chips:
+            return chips * (15 / 16 if memory.ecc else 1) * (1 - DRIVER_SHARE) - DRIVER_BYTES
         return (stated or memory.label).value
+
+    @property
+    def chips(self) -> float:
+        """The bytes that its memory chips hold, where a source says so or they are stacks of HBM; else 0."""
+        memory, stacks = self.memory, self.vendor in ("nvidia", "amd") and self.form in ("sxm", "oam", "superchip")
+        if memory.chips is not None:
+            return memory.chips.value
+        return memory.label.value / 1e9 * 2**30 if stacks and memory.label.text.endswith(" GB") else 0
 
     @property
     def bf16(self) -> bool:

@@ -3,10 +3,10 @@
 from typing import Annotated
 
 from loadgauge.core.definitions.job.job_field import about
-from loadgauge.core.definitions.job.posttrain_fields import OfTask
+from loadgauge.core.definitions.job.picture_fields import OfPictures
 
 
-class OfFiles(OfTask, frozen=True, kw_only=True, omit_defaults=True):
+class OfFiles(OfPictures, frozen=True, kw_only=True, omit_defaults=True):
     """Fields of a job about job files. None: not given"""
 
     beside: Annotated[

@@ -13,6 +13,7 @@ from loadgauge.core.definitions.hardware.host import ActivationOffload
 from loadgauge.core.definitions.job.file_fields import OfFiles
 from loadgauge.core.definitions.job.job_field import Field as Field
 from loadgauge.core.definitions.job.job_field import about as _field
+from loadgauge.core.definitions.job.picture_fields import OfPictures
 from loadgauge.core.definitions.job.posttrain_fields import OfModel, OfTask
 from loadgauge.core.definitions.layout.axes import RANK_ORDER
 from loadgauge.core.definitions.layout.layout import SCHEDULES, CpComm, Padding
@@ -472,7 +473,13 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     ] = None
     price: Annotated[
         float | None,
-        _field("positive", "money", "Price of one GPU-hour, in your currency.", metavar="MONEY", needs="tokens"),
+        _field(
+            "price",
+            "money",
+            "Price of one GPU-hour, or of several providers: runpod=1.89,lambda=2.75 (list prices).",
+            metavar="MONEY",
+            needs="tokens",
+        ),
     ] = None
     days: Annotated[
         float | None, _field("positive", "money", "Deadline in days; adds how many GPUs would meet it.", needs="tokens")
@@ -595,7 +602,13 @@ def fields() -> dict[str, Field]:
     (0, 3, 'layout')
     """
     # Not `get_type_hints`: the annotations of this module are no strings, which spares a cold start their compilation.
-    annotations = OfModel.__annotations__ | OfTask.__annotations__ | OfFiles.__annotations__ | Job.__annotations__
+    annotations = (
+        OfModel.__annotations__
+        | OfTask.__annotations__
+        | OfPictures.__annotations__
+        | OfFiles.__annotations__
+        | Job.__annotations__
+    )
     return {name: annotations[name].__metadata__[0].extra["field"] for name in Job.__struct_fields__}
 
 
@@ -608,7 +621,7 @@ WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "res
 """Fields that describe the whole training run instead of one step."""
 POSTTRAIN = OfTask.__struct_fields__[1:]
 """Fields that say what `task` trains, and of what."""
-FILES = tuple(name for name in OfFiles.__struct_fields__ if name not in OfTask.__struct_fields__)
+FILES = tuple(name for name in OfFiles.__struct_fields__ if name not in OfPictures.__struct_fields__)
 """Fields that say how job files are read."""
 AROUND = ("eval_batch", "eval_batches", "generate", "save")
 """Fields that describe what happens between steps."""

@@ -8,7 +8,7 @@ import msgspec
 
 from loadgauge.core.definitions.job import job_text
 
-Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count"]
+Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count", "price"]
 Group = Literal["model", "file", "method", "batch", "layout", "cluster", "money", "plan", "posttrain"]
 
 
@@ -51,6 +51,10 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             return job_text.whole_number(text, self.low, self.high)
         if self.kind == "positive":
             return job_text.positive_number(text)
+        if self.kind == "price":
+            from loadgauge.core.definitions.hardware.prices import Prices  # only where one is asked for
+
+            return Prices.read(text)
         if self.kind == "count":
             return job_text.count(text)
         return job_text.choice(text, self.choices) if self.kind == "choice" else text

@@ -127,7 +127,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
         whose gradients are summed; `whole`: of all logits at once; `softmax`: with a log-softmax of
         all, beside logits that the trainer holds meanwhile; `policy`: of answers that were generated; `jsd`, `forward-kl`,
         `reverse-kl`: no log-probability of a token, but the distance of its whole distribution from a teacher's.
-    holds_logits: the training loop holds the logits through backward.
+    holds_logits: a wrapper around the model copies the logits to float32, and the training loop holds them until the next
+        ones are there (Lightning's Fabric under LitGPT).
     compiled: torch.compile made the layers: casts of one tensor are one, and of a residual sum in float32 the 16-bit branch is
         kept, from which the sum is made again.
     """

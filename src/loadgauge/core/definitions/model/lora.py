@@ -124,6 +124,9 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     `keeps_inputs`: 4-bit layers keep their input for backward, as bitsandbytes' did before 0.44.
     `parts_in_one`: the adapters of experts' matrices that hold two have twice the rank, a half for each (PEFT's conversion).
     `branching`: bitsandbytes' kernel that makes 16 bits of 4 is that from before 0.48, which decides bit by bit.
+    `joint`: LitGPT's: queries, keys and values are one matrix, whose adapters read one dropped input, and are padded with zeros
+    where one of the three has none; a quantised base has the head too. `replaced`: its quantised training puts another token
+    table in the first one's place, whose gradient nobody clears.
 
     >>> Lora(rank=8, quantised="mxfp4").stored.nbytes
     0.53125
@@ -149,6 +152,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     virtual: Size = 0
     wide_norms: bool = False
     parts_in_one: bool = False
+    joint: bool = False
+    replaced: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.quantised, bool) and self.quantised not in BASE_FORMATS:
@@ -184,13 +189,13 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.fused and not self.dora and any(target in group and group <= self.targets for group in FUSED)
 
-    def under_peft(self, *, autocast: bool) -> Lora:
+    def under_peft(self, *, autocast: bool, wide: bool = True) -> Lora:
         """Return the adapters as PEFT and Trainer run them.
 
-        autocast: whether forward runs under autocast; adapters are then float32 unless `itemsize` says otherwise
-            (PEFT's `autocast_adapter_dtype`)
+        autocast: whether forward runs under autocast
+        wide: they are float32 unless `itemsize` says otherwise (PEFT's `autocast_adapter_dtype`), whether it does or not
         """
-        itemsize = 4 if autocast and self.itemsize is None else self.itemsize
+        itemsize = 4 if (autocast or wide) and self.itemsize is None else self.itemsize
         return msgspec.structs.replace(self, peft=True, autocast=autocast, itemsize=itemsize)
 
     @property

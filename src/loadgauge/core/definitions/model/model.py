@@ -344,6 +344,43 @@ class AltUp(msgspec.Struct, frozen=True, kw_only=True):
     scaled: bool = True
 
 
+class Step(msgspec.Struct, frozen=True):
+    """A step of what stands before or after the blocks of a tower, in the words of `core.layers.tower`."""
+
+    kind: str
+    width: int = 0
+    """Of its input, the elements of a vector, or the tokens that are pooled into one."""
+    output: int = 0
+    """Width of its output, or the rows of a table."""
+    bias: bool = False
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a block lies in a tower: its tokens are patches, and it is `width` wide."""
+
+    width: int
+    steps: tuple[Step, ...] = ()
+    """Run in place of attention and an MLP."""
+    scaled: bool = False
+    """The outputs of both halves are multiplied by a vector (InternVL)."""
+    projects: bool = False
+    """Joins the tower to the language model."""
+    beside: bool = False
+    """The next block reads what goes in as well, and keeps it."""
+    unused: bool = False
+    """It runs, and what it makes is not looked at (LLaVA's last layer)."""
+    tiles: int = 0
+    """Sets of patches of a sequence, each of which attends to itself."""
+    patches: int = 0
+    """Of a sequence."""
+    pairs: int = 0
+    """Of patches that attend to each other, of a sequence."""
+    whole: bool = False
+    """Its weights are trained where the model has adapters."""
+    hooked: bool = False
+    """transformers gives patches a gradient where layers run again beside adapters (`enable_input_require_grads`)."""
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """One transformer block.
 
@@ -387,6 +424,28 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Whether adapters lie in it, where the model is trained by adapters (PEFT's `layers_to_transform`)."""
     listed: Any = None
     """What writes its operations, where they were captured from its code (`capture.listed.Kind`)."""
+    tower: Part | None = None
+    """Where it lies in a tower of pictures; None: in the language model."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """How a processor cuts pictures: into `tile` x `tile` pixels or as a whole, into patches, of which merge x merge are a token.
+
+    low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
+    spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches
+    """
+
+    kind: str
+    patch: int
+    merge: int = 1
+    tile: int = 0
+    low: int = 0
+    high: int = 0
+    spare: int = 0
+    marks: int = 0
+    frames: int = 1
+    """Frames of a video that make one patch."""
+    grids: tuple[tuple[int, int], ...] = ()
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -414,6 +473,9 @@ class Tower(msgspec.Struct, frozen=True):
 
     name: str
     parameters: int | None = None
+    layers: tuple[Block, ...] = ()
+    """Its blocks, in order; empty where they are not modelled."""
+    rule: Rule | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -452,7 +514,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     unused_keys: tuple[str, ...] = ()
     """Keys of the config that were not read and could matter."""
     towers: tuple[Tower, ...] = ()
-    """Towers that were published with the model and are left out of all numbers."""
+    """Towers that were published with the model; `left_out` are in no numbers."""
     defaults: tuple[tuple[str, int], ...] = ()
     """Sizes that the config does not state, by key, and the default of transformers' class taken for each."""
     dtype: str = ""
@@ -467,8 +529,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def partly(self) -> bool:
-        """Return whether only a part of the layers is trained, or has adapters."""
-        return self.trained is not None or any(not (block.reached and block.adapted) for block in self.blocks)
+        """Return whether only a part of the layers is trained, or has adapters, or runs on tokens of another kind."""
+        return self.trained is not None or any(
+            not (block.reached and block.adapted) or block.tower is not None for block in self.blocks
+        )
+
+    @property
+    def left_out(self) -> tuple[Tower, ...]:
+        """Towers that are not among the blocks."""
+        return tuple(tower for tower in self.towers if not (self.tower_layers and tower.layers))
+
+    @property
+    def tower_layers(self) -> int:
+        """Layers of a tower, which come before its own."""
+        return sum(self.blocks[kind].tower is not None for kind in self.pattern)
 
     @property
     def streams(self) -> Size:

@@ -61,6 +61,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     peft: adapters are PEFT's, in float32 beside 16-bit weights, and run under autocast (Trainer's `bf16` and `fp16`)
     fused_adapters: it runs the adapters of attention and MLP inside the function of the layer (Unsloth), which keeps the layer's
         input and what the activation reads, and makes the rest again in backward
+    joint_adapters: its adapters, and its quantised base, are LitGPT's (`Lora.joint`); one card recomputes nothing unless told to
     shared_matrix: it makes quantised matrices in 16 bits in one buffer as large as the largest, for good
     offloads_checkpoints: with full recomputation the inputs of the layers wait in host memory
     reduces_once: where it accumulates micro-batches under FSDP it reduces gradients with the last one only (`no_sync`), and
@@ -119,6 +120,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     returns_float32: bool = False
     prepares: bool = True
     fused_adapters: bool = False
+    joint_adapters: bool = False
     shared_matrix: bool = False
     offloads_checkpoints: bool = False
     reduces_once: bool = False
@@ -256,8 +258,10 @@ FRAMEWORKS: dict[str, Framework] = {
             name="litgpt",
             kernels=Kernels(
                 norm="upcast", norm_kernel="written", activation="unfused", written_gelu=False, views_pin_storage=True,
+                # lightning: fabric/wrappers.py, _FabricModule.forward, and its plug-ins' convert_output.
                 loss="plain", loss_pieces=8, holds_logits=True,
             ),
+            joint_adapters=True,
             precision="bf16-pure", low_precisions=tuple(TORCHAO.items()),
             gradients_persist=False, fully_shards=True, reduces_once=True, flat_parameters=True,
             overlap=DDP, reruns=Habit.always("part", NON_REENTRANT),

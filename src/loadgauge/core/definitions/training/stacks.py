@@ -172,6 +172,23 @@ RERUNS = Habit(
 )
 """Whether a checkpointed layer runs again as a `whole`, or up to the last tensor that backward needs, without its last product."""
 
+TABLE_REPLACED = Habit(
+    (
+        Change("yes", "litgpt 0.5.0: finetune/lora.py, StableEmbedding", (("litgpt", (0, 5)),)),
+        Change("no", "litgpt 0.4.13: finetune/lora.py"),
+    )
+)
+"""Whether quantised training has a new token table beside the old one, which a variable holds. The new one is trained for
+autograd, and the optimizer does not have it: its gradient stays."""
+
+ADAPTER_WEIGHTS = Habit(
+    (
+        Change("float32", "peft 0.12: tuners/tuners_utils.py, cast_adapter_dtype", (("peft", (0, 12)),)),
+        Change("base", "peft 0.11: tuners/lora/layer.py, update_layer"),
+    )
+)
+"""The dtype of PEFT's adapters beside 16-bit weights, under autocast or not; of a 4-bit base they were float32 before too."""
+
 BRANCHING = Habit(
     (
         Change(

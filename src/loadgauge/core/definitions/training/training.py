@@ -17,7 +17,15 @@ from loadgauge.core.definitions.training.around import NOTHING, Around
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, LOW_NAMES, LOW_PRECISIONS, Framework
 from loadgauge.core.definitions.training.optimizers import Optimizer, parse
 from loadgauge.core.definitions.training.precision import ALIASES, PRECISIONS, Precision
-from loadgauge.core.definitions.training.stacks import BRANCHING, EXPERTS_QUANTISED, KEPT_INPUT, NEWEST_STACK, Stack
+from loadgauge.core.definitions.training.stacks import (
+    ADAPTER_WEIGHTS,
+    BRANCHING,
+    EXPERTS_QUANTISED,
+    KEPT_INPUT,
+    NEWEST_STACK,
+    TABLE_REPLACED,
+    Stack,
+)
 
 WEIGHTS = ("auto", "float32", "bfloat16", "float16")
 """The dtypes in which weights may be loaded; `auto` is the checkpoint's."""
@@ -258,12 +266,18 @@ def training(
         lora = msgspec.structs.replace(lora, experts_stay=EXPERTS_QUANTISED.at(stack).value == "no")
     if lora is not None and chosen.peft:
         cast = recipe.autocast and (recipe.casts or chosen.casts) == "autocast"
-        lora = lora.under_peft(autocast=cast or recipe.name.startswith(("bf16-mixed", "fp16-mixed")))
+        lora = lora.under_peft(
+            autocast=cast or recipe.name.startswith(("bf16-mixed", "fp16-mixed")),
+            wide=lora.stored is not None or ADAPTER_WEIGHTS.at(stack).value == "float32",
+        )
         # The optimizer has no float32 copies of 16-bit weights.
         recipe = msgspec.structs.replace(recipe, master=0, main_gradient=0, moment=recipe.weight)
     elif lora is not None and lora.dora and chosen.engine is not None:
         # PEFT's modules too, without autocast, and in the 16 bits that the engine casts the whole model to.
         lora = msgspec.structs.replace(lora, peft=True)
+    if lora is not None and chosen.joint_adapters:
+        replaced = lora.stored is not None and TABLE_REPLACED.at(stack).value == "yes"
+        lora = msgspec.structs.replace(lora, joint=True, replaced=replaced)
     if lora is not None:
         lora = msgspec.structs.replace(lora, fused=chosen.fused_adapters or kernels.endswith("lora"))
     run = msgspec.structs.replace(

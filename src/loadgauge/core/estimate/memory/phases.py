@@ -337,7 +337,10 @@ class StageAtWork:
         """Return the name of a layer's forward or backward for display."""
         if len(self.chunks) > 1:
             return f"{verb} of the {order} layer of the stage's chunk {work.chunk}"
-        return f"{verb} of layer {position}" if self.layout.pp == 1 else f"{verb} of the stage's {order} layer"
+        own = position - self.memory.model.tower_layers
+        if own < 0:
+            return f"{verb} of the tower's layer {position}"
+        return f"{verb} of layer {own}" if self.layout.pp == 1 else f"{verb} of the stage's {order} layer"
 
     # -- the moments --------------------------------------------------------------------------------------------------
 

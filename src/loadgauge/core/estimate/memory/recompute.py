@@ -18,7 +18,8 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
     Raises `ConfigError` for a name that no operation of the layer has, unless one of the whole `model` has it, as in models of
     several kinds of blocks.
     """
-    if policy.mode == "none" or not layer.operations[-1].gradients:
+    # Steps around the blocks of a tower are in none that is checkpointed.
+    if policy.mode == "none" or layer.name == "tower" or not layer.operations[-1].gradients:
         return NOTHING
     if policy.mode == "selective" and layer.profile is not None:
         return Recompute(checkpointed=_core(layer))

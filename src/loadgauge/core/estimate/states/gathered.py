@@ -34,6 +34,7 @@ from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.stages import Key, Stage
 from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.states import RankWeights
+from loadgauge.core.layers.embedding_head import vocabulary
 
 
 def at(memory: MemoryModel, stage: Stage, doing: Pass, position: int | None = None) -> At:
@@ -71,6 +72,8 @@ def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     terms = _copies(memory, stage, point)
     if memory.training.framework.shared_matrix:
         terms["one matrix of the quantised base in 16 bits"] = shared_matrix(memory)
+    if memory.view.kernels.holds_logits:
+        terms["logits of the micro-batch before"] = 4 * memory.view.tokens * vocabulary(memory.model, memory.view)
     hosted = memory.training.host.activations == "checkpoints" and memory.layout.recompute.mode == "full"
     if memory.training.framework.offloads_checkpoints and hosted:
         # The last layer's stays on the card (`LAST_GC_INDEX`), and two buffers bring the others back.

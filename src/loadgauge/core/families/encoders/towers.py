@@ -1,23 +1,144 @@
-"""Towers beside a language model, which are left out of it: their names in a config, and their parameters where it states them."""
+"""Towers beside a language model: their names in a config, their layers by tables, and their parameters where both are known."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from loadgauge.core.definitions.model.model import Tower
+import msgspec
+
+from loadgauge.core.definitions.model.model import Attention, Block, Mlp, Norm, Part, Rule, Step, Tower
 
 KEYS = ("vision_config", "audio_config", "talker_config", "code2wav_config")
 """Where configs have them, at the top or in `thinker_config`."""
 ALWAYS = ("vision_config",)
 """Those that a model of text and images has also where its config leaves them to the class."""
+LAYER_NORM, RMS = Norm("layernorm", bias=True), Norm("rmsnorm")
+GEMMA = Norm("rmsnorm", gain_float32=True, root_kept=True)
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """How a tower is made. Sizes are letters, of which `keys` says by which keys of its config they are read.
+
+    stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`;
+    spare: as of `Rule`; own_norms: queries, keys and values have norms
+    """
+
+    stem: str
+    end: str = ""
+    norm: Norm = LAYER_NORM
+    placement: Any = "pre"
+    gated: bool = False
+    bias: bool = True
+    qkv_bias: bool | str = True
+    fused: bool = False
+    rotary: bool = False
+    act: str = "hidden_act|gelu"
+    scaled: bool = False
+    deep: str = ""
+    spare: int = 0
+    own_norms: bool = False
+    hooked: bool = False
+    keys: Mapping[str, str] = {}
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model type joins its tower. made: the tower where its config names none; end: steps that join it
+
+    rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys
+    """
+
+    made: str = ""
+    end: str = ""
+    rule: str
+    merge: str = "1"
+    low: str = "0"
+    high: str = "0"
+    tile: str = "0"
+    marks: int = 0
+    frames: str = "1"
+
+
+USUAL = {
+    "w": "hidden_size", "d": "num_hidden_layers|depth", "a": "num_attention_heads|num_heads", "i": "intermediate_size",
+    "k": "patch_size", "c": "num_channels|in_channels|in_chans|3", "f": "temporal_patch_size|1", "g": "image_size|0",
+    "m": "spatial_merge_size|1", "t": "text_config.hidden_size", "g2": "num_key_value_heads|num_attention_heads|num_heads",
+}  # fmt: skip
+MERGED = "linear q q +, gelu, linear q o +"
+QWEN: dict[str, Any] = {"fused": True, "rotary": True}
+PATCHES, TABLE = "conv v w", "conv v w +, positions p w"
+
+MADE = {
+    "siglip_vision_model": Made(hooked=True, stem=TABLE, end="layernorm w, idle h"),
+    "clip_vision_model": Made(stem="conv v w, vector w, positions p w, layernorm w", end="idle 2w", spare=1, hooked=True),
+    "pixtral": Made(stem="conv v w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True),
+    "internvl_vision": Made(
+        stem="conv v w +, vector w, positions p w", qkv_bias="attention_bias", scaled=True, spare=1, hooked=True
+    ),
+    "idefics3_vision": Made(stem=TABLE, end="layernorm w", hooked=True),
+    "glm4v_vision": Made(
+        stem="conv v w +, rmsnorm w, positions p w", norm=RMS, gated=True, bias=False, qkv_bias=False, **QWEN,
+        end="rmsnorm w, conv q o +, linear o o, layernorm o, gelu, mlp o j",
+        keys={"i": "out_hidden_size", "j": "intermediate_size"},
+    ),
+    "gemma4_vision": Made(
+        stem="linear v w, positions p2 w", norm=GEMMA, placement="sandwich", gated=True, bias=False,
+        qkv_bias=False, rotary=True, own_norms=True, act="hidden_activation",
+    ),
+    "qwen2_vl": Made(
+        stem=PATCHES, **QWEN, end="layernorm w, " + MERGED, act="hidden_act|quick_gelu", hooked=True,
+        keys={"w": "embed_dim", "o": "hidden_size", "i": "mlp_ratio"},
+    ),
+    "qwen2_5_vl": Made(
+        stem=PATCHES, norm=RMS, gated=True, **QWEN, end="rmsnorm w, " + MERGED, act="hidden_act|silu", hooked=True,
+    ),
+    "qwen3_vl": Made(
+        stem=TABLE, **QWEN, end="layernorm w, " + MERGED, deep="layernorm q, " + MERGED, act="hidden_act|gelu_pytorch_tanh",
+        keys={"p": "num_position_embeddings"},
+    ),
+}  # fmt: skip
+"""Towers by the `model_type` of their config, or by the word of `Joined.made`."""
+
+TWO_LAYERS = "linear w t +, gelu, linear t t +"
+AREA: dict[str, Any] = {"rule": "area", "merge": "spatial_merge_size|2", "frames": "temporal_patch_size|2"}
+OLD = Joined(made="qwen2_vl", low="3136", high="12845056", **AREA)
+NEW = Joined(made="qwen3_vl", low="65536", high="16777216", **AREA)
+GLM = Joined(made="glm4v_vision", low="6272", high="4816896", **AREA)
+SPLIT: dict[str, Any] = {"made": "idefics3_vision", "end": "linear s t", "rule": "split", "tile": "image_size"}
+JOINED = {
+    "gemma3": Joined(
+        made="siglip_vision_model", end="pool x, rmsnorm1 w, conv w t", rule="fixed", tile="image_size",
+        high="config.mm_tokens_per_image|256",
+    ),
+    "gemma4": Joined(made="gemma4_vision", end="blend x, unweighted w, linear w t", rule="budget", merge="pooling_kernel_size|3",
+                     high="config.vision_soft_tokens_per_image|280"),
+    "internvl": Joined(made="internvl_vision", end="layernorm y, linear y t +, gelu, linear t t +", rule="canvas", merge="2",
+                       tile="image_size", low="1", high="12", marks=2),
+    "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
+    "llava_next": Joined(made="clip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size"),
+    "llava_onevision": Joined(
+        made="siglip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size", high="9"
+    ),
+    "mistral3": Joined(
+        made="pixtral", end="rmsnorm w, linear y w, linear w t, gelu, linear t t", rule="edge", high="image_size|1540",
+        merge="config.spatial_merge_size|2",
+    ),
+    "idefics3": Joined(**SPLIT, marks=3),
+    "smolvlm": Joined(**SPLIT, marks=3),
+    "qwen2_vl": OLD,
+    "qwen2_5_vl": msgspec.structs.replace(OLD, made="qwen2_5_vl"),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), NEW),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), GLM),
+}  # fmt: skip
+"""How a tower is joined, and which pictures it gets, by the `model_type` around it. Limits are those of published processors."""
 
 
 def towers(config: Mapping[str, Any], model_type: str, beside: bool) -> tuple[Tower, ...]:
     """Return the towers of a config. beside: whether its family reads the language model of a model of text and images.
 
-    >>> towers({"audio_config": {"depth": 2}}, "gemma4", True)
-    (Tower(name='vision_config', parameters=None), Tower(name='audio_config', parameters=None))
+    >>> towers({"audio_config": {"depth": 2}}, "gemma4", True)[1].name
+    'audio_config'
     """
     around = config.get("thinker_config")
     inner: dict[str, Any] = around if isinstance(around, dict) else {}
@@ -27,64 +148,175 @@ def towers(config: Mapping[str, Any], model_type: str, beside: bool) -> tuple[To
         value = config.get(key) or inner.get(key)
         if value or (beside and key in ALWAYS):
             stated[place] = value
-    return tuple(Tower(name, _counted(name, value, config, model_type)) for name, value in stated.items())
+    return tuple(_tower(name, value, config, model_type) for name, value in stated.items())
 
 
-def _counted(name: str, tower: Any, config: Mapping[str, Any], model_type: str) -> int | None:
-    """The parameters of a tower and of what joins it to the language model; None where they are not known."""
-    count = COUNTED.get(model_type) if name == "vision_config" else None
-    if count is None or not isinstance(tower, dict):
-        return None
+def _tower(name: str, tower: Any, config: Mapping[str, Any], model_type: str) -> Tower:
+    """A tower with its layers and its rule; without them where its sizes are left to the class, or are none."""
+    joined = JOINED.get(model_type) if name == "vision_config" else None
+    if joined is None or not isinstance(tower, dict):
+        return Tower(name)
     try:
-        return count(tower, config)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # sizes that are left to the class, or are none
-        return None
+        shape = MADE[_named(tower, joined)]
+        layers, rule = _layers(shape, joined, Sizes(tower, config, shape.keys, joined))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return Tower(name)
+    return Tower(name, sum(map(_counted, layers)), layers, rule)
 
 
-def _blocks(depth: int, width: int, inner: int, *, matrices: int = 2, norm: int = 2) -> int:
-    """`depth` blocks of attention and an MLP of two or three `matrices`, with biases, and two norms of `norm` vectors."""
-    attention = 4 * width * width + 4 * width
-    mlp = matrices * width * inner + (matrices - 1) * inner + width
-    return depth * (attention + mlp + 2 * norm * width)
+def _named(tower: Mapping[str, Any], joined: Joined) -> str:
+    own = str(tower.get("model_type", ""))
+    return own if own in MADE and joined.end else joined.made
 
 
-def _siglip(tower: dict[str, Any], config: Mapping[str, Any]) -> int:
-    """Gemma 3's: SigLIP with positions for all patches, and a matrix and a norm that join it."""
-    width, inner = tower["hidden_size"], tower["intermediate_size"]
-    rows = (tower["image_size"] // tower["patch_size"]) ** 2
-    patches = tower.get("num_channels", 3) * tower["patch_size"] ** 2 * width + width
-    pooled = _blocks(1, width, inner) + width - 2 * width if tower.get("vision_use_head", True) else 0
-    joined = width * config["text_config"]["hidden_size"] + width
-    blocks = _blocks(tower["num_hidden_layers"], width, inner)
-    return int(patches + rows * width + blocks + 2 * width + pooled + joined)
+class Sizes:
+    """Sizes by their letters; a number before a letter multiplies it, one after it is a letter of its own."""
+
+    def __init__(
+        self, tower: Mapping[str, Any], config: Mapping[str, Any], keys: Mapping[str, str], joined: Joined
+    ) -> None:
+        self.tower, self.config, self.keys, self.joined = tower, config, {**USUAL, **keys}, joined
+        self.derived: dict[str, Callable[[], int]] = {
+            "v": lambda: self["c"] * self["f"] * self["k"] ** 2,
+            "q": lambda: self.read("spatial_merge_size|2") ** 2 * self["w"],
+            "y": lambda: self.read(joined.merge) ** 2 * self["w"],
+            "s": lambda: self.read("config.scale_factor|2") ** 2 * self["w"],
+            "o": lambda: self.read("out_hidden_size"),
+            "p": lambda: (self["g"] // self["k"]) ** 2 + (MADE[_named(tower, joined)].spare),
+            "p2": lambda: 2 * self.read("position_embedding_size"),
+            "x": lambda: self.pooled,
+            "h": lambda: _blocks(self["w"], self["i"]) if tower.get("vision_use_head", True) else 0,
+        }  # fmt: skip
+
+    def read(self, keys: str) -> int:
+        """The first of some keys, of the tower, or after a dot of the whole config, that is a size; or a number."""
+        for key in keys.split("|"):
+            keyed: Any = self.tower
+            if "." in key:
+                first, _, key = key.partition(".")
+                keyed = self.config if first == "config" else self.config.get(first) or self.config
+            value = int(key) if key.isdecimal() else keyed.get(key)
+            value = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, int | float):
+                return int(value)
+        raise KeyError(keys)
+
+    def __getitem__(self, letter: str) -> int:
+        times = re.match(r"\d*", letter)
+        number = times[0] if times else ""
+        letter = letter[len(number) :]
+        own = self.read(self.keys[letter]) if letter in self.keys else self.derived[letter]()
+        return int(number or 1) * own
+
+    @property
+    def pooled(self) -> int:
+        """Patches that are averaged into a token."""
+        if self.joined.rule == "budget":
+            return self.read(self.joined.merge) ** 2
+        return (self["g"] // self["k"]) ** 2 // self.read(self.joined.high)
 
 
-def _qwen(norm: int, matrices: int = 2, bias: bool = True) -> Callable[[dict[str, Any], Mapping[str, Any]], int]:
-    """Qwen's from 2-VL on: blocks, and one merger of patches, from 3-VL on with others after single layers.
-
-    norm: vectors of a norm; matrices: of an MLP; bias: of the patches' matrix
-    """
-
-    def count(tower: dict[str, Any], config: Mapping[str, Any]) -> int:
-        first = "embed_dim" in tower  # Qwen2-VL
-        width = tower["embed_dim" if first else "hidden_size"]
-        inner = int(width * tower["mlp_ratio"]) if first else tower["intermediate_size"]
-        out = tower["hidden_size" if first else "out_hidden_size"]
-        volume = tower.get("in_channels", 3) * tower.get("temporal_patch_size", 2) * tower["patch_size"] ** 2
-        merged = tower.get("spatial_merge_size", 2) ** 2 * width
-        merger = merged * merged + merged + merged * out + out
-        stem = (volume + bias) * width + tower.get("num_position_embeddings", 0) * width
-        deep = len(tower.get("deepstack_visual_indexes", ())) * (merger + norm * merged)
-        blocks = _blocks(tower["depth"], width, inner, matrices=matrices, norm=norm)
-        return int(stem + blocks + merger + norm * width + deep)
-
-    return count
+def _steps(text: str, sizes: Sizes) -> tuple[Step, ...]:
+    """The steps of a text, such as `linear w t +, gelu`."""
+    steps = []
+    for words in (step.split() for step in text.split(",") if step.strip()):
+        numbers = [int(word) if word.isdecimal() else sizes[word] for word in words[1:] if word != "+"]
+        width, output, *_ = [*(numbers[::-1] if words[0] == "positions" else numbers), 0, 0]
+        steps.append(Step(words[0], width, output, "+" in words))
+    return tuple(step for step in steps if step.kind != "idle" or step.width)
 
 
-COUNTED: dict[str, Callable[[dict[str, Any], Mapping[str, Any]], int]] = {
-    "gemma3": _siglip,
-    "qwen2_vl": _qwen(norm=2, bias=False),
-    "qwen2_5_vl": _qwen(norm=1, matrices=3, bias=False),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen(norm=2)),
-}
-"""What counts the vision tower of a `model_type`, from its config and the whole one."""
+def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...], Rule]:
+    """The layers of a tower, first to last, and how pictures are cut for it."""
+    width, heads, depth = sizes["w"], sizes["a"], sizes["d"]
+    inner = sizes["i"] * (width if shape.keys.get("i") == "mlp_ratio" else 1)
+    acts = shape.act.split("|")
+    own = GEMMA if shape.own_norms else None
+    qkv = bool(sizes.tower.get(shape.qkv_bias, False)) if isinstance(shape.qkv_bias, str) else shape.qkv_bias
+    attention = Attention(
+        num_attention_heads=heads,
+        num_key_value_heads=sizes["g2"],
+        head_dim=sizes.read("head_dim|0") or width // heads,
+        qkv_bias=qkv,
+        output_bias=shape.bias,
+        fused_qkv=shape.fused,
+        rotary=shape.rotary,
+        heads_first=shape.fused,  # each picture is attended to by itself, and what comes out is joined
+        causal=False,
+        qk_norm=own,
+        value_norm=None if own is None else msgspec.structs.replace(own, weight=False),
+    )
+    block = Block(
+        attention=attention,
+        mlp=Mlp(
+            intermediate_size=inner,
+            gated=shape.gated,
+            bias=shape.bias,
+            activation=next((sizes.tower[key] for key in acts if isinstance(sizes.tower.get(key), str)), acts[-1]),
+        ),
+        norm=shape.norm,
+        placement=shape.placement,
+        tower=Part(width=width, scaled=shape.scaled, hooked=shape.hooked),
+    )
+
+    def of_steps(text: str, **own: bool) -> Block:
+        part = Part(width=width, steps=_steps(text, sizes), hooked=shape.hooked, **own)
+        return Block(attention=None, mlp=None, norm=shape.norm, tower=part)
+
+    side = sizes.read("window_size|0") // sizes["k"]
+    whole = sizes.tower.get("fullatt_block_indexes", range(depth))
+    near = msgspec.structs.replace(block, attention=msgspec.structs.replace(attention, sliding_window=side**2))
+    turned = f", angles {attention.head_dim}" if shape.rotary else ""
+    layers = [of_steps(shape.stem + turned)]
+    unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
+    feature = sizes.config.get("vision_feature_layer", -2 if joined.end.startswith(TWO_LAYERS) else -1)
+    last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
+    for index in range(depth):
+        layers.append(unused if index > last else near if side and index not in whole else block)
+        if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
+            layers.append(of_steps(shape.deep, projects=True, beside=True))
+    layers.append(of_steps(", ".join(text for text in (shape.end, joined.end) if text), projects=True))
+    grids = sizes.config.get("image_grid_pinpoints") or () if joined.rule == "anyres" else ()
+    edge = joined.rule == "fixed" and _named(sizes.tower, joined) == "pixtral"
+    rule = Rule(
+        kind="edge" if edge else joined.rule,
+        patch=sizes["k"],
+        merge=sizes.read("config.scale_factor|2") if joined.rule == "split" else sizes.read(joined.merge),
+        tile=sizes.read(joined.tile),
+        low=sizes.read(joined.low),
+        high=sizes["g"] if edge else sizes.read(joined.high),
+        spare=shape.spare,
+        marks=joined.marks,
+        frames=sizes.read(joined.frames),
+        grids=tuple((int(grid[0]), int(grid[1])) for grid in grids),
+    )
+    return tuple(layers), rule
+
+
+def _blocks(width: int, inner: int) -> int:
+    """The pooling head of SigLIP: a probe, attention, a norm and an MLP."""
+    return 4 * width * width + 4 * width + 2 * width * inner + inner + width + 3 * width
+
+
+def _counted(block: Block) -> int:
+    """The parameters of a layer of a tower."""
+    part, mixer, mlp = block.tower, block.attention, block.mlp
+    assert part is not None
+    total = sum(map(_of_step, part.steps))
+    if isinstance(mixer, Attention) and isinstance(mlp, Mlp):
+        width, inner = part.width, mlp.intermediate_size
+        query, both = mixer.num_attention_heads * mixer.head_dim, 2 * mixer.num_key_value_heads * mixer.head_dim
+        columns = query + both
+        total += width * (columns + query) + mixer.qkv_bias * columns + mixer.output_bias * width
+        total += (2 + mlp.gated) * width * inner + mlp.bias * ((1 + mlp.gated) * inner + width)
+        total += (4 if block.placement == "sandwich" else 2) * (1 + block.norm.bias) * width + 2 * part.scaled * width
+        total += 2 * mixer.head_dim if mixer.qk_norm is not None else 0
+    return int(total)
+
+
+def _of_step(step: Step) -> int:
+    i, o = step.width, step.output
+    return {
+        "conv": i * o + step.bias * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i, "rmsnorm": i,
+        "rmsnorm1": i, "positions": i * o, "vector": i, "idle": i,
+    }.get(step.kind, 0)  # fmt: skip

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum, minimum
+from loadgauge.core.base.algebra import Size, maximum, minimum, shard
 from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.writer import Writer
@@ -45,6 +45,35 @@ def adapted(build: Writer, name: str, x: Tensor, kept: Tensor, base: Tensor, sha
     high = _products(build, name, source, (kept,), itemsize, shape)
     total = build.tensor(f"{name}.adapted", base.numel)
     return build.elementwise(f"{name}.adapted", (base, high), total, shares_gradient=True)
+
+
+JOINT = ("query", "key", "value", "qkv")
+"""Matrices that are one in LitGPT, with adapters of the parts that have one."""
+
+
+def joint_adapted(build: Writer, x: Tensor, kept: Tensor, parts: dict[str, Tensor], i: Size, shards: Size) -> Tensor:
+    """Add LitGPT's adapters of queries, keys and values, and their sum with the frozen results, one tensor of all three.
+
+    The parts' rows are joined; where a part has no adapter they are copied into zeros, and what was copied is kept with its
+    column numbers (source: litgpt, `lora.py`, `LoRAQKVLinear`).
+    parts: the frozen matrices' results, of each part or of `qkv`, with what is adapted of them by `Lora.targets`
+    """
+    lora, name = build.view.lora, "attention.qkv"
+    assert lora is not None
+    some = {part: result.numel for part, result in parts.items() if part in lora.targets}
+    base = Tensor(name, sum(result.numel for result in parts.values()), build.dtypes.activation)
+    rows, source = build.view.tokens, x
+    if lora.dropout:
+        source = kept = build.dropout(f"{name}.lora_dropout", x, lora.dropout)
+    shape = AdapterShape(rows, i, shard(sum(some.values()), rows), shards)
+    high = _products(build, name, source, (kept,), base.itemsize, shape, len(some))
+    if len(some) < len(parts):
+        columns = Tensor(f"{name}.lora_columns", shape.o, 8, "index")
+        padded = Tensor(f"{name}.lora_padded", base.numel, base.itemsize)
+        high = build.elementwise(padded.name, (high,), padded, keeps=(high, columns))
+    scaled = build.elementwise(f"{name}.lora_scaled", (high,), Tensor(f"{name}.lora_scaled", base.numel, base.itemsize))
+    total = Tensor(f"{name}.adapted", base.numel, base.itemsize)
+    return build.elementwise(total.name, (*parts.values(), scaled), total, shares_gradient=True)
 
 
 def peft_adapted(
@@ -255,26 +284,36 @@ def passed_by(build: Writer, name: str, base: Tensor, shape: AdapterShape) -> Te
     lora = build.view.lora
     assert lora is not None
     wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4
-    for part, sizes in (("lora_a", (lora.rank, shape.i)), ("lora_b", (shape.o, lora.rank))):
+    magnitude = (("magnitude", (shape.o, 1)),) if lora.dora else ()
+    for part, sizes in (("lora_a", (lora.rank, shape.i)), ("lora_b", (shape.o, lora.rank)), *magnitude):
         weight = Weight(f"{name}.{part}.weight", sizes[0] * sizes[1], wide=wide, shape=sizes, cast=False)
         build.operations.append(Operation(f"{name}.{part}", "view", (), (), (weight,)))
     return base
 
 
 def _products(
-    build: Writer, name: str, source: Tensor, kept: tuple[Tensor, ...], itemsize: Size, shape: AdapterShape
+    build: Writer,
+    name: str,
+    source: Tensor,
+    kept: tuple[Tensor, ...],
+    itemsize: Size,
+    shape: AdapterShape,
+    groups: int = 1,
 ) -> Tensor:
-    """The two products; autocast keeps its 16-bit copy of each float32 matrix for the gradient of what went in."""
+    """The two products; autocast keeps its 16-bit copy of each float32 matrix for the gradient of what went in.
+
+    groups: how many adapters lie in one, of which each has a part of the output
+    """
     lora = build.view.lora
     assert lora is not None
-    rank, (rows, i, o, shards, _) = lora.rank, shape
+    rank, (rows, i, o, shards, _) = lora.rank * groups, shape
     low, high = Tensor(f"{name}.lora_a", rows * rank, itemsize), Tensor(f"{name}.lora_b", rows * o, itemsize)
     # Of the two, the one on the sharded side of the base is sharded with it.
     column = name.rsplit(".", 1)[-1] not in ("output", "down")
     wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4
     for part, inputs, output, keeps, gemm, split in (
         ("lora_a", source, low, kept, Gemm(rows, rank, i), 1 if column else shards),
-        ("lora_b", low, high, (low,), Gemm(rows, o, rank), shards if column else 1),
+        ("lora_b", low, high, (low,), Gemm(rows, o, lora.rank), shards if column else 1),
     ):
         copied = wide and lora.casts
         weight = Weight(

@@ -14,6 +14,7 @@ import msgspec
 from loadgauge.core.base.algebra import Size, maximum, minimum, same, shard, spread
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.model.model import Attention
+from loadgauge.core.layers.adapters.adapters import JOINT, joint_adapted
 from loadgauge.core.layers.attention.context_parallel import exchange
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
@@ -104,6 +105,7 @@ def _project(
     joint_gate = spec.output_gate and not spec.gate_matrix
     doubled, gate = query_width * 2 if joint_gate else query_width, None
     held: Tensor | None = None
+    in_one = view.lora is not None and view.lora.joint and bool(view.lora.targets & set(JOINT))
     if spec.fused_qkv:
         fused = build.linear(
             "attention.qkv",
@@ -118,6 +120,8 @@ def _project(
             backward_comm=reduced,
             workspace=workspace,
         )
+        if in_one:
+            fused = joint_adapted(build, source, kept, {"qkv": fused}, hidden_size, view.tp)
         if spec.clip:
             fused = _clip(build, fused)
         query, key = (
@@ -150,6 +154,14 @@ def _project(
         query = made["query"]
         key = made.get("key") or build.tensor(f"{BORROWED}k", kv_width * tokens)
         value = made.get("value") or (build.tensor(f"{BORROWED}v", kv_width * tokens) if spec.borrowed else key)
+        if in_one:
+            held = joint_adapted(build, source, kept, made, hidden_size, view.tp)
+            sides = (query, key, value)
+            query, key, value = (Tensor(f"{side.name}.of_all", side.numel, side.itemsize) for side in sides)
+            pieces = (query, key, value)
+            if view.kernels.views_pin_storage and view.kernels.attention == "flash" and spec.rotary:
+                pieces, value = (query, key), held
+            build.operations.append(Operation("attention.split", "view", (held,), pieces))
         if spec.clip:
             query, key, value = (_clip(build, tensor) for tensor in (query, key, value))
     if spec.gate_matrix:

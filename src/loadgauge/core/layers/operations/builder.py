@@ -13,6 +13,7 @@ from loadgauge.core.definitions.model.kernels import written_norm_bytes
 from loadgauge.core.definitions.model.lora import MIXERS
 from loadgauge.core.definitions.model.model import Norm
 from loadgauge.core.layers.adapters.adapters import (
+    JOINT,
     AdapterShape,
     adapted,
     as_stored,
@@ -160,7 +161,7 @@ class Builder(Writer):
         """
         lora, low = self.view.lora, None if exact else self.low
         adapter = name if name.partition(".")[0] in MIXERS else adapter
-        base = bool(adapter) and lora is not None and not lora.experts_only
+        base = lora is not None and not lora.experts_only and (bool(adapter) or (lora.joint and kind == "head"))
         trained = self.trains(name)
         matrix = Weight(
             f"{name}.weight",
@@ -257,6 +258,8 @@ class Builder(Writer):
             return out
         if tuned:
             return after(self, name, adapter, given, out, shape, around)
+        if lora.joint and adapter in JOINT:
+            return out  # all of them at once: `joint_adapted`
         if peft and not called:
             return passed_by(self, name, out, shape)
         return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.plan.advise.assumptions import assumptions
+from loadgauge.core.resolve.large_runs import MANY
 from loadgauge.core.resolve.reproduce import show_command
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup, worst_routing
 from loadgauge.core.text.estimate.padding import padding
 from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
@@ -52,6 +55,7 @@ def report(given: Setup, result: Estimate, target: Console | None = None, counte
     _moments(target, result)
     _stages(target, result)
     timing(target, given, result)
+    _neither_said(target, given)
     _work(target, result)
     expected = given.forecast()
     if expected is not None:
@@ -64,6 +68,29 @@ def report(given: Setup, result: Estimate, target: Console | None = None, counte
         points(target, (assumption.text(result) for assumption in assumptions(given, result)))
     heading(target, "Not counted")
     points(target, _left_out(result))
+
+
+def _neither_said(target: Console, setup: Setup) -> None:
+    """Print what each micro-batch of a large run takes by recomputation, where neither is said."""
+    job = setup.job
+    told = setup.file or job.micro_batch or job.recompute or setup.lengths or job.adapts or job.task
+    if told or job.gpu is None or setup.layout.gpus < MANY:
+        return
+    words = ("none", "selective", "full") if setup.training.framework.recomputes_parts else ("none", "full")
+    rows = []
+    for size in (1, 2, 4, 8):
+        row = [str(size)]
+        for word in words:
+            try:
+                tried = resolve_job(job.replace(micro_batch=size, recompute=word), setup.model).estimate()
+            except Error:
+                row.append("")
+                continue
+            took = "" if tried.time is None else f", {seconds(tried.time.step)}"
+            row.append(f"{in_gib(tried.memory.total, 1)} {WORDS[tried.memory.verdict][0].lower()}{took}")
+        rows += [row] if any(row[1:]) else []
+    columns = [Column("micro-batch"), *(Column(f"--recompute {word}", "right") for word in words)]
+    draw(target, columns, rows, "Neither micro-batch nor recomputation is said: GiB, verdict, a step", [])
 
 
 def text(given: Setup, result: Estimate) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgauge.core.base.units import count, days_words, seconds
 from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.hardware.prices import listed
 from loadgauge.core.definitions.training.software import TUNINGS, USUAL, kind_of
 from loadgauge.core.estimate.result import Estimate, Time
 from loadgauge.core.estimate.time.cost import Budget
@@ -64,7 +65,7 @@ def timing(target: Console, given: Setup, result: Estimate) -> None:
     points(target, [basis(result)], "", style="dim")
     budget = given.budget(result)
     if budget is not None:
-        whole_run(target, budget)
+        whole_run(target, budget, result.gpu or "")
 
 
 def basis(result: Estimate) -> str:
@@ -85,12 +86,26 @@ def basis(result: Estimate) -> str:
     return f"Kernels: {rows:,} measured operations on {result.gpu} ({sources}), {calibration.date}; none is a training run.{at}"
 
 
-def whole_run(target: Console, budget: Budget) -> None:
-    """Print days, GPU-hours, cost and energy of the whole run."""
+def money_lines(budget: Budget, gpu: str) -> list[str]:
+    """Return what a run costs: at the job's price, at that of each provider, or at list prices of a GPU."""
+    of_several = getattr(budget.price, "offers", ())
+    if of_several:
+        each = [f"{name} {budget.gpu_hours * price:,.0f} at {price:g}" for name, price in of_several]
+        return [f"cost: {', '.join(each)} per GPU-hour (in your currency)"]
+    if budget.cost is not None:
+        return [f"cost: {budget.cost:,.0f} at {budget.price:g} per GPU-hour (in your currency)"]
+    offers = listed().get(gpu, ())
+    words = [
+        f"{cloud} {kind} {budget.gpu_hours * each:,.0f} at {each:g} ({day})" for cloud, kind, each, day, _ in offers
+    ]
+    return [f"cost at list prices, US dollars: {', '.join(words)}; --price takes yours"] if words else []
+
+
+def whole_run(target: Console, budget: Budget, gpu: str) -> None:
+    """Print days, GPU-hours, cost and energy of the whole run. gpu: id of its kind"""
     heading(target, f"The whole run, {count(budget.tokens)} tokens")
     lines = [f"{days_words(budget.days)}: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]
-    if budget.cost is not None:
-        lines.append(f"cost: {budget.cost:,.0f} at {budget.price:g} per GPU-hour (in your currency)")
+    lines += money_lines(budget, gpu)
     if budget.kilowatt_hours is not None:
         lines.append(f"energy: at most {budget.kilowatt_hours:,.0f} kWh (every GPU at its thermal design power)")
     if budget.checkpoint_every is not None:

@@ -9,6 +9,7 @@ import msgspec
 
 from loadgauge.core.base.units import in_gib, parse_count, seconds, share
 from loadgauge.core.base.verdict import needs
+from loadgauge.core.definitions.hardware.prices import listed
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
@@ -46,7 +47,8 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
                 there = request.job.replace(gpu=name)
                 return planned_cases(msgspec.structs.replace(request, job=there))[1]
 
-            answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say)
+            within = (parse_count(request.tokens, "tokens"), request.days) if request.tokens and request.days else None
+            answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say, within)
         elif request.dated:
             answers, beside = _by_date(request, cases[-1])
         else:
@@ -73,6 +75,11 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
         points(target, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
     if (assumed := _pace(request).measured) is not None:
         points(target, [f"All times are at the utilisation that is assumed ({assumed}), none is predicted."], "")
+    if request.find == "gpu" and request.prices is None:
+        days = sorted(offer.read for offers in listed().values() for offer in offers)
+        points(
+            target, [f"List prices on demand, US dollars, read from {days[0]} to {days[-1]}; --prices takes yours."], ""
+        )
     several = len(answers) > 1
     table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
     target.print()

@@ -13,7 +13,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
+from loadgauge.core.base.files import read_start
 from loadgauge.core.base.package_data import read_data
+from loadgauge.core.families.encoders.pictures import read_pictures
+from loadgauge.core.families.hf import LARGEST_FILE, decode
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.capture.record import Sized
@@ -42,7 +45,7 @@ def library_keys(target: str) -> dict[str, Any]:
     loadgauge...ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
     """
     library, _, name = target.partition(":")
-    keys = {"library": library, _CLASS: name}
+    keys = {"library": library, _CLASS: name} | (_table()["named"].get(name, {}) if library == "diffusers" else {})
     _row(keys, target)
     _needs(library)
     return keys
@@ -64,6 +67,23 @@ def usual_sizes(keys: Mapping[str, Any], target: str) -> dict[str, int]:
     found = dict(_row(keys, target)["sizes"])
     side = re.search(r"_(\d{3})(\.|$)", keys[_CLASS]) if keys.get("library") == "timm" else None
     return dict.fromkeys(found, int(side[1])) if side else found
+
+
+def latents(target: str, pictures: str, video: str) -> str:
+    """Return the sizes of a diffusion model's latents that pictures or a video [pixels] make, as text; empty for other models.
+
+    Raises ConfigError.
+    """
+    if not (pictures or video) or not (target.endswith(".json") or of_library(target)):
+        return ""
+    keys = library_keys(target) if of_library(target) else decode(read_start(target, LARGEST_FILE), target)
+    if not is_library(keys):
+        return ""
+    row = _row(keys, target)
+    ((frames, width, height),) = list(read_pictures(video or pictures, "video" if video else "pictures"))[:1]
+    side, step = row.get("scale", (8, 4))
+    sizes = {"h": height // side, "w": width // side} | ({"f": (frames - 1) // step + 1} if "f" in row["sizes"] else {})
+    return ",".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def usual_precision(keys: Mapping[str, Any], target: str) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from loadgauge.core.definitions.training.training import training
 from loadgauge.pytorch.capture.call import inputs_of, module_of, with_rows
 from loadgauge.pytorch.capture.capture import ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
+from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, usual_sizes
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, config_keys, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
@@ -62,12 +65,19 @@ def list_request(
     """
     regime = msgspec.convert(how, Regime)
     run = _run(regime)
+    keys = {} if is_script(request.job.model) else config_keys(request.job.model)
+    if is_library(keys):
+        model = request.job.model
+        job = of_keys(keys, model, run)
+        fixed = usual_sizes(keys, model) | {name: int(size) for name, size in re.findall(r"(\w)=(\d+)", inputs)}
+        job = msgspec.structs.replace(job, inputs=partial(job.inputs, **fixed), names=(ONE,))
+        document = _of_module(job, model, regime, rows, sizes)
+        return msgspec.structs.replace(document, given=", ".join(f"{name} = {size}" for name, size in fixed.items()))
     if is_script(request.job.model):
         with reading() as paths:
             document = _of_script(request.job.model, inputs, run, sizes, regime, rows)
         document.files = seals(paths)
         return document
-    keys = config_keys(request.job.model)
     whole = config_object(keys, request.job.model)
     full = _blocks_of(whole)
     config, found = whole, full
@@ -180,7 +190,12 @@ def _of_script(
             f" `def batch(b{''.join(f', {name}=NUMBER' for name in unknown)})`; loadgauge capture has --size",
             key="inputs",
         )
-    job = with_rows(msgspec.structs.replace(job, names=names), rows_of(rows))
+    return _of_module(msgspec.structs.replace(job, names=names), target, regime, rows, sizes)
+
+
+def _of_module(job: Sized, target: str, regime: Regime, rows: str, sizes: Mapping[str, int]) -> Document:
+    """The list of a module as it stands, with all its layers."""
+    job = with_rows(job, rows_of(rows))
     dtype = _dtype_of(job.build("meta"))
     if (dtype == "float32") != (regime.weight == 4 or regime.buffer > 0):
         words = "fp32 or bf16-autocast" if dtype == "float32" else "bf16-pure"

@@ -1,0 +1,72 @@
+"""Prices of a GPU-hour: those of a job, by provider where there are several, and list prices (`data/prices.toml`)."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from typing import NamedTuple
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.package_data import read_data
+from loadgauge.core.definitions.job.job_text import positive_number
+
+
+class Prices(float):
+    """The least of several prices of a GPU-hour, which knows them all.
+
+    >>> Prices.read("runpod=1.89,lambda=2.75"), str(Prices.read("runpod=1.89,lambda=2.75")), Prices.read("2.5").offers
+    (1.89, 'runpod=1.89,lambda=2.75', ())
+    """
+
+    offers: tuple[tuple[str, float], ...] = ()
+    text = ""
+
+    @classmethod
+    def read(cls, text: str) -> Prices:
+        """Read one number above 0, or one for each provider. Raises `ConfigError`."""
+        if "=" not in text:
+            return cls(positive_number(text))
+        offers = []
+        for word in text.split(","):
+            name, _, each = (part.strip() for part in word.partition("="))
+            if not name:
+                raise ConfigError(f"must be a price, or several as runpod=1.89,lambda=2.75, got {word.strip()[:40]!r}")
+            offers.append((name, positive_number(each)))
+        least = cls(min(each for _, each in offers))
+        least.offers = tuple(sorted(offers, key=lambda offer: offer[1]))
+        least.text = text
+        return least
+
+    def __str__(self) -> str:
+        """The text that `read` reads."""
+        return self.text or float.__str__(self)
+
+
+class Offer(NamedTuple):
+    """A list price [US dollars a GPU-hour]: of a provider, `on demand`, `spot` or `reserved` for a year, read on a day."""
+
+    cloud: str
+    kind: str
+    each: float
+    read: str
+    where: str
+
+
+@cache
+def listed() -> dict[str, tuple[Offer, ...]]:
+    """Return the list prices of each GPU by its id, the cheapest first.
+
+    >>> [offer.cloud for offer in listed()["a10"]], "trainium3" in listed()
+    (['lambda'], False)
+    """
+    offers: dict[str, list[Offer]] = {}
+    for row in tomllib.loads(read_data("prices.toml"))["offer"]:
+        for gpu, each in row["each"].items():
+            offers.setdefault(gpu, []).append(Offer(row["cloud"], row["kind"], each, row["read"], row["where"]))
+    return {gpu: tuple(sorted(some, key=lambda offer: offer.each)) for gpu, some in offers.items()}
+
+
+def usual_prices() -> dict[str, float]:
+    """Return the cheapest price on demand of each GPU that has one. ``usual_prices()["a10"] == 1.29``"""
+    on_demand = {gpu: [offer.each for offer in offers if offer.kind == "on demand"] for gpu, offers in listed().items()}
+    return {gpu: min(prices) for gpu, prices in on_demand.items() if prices}

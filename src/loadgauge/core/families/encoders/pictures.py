@@ -1,0 +1,288 @@
+"""Pictures of a job: how each family's processor cuts them into tiles and patches, and the model that sees them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from math import ceil, floor, sqrt
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.model import Block, ModelSpec, Rule
+
+LONGEST = 4096
+"""Of Idefics 3's pictures [pixels]."""
+
+
+class Cut(NamedTuple):
+    """A picture as a model sees it: tiles, patches in each, and tokens that take places in the sequence."""
+
+    tiles: int
+    patches: int
+    tokens: int
+
+
+def cut(rule: Rule, width: int, height: int) -> Cut:
+    """Return what a processor makes of a picture [pixels]. Raises `ConfigError` for one that is too narrow.
+
+    >>> cut(Rule(kind="area", patch=14, merge=2, low=3136, high=12845056), 1024, 768)
+    Cut(tiles=1, patches=3996, tokens=999)
+    """
+    if max(width, height) > 200 * min(width, height):
+        raise ConfigError(f"{width}x{height}: one side is more than 200 times the other", key="pictures")
+    return RULES[rule.kind](rule, width, height)
+
+
+def frame(rule: Rule, width: int, height: int) -> Cut:
+    """Return what a processor makes of a frame of a video, which is not cut into tiles.
+
+    >>> frame(Rule(kind="canvas", patch=14, merge=2, tile=448, low=1, high=12, spare=1), 1920, 1080)
+    Cut(tiles=1, patches=1025, tokens=256)
+    """
+    return cut(rule, width, height) if not rule.tile or rule.kind == "fixed" else _tiled(rule, 1)
+
+
+def _sides(rule: Rule, width: float, height: float, round_: Callable[[float], int]) -> tuple[int, int]:
+    step = rule.patch * rule.merge
+    return max(1, round_(width / step)), max(1, round_(height / step))
+
+
+def _whole(rule: Rule, sides: tuple[int, int], more: int = 0) -> Cut:
+    tokens = sides[0] * sides[1]
+    return Cut(1, tokens * rule.merge**2, tokens + more)
+
+
+def _tiled(rule: Rule, tiles: int, tokens: int | None = None) -> Cut:
+    side = rule.tile // rule.patch
+    each = (side // rule.merge) ** 2
+    return Cut(tiles, side**2 + rule.spare, tiles * each + rule.marks if tokens is None else tokens)
+
+
+def _area(rule: Rule, width: int, height: int) -> Cut:
+    """Sides are multiples of a token's, and pixels within limits (source: transformers, Qwen2-VL's `smart_resize`)."""
+    sides = _sides(rule, width, height, round)
+    pixels = sides[0] * sides[1] * (rule.patch * rule.merge) ** 2
+    if pixels > rule.high:
+        share = sqrt(width * height / rule.high)
+        sides = _sides(rule, width / share, height / share, floor)
+    elif pixels < rule.low:
+        share = sqrt(rule.low / (width * height))
+        sides = _sides(rule, width * share, height * share, ceil)
+    return _whole(rule, sides)
+
+
+def _edge(rule: Rule, width: int, height: int) -> Cut:
+    """The longer side within a limit; a token ends each row (Pixtral)."""
+    share = max(1.0, width / rule.high, height / rule.high)
+    sides = _sides(rule, floor(width / share), floor(height / share), ceil)
+    return _whole(rule, sides, sides[1])
+
+
+def _budget(rule: Rule, width: int, height: int) -> Cut:
+    """Makes as many pixels as a number of tokens has (Gemma 4)."""
+    side = rule.patch * rule.merge
+    share = sqrt(rule.high * side**2 / (width * height))
+    return _whole(rule, _sides(rule, width * share, height * share, floor))
+
+
+def _fixed(rule: Rule, width: int, height: int) -> Cut:
+    """Whatever its size, one tile."""
+    return _tiled(rule, 1, rule.high or None)
+
+
+def _canvas(rule: Rule, width: int, height: int) -> Cut:
+    """The grid of tiles whose shape is nearest, and one tile of the whole picture (InternVL)."""
+    grids = [(a, b) for a in range(1, rule.high + 1) for b in range(1, rule.high + 1) if rule.low <= a * b <= rule.high]
+    best, off = (1, 1), float("inf")
+    for grid in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        here = abs(width / height - grid[0] / grid[1])
+        if here < off or (here == off and width * height > rule.tile**2 * grid[0] * grid[1] / 2):
+            best, off = grid, min(off, here)
+    tiles = best[0] * best[1]
+    return _tiled(rule, tiles + (tiles > 1))
+
+
+def _split(rule: Rule, width: int, height: int) -> Cut:
+    """The longer side is made four tiles, and a tile of the whole follows; marks stand around tiles and rows (Idefics 3)."""
+    longer, ratio = min(4 * rule.tile, LONGEST), width / height
+    shorter = int(longer / ratio) if width >= height else int(longer * ratio)
+    sides = ceil(longer / rule.tile), ceil((shorter + shorter % 2) / rule.tile)
+    columns, rows = sides if width >= height else sides[::-1]
+    each = _tiled(rule, 1)
+    return each._replace(tiles=rows * columns + 1, tokens=each.tokens + rows * (columns * (each.tokens - 1) + 1))
+
+
+def _anyres(rule: Rule, width: int, height: int) -> Cut:
+    """The one of several grids that loses least; what pads it is taken out, and a token ends each row (LLaVA-NeXT)."""
+    if not rule.grids:
+        raise NotModelled("pictures of any size need image_grid_pinpoints in the config")
+
+    def fit(grid: tuple[int, int]) -> tuple[int, int]:
+        scale = min(grid[1] / width, grid[0] / height)
+        seen = min(int(width * scale) * int(height * scale), width * height)
+        return seen, seen - grid[0] * grid[1]
+
+    grid = max(rule.grids, key=fit)
+    side = rule.tile // rule.patch
+    tall, wide = side * (grid[0] // rule.tile), side * (grid[1] // rule.tile)
+    if width / height > wide / tall:
+        tall -= (tall - int(round(height * wide / width, 7))) // 2 * 2
+    else:
+        wide -= (wide - int(round(width * tall / height, 7))) // 2 * 2
+    share = sqrt(tall * wide / (rule.high * side**2)) if rule.high else 1.0
+    if share > 1.1:
+        tall, wide = int(tall // share), int(wide // share)
+    tiles = 1 + (grid[0] // rule.tile) * (grid[1] // rule.tile)
+    return _tiled(rule, tiles, tall * wide + tall + side**2)
+
+
+RULES: dict[str, Callable[[Rule, int, int], Cut]] = {
+    "area": _area, "edge": _edge, "budget": _budget, "fixed": _fixed, "canvas": _canvas, "split": _split, "anyres": _anyres,
+}  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """A model with its tower, the tokens of a sequence that pictures and frames take, and what they are in words."""
+
+    model: ModelSpec
+    tokens: int
+    words: str
+
+
+def read_pictures(text: str, key: str) -> Iterator[tuple[int, int, int]]:
+    """Yield how many pictures (or frames) of which width and height [pixels] a text names. Raises `ConfigError`, naming `key`.
+
+    >>> list(read_pictures("2x1024x768,512x512", "pictures"))
+    [(2, 1024, 768), (1, 512, 512)]
+    """
+    for word in text.split(","):
+        numbers = re.fullmatch(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,4})x([1-9]\d{0,4})", word.strip())
+        if numbers is None:
+            raise ConfigError(f"must be such as 2x1024x768 (how many, width, height), got {word!r}", key=key)
+        yield int(numbers[1] or 1), int(numbers[2]), int(numbers[3])
+
+
+def with_pictures(
+    model: ModelSpec, pictures: str, video: str, trained: str, adapts: bool, most: int | None = None
+) -> Seen:
+    """Return a model with the tower that sees a sequence's pictures and the frames of its video, and the tokens that they are.
+
+    trained: what of the tower is: frozen, projector, adapters or trained; adapts: whether the language model has adapters; most:
+    pixels of a picture, where a job states them. Raises `ConfigError` or `NotModelled`.
+    """
+    tower = next((tower for tower in model.towers if tower.layers), None)
+    if tower is None or tower.rule is None:
+        if not model.towers:
+            raise ConfigError(f"{model.name} takes no pictures", key="pictures" if pictures else "video")
+        raise NotModelled(
+            f"{model.name}: the layers of its {model.towers[0].name} are not in its config, or not modelled here; with the"
+            " published config.json, --road captured runs the model's own code on one picture"
+        )
+    rule, key = tower.rule, "pictures" if pictures else "video"
+    if most is not None:
+        rule = msgspec.structs.replace(rule, high=min(rule.high, most)) if rule.kind == "area" else rule
+    cuts = [(n, cut(rule, *_smaller(w, h, most))) for n, w, h in (read_pictures(pictures, key) if pictures else ())]
+    for frames, width, height in read_pictures(video, "video") if video else ():
+        cuts.append((ceil(frames / rule.frames), frame(rule, *_smaller(width, height, most))))
+    tokens = sum(count * seen.tokens for count, seen in cuts)
+    each = {
+        "tiles": sum(count * seen.tiles for count, seen in cuts),
+        "patches": sum(count * seen.tiles * seen.patches for count, seen in cuts),
+        "pairs": sum(count * seen.tiles * seen.patches**2 for count, seen in cuts),
+    }
+    if rule.kind == "edge":  # they lie side by side in one sequence, and a mask parts them
+        each |= {"tiles": 1, "pairs": each["patches"] ** 2}
+    layers, reached = [], False
+    for block in tower.layers:
+        assert block.tower is not None
+        whole = not block.tower.unused and (trained == "trained" or (trained == "projector" and block.tower.projects))
+        tuned = (
+            trained == "adapters"
+            and not block.tower.unused
+            and (block.attention is not None or any(s.kind == "linear" for s in block.tower.steps))
+        )
+        part = msgspec.structs.replace(block.tower, **each, whole=whole and adapts)
+        changes: dict[str, Any] = {
+            "trained": None if whole or tuned else frozenset(),
+            "adapted": tuned or not adapts,
+            "reached": reached and not block.tower.unused,
+        }
+        layers.append(msgspec.structs.replace(block, tower=part, **changes))
+        reached = reached or whole or tuned
+    return Seen(_before(model, layers, reached, adapts), tokens, f"{each['patches']:,} patches, {tokens:,} tokens")
+
+
+def _smaller(width: int, height: int, most: int | None) -> tuple[int, int]:
+    """A picture made smaller until it has `most` pixels, as tools do before the processor sees it."""
+    share = 1.0 if most is None else max(1.0, sqrt(width * height / most))
+    return max(1, int(width / share)), max(1, int(height / share))
+
+
+def _before(model: ModelSpec, layers: list[Block], reached: bool, adapts: bool) -> ModelSpec:
+    """The model with layers of a tower before its own. The first and last of its distinct blocks stay where they are."""
+    own = [msgspec.structs.replace(block, reached=True) if reached else block for block in model.blocks]
+    pattern = list(model.pattern)
+    first = own[pattern[0]]
+    if adapts and not reached and first.reached:
+        own.insert(1, msgspec.structs.replace(first, reached=False))
+        pattern = [1, *(kind + (kind > 0) for kind in pattern[1:])]
+    distinct = list(dict.fromkeys(layers))
+    blocks = (own[0], *distinct, *(own[1:] or own))
+    shifted = tuple(kind + len(distinct) if kind else 0 for kind in pattern)
+    before = tuple(1 + distinct.index(block) for block in layers)
+    return msgspec.structs.replace(
+        model,
+        blocks=blocks,
+        pattern=before + shifted,
+        reached=model.reached or reached,
+        unused_keys=tuple(key for key in model.unused_keys if not key.startswith("vision_config")),
+    )
+
+
+def without_pictures(model: ModelSpec) -> ModelSpec:
+    """Return the language model alone, as `with_pictures` had it."""
+    own = [block for block in model.blocks if block.tower is None]
+    if len(own) == len(model.blocks):
+        return model
+    distinct = list(dict.fromkeys(msgspec.structs.replace(block, reached=True) for block in own))
+    pattern = [msgspec.structs.replace(model.blocks[kind], reached=True) for kind in model.pattern]
+    return msgspec.structs.replace(
+        model, blocks=tuple(distinct), pattern=tuple(distinct.index(block) for block in pattern if block.tower is None)
+    )
+
+
+def seeing(
+    job: Job, model: ModelSpec, degrees: dict[str, int], seq_len: int, fill: Any, assumed: dict[str, str], file: str
+) -> ModelSpec:
+    """Return the model with its tower, where a job has pictures or a video. Raises `ConfigError` or `NotModelled`."""
+    if job.pictures is None and job.video is None:
+        for name in ("tower", "max_pixels"):
+            if getattr(job, name) is not None and not file:  # a tool's file says it whatever its data is
+                raise ConfigError("goes with --pictures or --video", key=name)
+        return model
+    if getattr(model.listed, "library", False):
+        return model  # its latents are of these sizes
+    if model.listed is not None:
+        raise NotModelled(
+            "pictures of any size in a captured model: without --pictures it has one; loadgauge capture has --picture"
+        )
+    if degrees["pp"] > 1 or degrees["cp"] > 1:
+        raise NotModelled(
+            "pictures over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"
+        )
+    if job.tower == "adapters" and not job.adapts:
+        raise ConfigError("adapters: goes with --lora-rank or --qlora", key="tower")
+    how = fill(
+        "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
+    )
+    seen = with_pictures(model, job.pictures or "", job.video or "", how, job.adapts, job.max_pixels)
+    if seen.tokens > seq_len:
+        raise ConfigError(
+            f"are {seen.tokens:,} tokens of each sequence, which has --seq-len {seq_len:,}",
+            key="pictures" if job.pictures else "video",
+        )
+    assumed["pictures of a sequence"] = f"{seen.words} of {seq_len:,} (by the limits of the published processor)"
+    return seen.model

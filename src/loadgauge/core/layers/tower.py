@@ -1,0 +1,119 @@
+"""Steps of a tower of pictures beside ordinary blocks: from pixels to patches, and to tokens of the language model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size
+from loadgauge.core.definitions.model.lora import ALL_TARGETS
+from loadgauge.core.definitions.model.model import Block, Norm, Part
+from loadgauge.core.layers.feed_forward.mlp import activate
+from loadgauge.core.layers.operations.builder import Builder
+from loadgauge.core.layers.operations.operations import Layer, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.rank_view import View
+
+NORMS = {
+    "layernorm": Norm("layernorm", bias=True),
+    "rmsnorm": Norm("rmsnorm"),
+    "rmsnorm1": Norm("rmsnorm_plus_one"),
+    "unweighted": Norm("rmsnorm", weight=False),
+}
+"""Norms of a step, by its word."""
+
+
+def patches(part: Part, view: View) -> View:
+    """Return what a tower sees of a micro-batch: the patches of its pictures, which every rank of its sequences has whole.
+
+    >>> view = patches(Part(width=64, tiles=2, patches=512, pairs=131072), View.of(4096, 3))
+    >>> view.tokens, view.pairs, view.sequences, view.positions
+    (1536, 393216, 6, 256.0)
+    """
+    lora = view.lora
+    if lora is not None:
+        lora = None if part.whole else msgspec.structs.replace(lora, targets=ALL_TARGETS)
+    return msgspec.structs.replace(
+        view,
+        tokens=view.sequences * part.patches,
+        pairs=view.sequences * part.pairs,
+        kernel_tokens=None,
+        sequences=view.sequences * part.tiles,
+        positions=part.patches / max(1, part.tiles),
+        sequence_parallel=False,
+        input_gradients=view.input_gradients and part.hooked,
+        cp=1,
+        lora=lora,
+    )
+
+
+def scaled(build: Builder, name: str, x: Tensor, block: Block) -> Tensor:
+    """The output of a half of a block times a vector, where the block has one; keeps it for the vector's gradient."""
+    if block.tower is None or not block.tower.scaled:
+        return x
+    vector = Weight(f"{name}.weight", block.tower.width, 1, "vector", build.trains(name))
+    output = Tensor(name, x.numel, x.itemsize)
+    build.operations.append(
+        Operation(name, "elementwise", (x,), (output,), (vector,), (x,) if vector.trainable else ())
+    )
+    return output
+
+
+def tower_steps(block: Block, view: View) -> Layer:
+    """The operations of the steps of a block: convolutions (as products), linear layers, norms, tables, activations and pools."""
+    part = block.tower
+    assert part is not None
+    if not block.adapted and view.lora is not None:
+        view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
+    build = Builder(view, low=view.kernels.products, trained=block.trained)
+    x = build.residual("input", part.width)
+    if not part.projects:
+        x = pixels = build.float32("pixels", view.tokens * part.steps[0].width)
+        if build.residual_itemsize != 4:
+            x = build.cast("pixels.cast", pixels, build.residual_itemsize)
+    for index, step in enumerate(part.steps):
+        name = f"{'projector' if part.projects else 'patches'}.{step.kind}_{index}"
+        rows: Size = x.numel / (step.width or 1)
+        if step.kind in ("conv", "linear"):
+            adapter = "up" if step.kind == "linear" else ""
+            x = build.linear(name, x, rows, step.width, step.output, bias=step.bias, adapter=adapter,
+                             output=build.tensor(name, rows * step.output))  # fmt: skip
+        elif step.kind in NORMS:
+            x = build.norm(name, x, NORMS[step.kind], rows, step.width)
+        elif step.kind in ("positions", "vector", "idle"):
+            size = step.width * (step.output or 1)
+            weight = Weight(f"{name}.weight", size, 1, "vector", step.kind != "idle" and build.trains(name))
+            x, before = Tensor(name, x.numel, x.itemsize), x
+            build.operations.append(Operation(name, "view" if step.kind == "idle" else "elementwise", (before,), (x,),
+                                              (weight,), shares_gradient=True))  # fmt: skip
+        elif step.kind in ("mask", "angles"):
+            angles = step.kind == "angles"
+            wide = build.float32(name, view.tokens * 2 * step.width) if angles else build.tensor(name, view.pairs)
+            x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), (wide,), shares_gradient=True)
+        elif step.kind == "pool":
+            x = build.elementwise(name, (x,), build.tensor(name, rows), (x,))
+        elif step.kind == "blend":
+            x = build.elementwise(
+                name, (x,), build.tensor(name, rows), (build.float32(f"{name}.shares", view.pairs / step.width),)
+            )
+        elif step.kind == "mlp":
+            gate, up = (
+                build.linear(f"{name}.{each}", x, rows, step.width, step.output, adapter=each)
+                for each in ("gate", "up")
+            )
+            active = activate(build, f"{name}.activation", gate, "silu")
+            inner = build.elementwise(
+                f"{name}.multiply", (active, up), Tensor(f"{name}.multiply", up.numel, up.itemsize), (active, up)
+            )
+            x = build.linear(f"{name}.down", inner, rows, step.output, step.width, adapter="down")
+        else:
+            x = activate(build, name, x, step.kind)
+    if part.beside:
+        build.operations = [
+            msgspec.structs.replace(step, keeps=tuple(kept for kept in step.keeps if kept.name != "input"))
+            for step in build.operations
+        ]
+    layer = build.layer("tower", reached=block.reached or (view.input_gradients and part.projects))
+    if part.projects:
+        return layer
+    # The loop that trains holds the pixels until the step is over.
+    held = Operation("pixels", "view", (), (pixels,), keeps=(pixels,))
+    return Layer(layer.name, (held, *layer))

@@ -1,0 +1,57 @@
+"""Prices: the dated table of list prices, and several of a job's own."""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+
+import pytest
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.package_data import read_data
+from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.hardware.prices import Prices, listed, usual_prices
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.estimate.time.cost import Budget
+from loadgauge.core.text.estimate.step_time import money_lines
+
+
+def test_every_price_has_a_card_a_day_and_a_source():
+    rows, sources = tomllib.loads(read_data("prices.toml"))["offer"], tomllib.loads(read_data("sources.toml"))
+    assert {row["kind"] for row in rows} == {"on demand", "spot", "reserved"}
+    for row in rows:
+        assert datetime.date.fromisoformat(row["read"])
+        assert row["where"]
+        assert row["source"] in sources
+        assert set(row["each"]) <= set(gpu_ids())
+        assert all(0.01 < each < 20 for each in row["each"].values())
+    assert len({row["cloud"] for row in rows}) >= 7
+    assert usual_prices()["h100-sxm5-80gb"] == min(
+        one.each for one in listed()["h100-sxm5-80gb"] if one.kind == "on demand"
+    )
+
+
+def test_a_job_of_several_prices_costs_the_least_and_shows_all():
+    job = Job.of("llama-3.1-8b", {"gpu": "h100", "tokens": "1B", "price": "runpod=1.89,lambda=2.75"})
+    assert job.price == 1.89
+    assert (
+        Job.of("llama-3.1-8b", {"price": dict(zip(job.words()[::2], job.words()[1::2], strict=True))["--price"]}).price
+        == 1.89
+    )
+    budget = Budget.of(tokens=1e9, gpus=8, step_tokens=1e6, step_seconds=450, price=job.price)  # 1,000 GPU-hours
+    assert budget.cost == pytest.approx(1890)
+    (line,) = money_lines(budget, "h100-sxm5-80gb")
+    assert "runpod 1,890 at 1.89, lambda 2,750 at 2.75" in line
+
+
+def test_list_prices_where_none_is_given():
+    budget = Budget.of(tokens=1e9, gpus=8, step_tokens=1e6, step_seconds=450)
+    (line,) = money_lines(budget, "a10")
+    assert "lambda on demand 1,290 at 1.29 (2026-09-25)" in line
+    assert money_lines(budget, "trainium3") == []
+
+
+@pytest.mark.parametrize("text", ["0", "runpod=", "=2", "runpod=1.89;lambda=2", "a=1,b=-2"])
+def test_what_is_no_price(text: str):
+    with pytest.raises(ConfigError):
+        Prices.read(text)

@@ -1,0 +1,136 @@
+"""Tokens of pictures, against the arithmetic of transformers' own processors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgauge import Job, estimate
+from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.definitions.model.model import Rule
+from loadgauge.core.families.encoders.pictures import cut, frame
+from loadgauge.core.resolve.resolve import resolve_job
+
+SIZES = ((1024, 768), (224, 224), (1920, 1080), (4000, 3000), (333, 777), (60, 45), (3000, 200), (641, 480))
+NEXT = tuple((336 * a, 336 * b) for a, b in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3)))
+ONE_VISION = tuple((384 * a, 384 * b) for a in range(1, 7) for b in range(1, 7))
+
+
+def of(model: str, name: str) -> Any:
+    """Something of transformers' module, whose processors want neither pictures nor torchvision."""
+    return getattr(importlib.import_module(f"transformers.models.{model}"), name)
+
+
+def patches(model: str, name: str, **settings: Any) -> Callable[[int, int], Any]:
+    made = of(f"{model}.image_processing_pil_{model}", f"{name}ImageProcessorPil")(**settings)
+    return lambda width, height: made.get_number_of_image_patches(height, width, {})
+
+
+def anyres(model: str, name: str, grids: Any, side: int, **settings: Any) -> Callable[[int, int], Any]:
+    kind = of(f"{model}.processing_{model}", f"{name}Processor")
+    mine = SimpleNamespace(image_processor=SimpleNamespace(image_grid_pinpoints=list(map(list, grids))), **settings)
+    mine._get_unpadded_features = MethodType(kind._get_unpadded_features, mine)
+    return lambda width, height: kind._get_number_of_features(mine, height, width, side, side)
+
+
+def pixtral(width: int, height: int) -> int:
+    resized = of("pixtral.image_processing_pil_pixtral", "get_resize_output_image_size")
+    tall, wide = resized(np.zeros((height, width, 3)), size=(1540, 1540), patch_size=(28, 28))
+    return int(tall // 28 * (wide // 28 + 1))
+
+
+def gemma4(width: int, height: int) -> int:
+    tall, wide = of("gemma4.image_processing_pil_gemma4", "get_aspect_ratio_preserving_size")(
+        height, width, 16, 2520, 3
+    )
+    return int(tall * wide // 48**2)
+
+
+def idefics3(width: int, height: int) -> tuple[int, int]:
+    limits = {"size": {"longest_edge": 1456}, "max_image_size": {"longest_edge": 364}}
+    tiles, rows, columns = patches("idefics3", "Idefics3", **limits)(width, height)
+    return tiles, 169 + 3 + rows * ((169 + 2) * columns + 1)
+
+
+LIMITS = {"shortest_edge": 3136, "longest_edge": 12845056}
+TILES = {"size": {"height": 448, "width": 448}, "min_patches": 1, "max_patches": 12, "crop_to_patches": True}
+CASES: dict[str, tuple[Rule, Any, Callable[[int, int], Any]]] = {
+    "qwen2_vl": (Rule(kind="area", patch=14, merge=2, low=3136, high=12845056), "patches",
+                 patches("qwen2_vl", "Qwen2VL", size=LIMITS)),
+    "glm4v": (Rule(kind="area", patch=14, merge=2, low=6272, high=4816896), "patches",
+              patches("glm4v", "Glm4v", size={"shortest_edge": 12544, "longest_edge": 9633792})),
+    "internvl": (Rule(kind="canvas", patch=14, merge=2, tile=448, low=1, high=12), "tiles",
+                 patches("got_ocr2", "GotOcr2", **TILES)),
+    "idefics3": (Rule(kind="split", patch=14, merge=2, tile=364, marks=3), ("tiles", "tokens"), idefics3),
+    "mistral3": (Rule(kind="edge", patch=14, merge=2, high=1540), "tokens", pixtral),
+    "gemma4": (Rule(kind="budget", patch=16, merge=3, high=280), "tokens", gemma4),
+    "llava_next": (Rule(kind="anyres", patch=14, tile=336, grids=NEXT), "tokens",
+                   anyres("llava_next", "LlavaNext", NEXT, 336, patch_size=14, num_additional_image_tokens=0)),
+    "llava_onevision": (Rule(kind="anyres", patch=14, tile=384, high=9, grids=ONE_VISION), "tokens",
+                        anyres("llava_onevision", "LlavaOnevision", ONE_VISION, 384, num_image_tokens=729,
+                               vision_aspect_ratio="anyres_max_9")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_picture_is_cut_as_its_processor_cuts_it(kind: str) -> None:
+    rule, names, theirs = CASES[kind]
+    for size in SIZES:
+        found = cut(rule, *size)
+        ours = tuple(getattr(found, name) for name in names) if isinstance(names, tuple) else getattr(found, names)
+        assert ours == theirs(*size), size
+
+
+def test_frames_are_not_cut_into_tiles() -> None:
+    assert frame(CASES["internvl"][0], 4000, 3000).tiles == 1
+    assert frame(CASES["qwen2_vl"][0], 448, 448) == cut(CASES["qwen2_vl"][0], 448, 448)
+
+
+VL = "qwen3-vl-8b"
+
+
+def test_the_tower_is_in_every_number() -> None:
+    """Its parameters are; what is frozen keeps nothing, adapters in it keep something, training it whole more."""
+    alone = estimate(VL, seq_len=2048, lora_rank=16)
+    (tower,) = alone.model.towers
+    kept, times = [], []
+    for how in ("frozen", "projector", "adapters", "trained"):
+        seen = estimate(VL, seq_len=2048, lora_rank=16, pictures="1x640x480", tower=how)
+        assert seen.params == alone.params + tower.parameters
+        assert not seen.towers_left_out
+        kept.append(seen.memory.largest("activations").parts["activations"])
+        times.append(seen.flops.model)
+    assert kept[0] == pytest.approx(alone.memory.largest("activations").parts["activations"], rel=1e-3)
+    assert kept[0] < kept[1] < min(kept[2:])
+    assert alone.flops.model < times[0] < times[1] < times[2] < times[3]
+
+
+def test_a_job_is_resolved_again_with_the_model_it_made() -> None:
+    setup = resolve_job(Job(VL, lora_rank=8, pictures="1x640x480", seq_len=1024))
+    again = resolve_job(setup.job, setup.model)
+    assert again.model == setup.model
+    assert (
+        resolve_job(setup.job.replace(pictures=None, lora_rank=None), setup.model).model.blocks
+        == estimate(VL).model.blocks
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "flags", "said"),
+    [
+        (ConfigError, {"pictures": "1x4000x3000"}, "are 11,750 tokens of each sequence, which has --seq-len 4,096"),
+        (ConfigError, {"pictures": "large"}, "must be such as 2x1024x768"),
+        (ConfigError, {"pictures": "1x9000x9"}, "one side is more than 200 times"),
+        (ConfigError, {"tower": "frozen"}, "goes with --pictures or --video"),
+        (ConfigError, {"pictures": "1x640x480", "tower": "adapters"}, "goes with --lora-rank"),
+        (NotModelled, {"pictures": "1x640x480", "pp": 2}, "over pipeline stages"),
+    ],
+)
+def test_what_pictures_cannot_be_says_what_is_wrong(error: type[Exception], flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(error, match=said):
+        estimate(VL, **flags)
