@@ -9,12 +9,15 @@ import pytest
 
 from accuracy.memory_range import (
     CARD,
+    COMMON,
     IDLE,
     Residual,
     bounds,
     calibrated_level,
+    centred,
     covered,
     left_out,
+    middles,
     pool,
     ranges,
     reported,
@@ -22,7 +25,6 @@ from accuracy.memory_range import (
     text,
 )
 from loadgauge.core.definitions.training.memory_range import COVERAGE, MemoryRange, memory_range
-from loadgauge.evidence.validate.validate import Record
 
 
 def made(sources: int, rows: int, spread: float, bias: float = 0.0, stack: str = "pretraining") -> list[Residual]:
@@ -82,6 +84,21 @@ def test_adapters_and_what_a_card_holds_are_classes_of_their_own() -> None:
     assert pool(found, f"adapters{CARD}") == pool(found, f"pretraining{CARD}")
 
 
+def test_the_middle_of_cards_is_drawn_to_that_of_all_and_left_out_with_its_source() -> None:
+    def cards(stack: str, bias: float) -> list[Residual]:
+        name = f"{stack}{CARD}"
+        return [one._replace(stack=name, card=name) for one in made(8, 4, 0.001, bias)]
+
+    few = [one for one in cards("adapters", 0.1) if one.source == "S0"]
+    found = [one._replace(source=f"other {one.source}") for one in cards("fine-tuning", 0.3)] + few
+    by = middles(found)
+    assert by[f"fine-tuning{CARD}"] == pytest.approx(0.3, abs=0.01)
+    assert by[f"adapters{CARD}"] == pytest.approx((0.1 + COMMON * 0.3) / (1 + COMMON), abs=0.01)
+    assert by[f"FSDP{CARD}"] == pytest.approx(0.3, abs=0.01)  # of no source of its own
+    assert next(one.covered for one in left_out(found, 1.0) if one.source == "S0") == 0  # 0.3 without it
+    assert [one.value for one in centred(few, by)] == pytest.approx([0.1 - by[f"adapters{CARD}"]] * 4, abs=0.01)
+
+
 def test_one_far_report_does_not_widen_the_range_of_many() -> None:
     found = made(9, 4, 0.02)
     far = Residual("far", "pretraining", 1.0, 1.0)
@@ -100,8 +117,7 @@ def test_a_report_is_of_the_counter_that_it_names(tmp_path) -> None:
 
 @pytest.mark.parametrize(("measured", "expected"), [(0.5, math.log(0.5)), (1.5, 0.0), (3.0, math.log(1.5))])
 def test_a_residual_is_how_far_outside_a_row_lies(measured: float, expected: float) -> None:
-    record = Record(id="M-X-1", quantity="memory", measured=measured, predicted=1.5, low=1.0, high=2.0)
-    assert residual(record) == pytest.approx(expected)
+    assert residual(measured, 1.0, 2.0) == pytest.approx(expected)
 
 
 def test_the_file_is_what_the_tool_writes() -> None:

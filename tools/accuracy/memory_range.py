@@ -2,8 +2,13 @@
 
 Sources are what is exchangeable, not rows: the rows of one source share its stack, its counter and its habits, so that whole
 sources are left out. A configuration has one vote. A row's residual says by how much its peak lies outside what is known to
-differ (the allocator's idle blocks, memory outside it, what the row does not state), as a logarithm; inside it is 0. The range
-is the shortest that holds a share of the residuals, the level, and no residual at all (what is predicted).
+differ (the allocator's idle blocks, memory outside it, what the row does not state), as a logarithm; inside it is 0. Of a card
+it is that of what lies in the allocator, over what is predicted that it usually holds. The range is the shortest that holds a
+share of the residuals, the level, and no residual at all (what is predicted).
+
+Cards show more than is predicted, in every class. The middle of a class of cards is the median of its rows, those of a source
+together weighing the root of their number, drawn to that of all cards as if `COMMON` sources more lay there. Around it all cards
+have one range. A source that is left out is left out of the middle too.
 
 Beside tables of benchmarks stand reports of users (`raw/reported_memory.csv`: a counter, its value, and the flags of the run
 as its report states them), so that the range holds for runs that nobody tuned. Classes are by stack, adapters apart, and by
@@ -11,7 +16,8 @@ what is read: PyTorch's allocator, or the card, which holds idle blocks and what
 
 The level is conformal: each source is left out in turn, the range made from the others, and the level is the lowest at which
 what was left out has 80 % of its votes inside; each class has its own, and a class with few
-sources is pooled with all others of what is read.
+sources is pooled with all others of what is read. Of cards it is 80 % of the rows themselves: what more a level for sources left
+out would add at the upper end are idle blocks, which a full card gets back, so that it would call jobs tight that run.
 """
 
 from __future__ import annotations
@@ -21,13 +27,12 @@ import datetime
 import math
 import shlex
 from bisect import bisect_left
+from collections import Counter as Counted
 from collections.abc import Callable, Sequence
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GIB
@@ -41,6 +46,7 @@ from loadgauge.core.definitions.training.memory_range import (
     Fragmentation,
     Share,
     Spread,
+    class_of,
     memory_range,
 )
 from loadgauge.core.estimate.result import Estimate
@@ -49,7 +55,7 @@ from loadgauge.evidence.validate.counters import Counter, reading
 from loadgauge.evidence.validate.runs import Run, published
 from loadgauge.evidence.validate.setups import setup_of
 from loadgauge.evidence.validate.summary import configuration_weights, grouped
-from loadgauge.evidence.validate.validate import Record, validate
+from loadgauge.evidence.validate.validate import validate
 
 QUALITIES = ("A", "B")
 """Of the rows that calibrate: of the others too little of the configuration is known."""
@@ -59,29 +65,32 @@ ON_CARD = ("device", "nvidia-smi")
 """Counters of the driver."""
 REPORTS = Path(__file__).parents[1] / "published_runs" / "raw" / "reported_memory.csv"
 FAR = 2.0
+COMMON = 4
+"""Sources that the middle of all cards counts for in that of a class: the best of 0, 2, 4, 10 and 100 for sources left out."""
 FEWEST = round(COVERAGE / (1 - COVERAGE))
 """Sources below which no range of the wanted coverage follows from a class alone; the other classes are then pooled with it."""
 
 
 class Residual(NamedTuple):
-    """How far a row lies from its prediction, as log(measured / nearest end of the known range), and its weight."""
+    """How far a row lies from its prediction, as log(measured / nearest end of the known range), and its weight.
+
+    card: of a card, the class that its middle is of
+    """
 
     source: str
     stack: str
     value: float
     weight: float
+    card: str = ""
 
 
-def residual(record: Record) -> float:
-    """Return the logarithm of measured over the nearest end of the range; 0 inside it.
+def residual(measured: float, low: float | None, high: float | None) -> float:
+    """Return the logarithm of measured over the nearest end of a range; 0 inside it.
 
-    >>> round(residual(Record(id="M-X-1", quantity="memory", measured=2.2, predicted=1.5, low=1.0, high=2.0)), 4)
-    0.0953
+    >>> round(residual(2.2, 1.0, 2.0), 4), residual(1.5, 1.0, 2.0)
+    (0.0953, 0.0)
     """
-    assert record.measured
-    assert record.high
-    beyond = math.log(record.measured / record.high)
-    short = math.log(record.measured / record.low) if record.low else math.inf
+    beyond, short = (math.log(measured / end) if end else math.inf for end in (high, low))
     return max(beyond, 0.0) + min(short, 0.0)
 
 
@@ -96,18 +105,10 @@ def residuals(runs: Sequence[Run]) -> list[Residual]:
         for record, weight in zip(records, weights, strict=True):
             training = setup_of(by_id[record.id]).training
             adapters, card = training.lora is not None, by_id[record.id].counter.kind in ON_CARD
-            stack = named(training.framework.stack, adapters=adapters, card=card)
-            found.append(Residual(source, stack, residual(record), weight / sum(weights) * len(records)))
+            stack = class_of(training.framework.stack, adapters=adapters, card=card)
+            value = residual(record.measured or 0.0, record.low, record.high)
+            found.append(Residual(source, stack, value, weight / sum(weights) * len(records)))
     return found
-
-
-def named(stack: str, *, adapters: bool, card: bool) -> str:
-    """Return the name of a class in `CLASSES`.
-
-    >>> named("FSDP", adapters=False, card=True), named("FSDP", adapters=True, card=False)
-    ('FSDP, card', 'adapters')
-    """
-    return f"{'adapters' if adapters else stack}{CARD if card else ''}"
 
 
 def as_typed(flags: str) -> Estimate:
@@ -133,23 +134,50 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             memory, measured, card = estimate.memory, float(row["gib"]) * GIB, row["counter"] in ON_CARD
             if not 1 / FAR < memory.total / measured < FAR:
                 continue
+            training = estimate.training
+            adapters, split = training.lora is not None, estimate.layout.tp > 1
+            stack = class_of(training.framework.stack, adapters=adapters, card=card, split=split)
             if card:
-                exact = msgspec.structs.replace(memory.margins.spread, low=1.0, high=1.0)
-                shown = msgspec.structs.replace(memory.margins, spread=exact).needed(memory.allocated)
+                usual = memory.margins.shown(memory.allocated) / memory.margins.spread.middle
+                value = math.log((measured - memory.margins.outside.value) / usual)
             else:
                 shown = reading(Counter.parse(row["counter"]), estimate, calibrated=False)
-            training = estimate.training
-            stack = named(training.framework.stack, adapters=training.lora is not None, card=card)
-            record = Record(
-                id=row["id"],
-                quantity="memory",
-                measured=measured,
-                predicted=shown.value,
-                low=shown.low,
-                high=shown.high,
-            )
-            found.setdefault((row["source"], stack), []).append(residual(record))
-    return [Residual(*key, value, 1.0) for key, values in found.items() for value in values]
+                value = residual(measured, shown.low, shown.high)
+            found.setdefault((row["source"], stack), []).append(value)
+    return [
+        Residual(*key, value, 1.0, key[1] if key[1].endswith(CARD) else "")
+        for key, values in found.items()
+        for value in values
+    ]
+
+
+def middles(found: Sequence[Residual]) -> dict[str, float]:
+    """Return the middle of each class of cards, as a logarithm.
+
+    >>> rows = [Residual("A", "FSDP, card", 0.1, 1.0, "FSDP, card"), Residual("B", "FSDP, card", 0.3, 1.0, "FSDP, card")]
+    >>> round(middles(rows)["FSDP, card"], 2), round(middles(rows)["adapters, card"], 2)
+    (0.1, 0.1)
+    """
+    number = Counted((one.card, one.source) for one in found if one.card)
+    rows = [(one.value, number[one.card, one.source] ** -0.5, one.card) for one in found if one.card]
+    common, result = _median(rows), {}
+    for stack in CLASSES:
+        own = sum(card == stack for card, _ in number)
+        middle = _median([row for row in rows if row[2] == stack])
+        result[stack] = (own * middle + COMMON * common) / (own + COMMON)
+    return result
+
+
+def _median(rows: Sequence[tuple[float, float, str]]) -> float:
+    """The weighted median of values; 0 of none."""
+    ordered = sorted(rows)
+    sums = list(accumulate(weight for _, weight, _ in ordered))
+    return ordered[bisect_left(sums, sums[-1] / 2)][0] if rows else 0.0
+
+
+def centred(found: Sequence[Residual], by: dict[str, float]) -> list[Residual]:
+    """Return the residuals around the middle of their class."""
+    return [one._replace(value=one.value - by[one.card]) if one.card else one for one in found]
 
 
 def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
@@ -162,24 +190,25 @@ def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
     ordered = sorted((one.value, one.weight) for one in found)
     sums = list(accumulate((weight for _, weight in ordered), initial=0.0))
     wanted = level * sums[-1] - 1e-9
-    best: tuple[float, float] | None = None
+    best: tuple[float, float] | None = None  # shortest in bytes, not in logarithms
     for start, (low, _) in enumerate(ordered):
         stop = bisect_left(sums, sums[start] + wanted)
         if stop >= len(sums):
             break
-        ends = min(low, 0.0), max(ordered[max(stop, 1) - 1][0], 0.0)
+        ends = math.exp(min(low, 0.0)), math.exp(max(ordered[max(stop, 1) - 1][0], 0.0))
         if best is None or ends[1] - ends[0] < best[1] - best[0]:
             best = ends
     assert best is not None
-    return math.exp(best[0]), math.exp(best[1])
+    return best
 
 
 def pool(found: Sequence[Residual], stack: str) -> list[Residual]:
-    """Return the residuals of a class; where its own sources are fewer than `FEWEST`, of all stacks by that counter."""
+    """Return the residuals of a class; of a card, or where its own sources are fewer than `FEWEST`, of all by that counter."""
+    card = stack.endswith(CARD)
     own = [one for one in found if one.stack == stack]
-    adapters = named("", adapters=True, card=stack.endswith(CARD))
-    alike = [one for one in found if one.stack.endswith(CARD) == stack.endswith(CARD) and one.stack != adapters]
-    return own if len({one.source for one in own}) >= FEWEST else alike
+    if not card and len({one.source for one in own}) >= FEWEST:
+        return own
+    return [one for one in found if one.stack.endswith(CARD) == card and (card or one.stack != "adapters")]
 
 
 class Left(NamedTuple):
@@ -198,8 +227,10 @@ def left_out(found: Sequence[Residual], level: float) -> list[Left]:
     """Return for each source and class of stacks how many of its rows the range from all other sources holds."""
     result = []
     for source, stack in dict.fromkeys((one.source, one.stack) for one in found):
-        own = [one for one in found if (one.source, one.stack) == (source, stack)]
-        others = pool([one for one in found if one.source != source], stack)
+        rest = [one for one in found if one.source != source]
+        by = middles(rest)
+        own = centred([one for one in found if (one.source, one.stack) == (source, stack)], by)
+        others = pool(centred(rest, by), stack)
         if not others:
             continue
         low, high = bounds(others, level)
@@ -230,18 +261,19 @@ class Made(NamedTuple):
 
 def ranges(found: Sequence[Residual]) -> list[Made]:
     """Return the range of each class."""
-    made = []
+    made, by = [], middles(found)
     for stack in CLASSES:
         used = [one._replace(stack=stack) for one in pool(found, stack)]
         if not used:
             continue
-        level = calibrated_level(used)
-        low, high = bounds(used, level)
+        level = COVERAGE if stack.endswith(CARD) else calibrated_level(used)
+        low, high = bounds(centred(used, by), level)
+        middle = round(math.exp(by[stack]), 3) if stack.endswith(CARD) else 1.0
         own = {one.source for one in found if one.stack == stack}
         left = tuple(one for one in left_out(used, level) if one.source in own)
         sources = tuple(sorted({one.source for one in used}))
         spread = Spread(
-            stack=stack, low=round(low, 3), high=round(high, 3), runs=len(used), sources=sources,
+            stack=stack, middle=middle, low=round(low, 3), high=round(high, 3), runs=len(used), sources=sources,
             covered=round(covered(left), 2),
         )  # fmt: skip
         made.append(Made(spread, level, left))
@@ -269,7 +301,7 @@ def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> s
     ]
     for one in made:
         names = ", ".join(f'"{source}"' for source in one.sources)
-        lines += ["", "[[spread]]", f'stack = "{one.stack}"', f"low = {one.low}", f"high = {one.high}",
+        lines += ["", "[[spread]]", f'stack = "{one.stack}"', f"middle = {one.middle}", f"low = {one.low}", f"high = {one.high}",
                   f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
     for kind, both in idle.items():
         lines += ["", f"[{kind}]", f"reserved = {share(both.reserved)}", f"needed = {share(both.needed)}"]

@@ -86,7 +86,7 @@ def test_an_answer_to_what_is_not_open_changes_nothing() -> None:
 
 
 def test_a_plan_takes_the_answer_too() -> None:
-    line = "plan olmo-3-7b --gpu b200 --gpus 8 --framework huggingface --global-batch 8 --seq-len 4096 --zero 0 --micro-batch 1"
+    line = "plan olmo-3-7b --gpu b200 --gpus 8 --framework huggingface --global-batch 8 --seq-len 2048 --zero 0 --micro-batch 1"
     before = document(line)["layouts"][0]["memory"]
     Path(FILE).write_text('weights = "float32"\n')
     after, said = (document(each)["layouts"][0]["memory"] for each in (line, f"{line} --weights float32"))

@@ -26,12 +26,12 @@ def test_the_verdict_is_of_the_range(capacity: float | None, verdict: str, fits:
 
 
 def test_the_range_is_made_of_what_is_stated() -> None:
-    known, idle = spread("fine-tuning", card=True), memory_range().fixed.needed
+    known = spread("fine-tuning", card=True)
     outside = MEMORY.margins.outside
-    held = memory_range().fixed.reserved.usual * MEMORY.allocated
-    assert MEMORY.total == pytest.approx(MEMORY.allocated + held + outside.value)
-    assert MEMORY.low == pytest.approx(MEMORY.allocated * (1 + idle.low) * known.low + outside.low)
-    assert MEMORY.high == pytest.approx(MEMORY.allocated * (1 + idle.high) * known.high + outside.high)
+    shown = (1 + memory_range().fixed.reserved.usual) * known.middle * MEMORY.allocated
+    assert MEMORY.total == pytest.approx(shown + outside.value)
+    assert MEMORY.low == pytest.approx(shown * known.low + outside.low)
+    assert MEMORY.high == pytest.approx(shown * known.high + outside.high)
 
 
 def test_what_is_not_known_widens_every_range() -> None:

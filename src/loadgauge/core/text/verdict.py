@@ -26,13 +26,12 @@ ENDINGS = {
     "unknown": ".",
 }
 """How a line about a worst case ends, by its verdict."""
-WIDE = 0.2
+WIDE = 0.25
 """Half the width of a range, as a share of the memory, from which on the answer says what makes it wide."""
 SHOWN = 2.0**27
 """Bytes below which no amount is shown."""
 CAUSES = {
     "spread": "how far measured runs of other people lie from predictions",
-    "idle": "what PyTorch's allocator may leave idle",
     "outside": "the CUDA context and buffers outside PyTorch, which weigh much in a small job",
     "--lengths": "micro-batches of long sequences alone; --lengths with a shorter longest one narrows it",
 }

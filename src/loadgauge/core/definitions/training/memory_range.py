@@ -24,8 +24,10 @@ Stack = Literal["pretraining", "FSDP", "fine-tuning"]
 buffers come from pools of their own streams."""
 CARD = ", card"
 """Ends the name of a class of what a card holds, with what the allocator keeps idle and what lies beside it."""
-CLASSES = tuple(f"{runs}{shown}" for shown in ("", CARD) for runs in (*get_args(Stack), "adapters"))
-"""Classes of runs and of what is read, for each of which a spread is known: a stack's, or adapters of any stack."""
+SPLIT = "tensor parallel"
+CLASSES = (*(f"{runs}{shown}" for shown in ("", CARD) for runs in (*get_args(Stack), "adapters")), f"{SPLIT}{CARD}")
+"""Classes of runs and of what is read, for each of which a spread is known: a stack's, adapters of any stack, and what a card
+holds where tensors are split: their collectives leave more idle."""
 COVERAGE = 0.8
 """Share of runs whose memory lies in the range."""
 
@@ -52,11 +54,14 @@ class Fragmentation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The factors between which measured / predicted lies in 80 % of the runs of a class, by its name in `CLASSES`.
 
+    middle: factor on what is predicted of a card, for what measured ones show beyond and nothing here explains; low and high
+        are around it
     sources: those whose runs they come from; covered: share of the runs of a source that lie within, where the factors come
     from the other sources alone, as the mean over sources
     """
 
     stack: str
+    middle: float = 1.0
     low: float
     high: float
     sources: tuple[str, ...]
@@ -96,11 +101,22 @@ def memory_range() -> MemoryRange:
 
 
 @functools.cache
-def spread(stack: str, *, adapters: bool = False, card: bool = False) -> Spread:
-    """Return the spread of a class of stacks, or of adapters; `card`: of what the card holds.
+def spread(stack: str, *, adapters: bool = False, card: bool = False, split: bool = False) -> Spread:
+    """Return the spread of a class of stacks, or of adapters; `card`: of what the card holds, `split`: of tensor parallelism.
 
     >>> spread("pretraining").low <= 1 <= spread("fine-tuning", card=True).high
     True
     """
-    name = f"{'adapters' if adapters else stack}{CARD if card else ''}"
+    name = class_of(stack, adapters=adapters, card=card, split=split)
     return next(one for one in memory_range().spread if one.stack == name)
+
+
+def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False) -> str:
+    """Return the name of a class in `CLASSES`.
+
+    >>> class_of("FSDP", adapters=False, card=True), class_of("FSDP", adapters=True, card=False)
+    ('FSDP, card', 'adapters')
+    >>> class_of("pretraining", adapters=False, card=True, split=True)
+    'tensor parallel, card'
+    """
+    return f"{'adapters' if adapters else SPLIT if split and card else stack}{CARD if card else ''}"

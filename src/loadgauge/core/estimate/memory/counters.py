@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.base.algebra import where
 from loadgauge.core.definitions.training.frameworks import Framework
 from loadgauge.core.definitions.training.memory_range import Counter, Fragmentation, Share, Spread, memory_range, spread
 from loadgauge.core.estimate.states.overhead import Assumed
@@ -52,7 +53,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     allocator holds
     fewer, more: bytes by which the peak may differ for what the job does not say
     pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
-    held: share of what is handed out that the allocator usually holds idle on a card with room
+    held: share of what is handed out by which a card with room usually shows more: what the allocator holds idle, times what
+        measured cards of this class show beyond (`Spread.middle`)
     """
 
     outside: Assumed
@@ -72,6 +74,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         ragged: bool,
         *,
         adapters: bool = False,
+        split: Any = False,
         gathers: bool = False,
         expandable: bool = False,
         pools: Pools = MAIN_ONLY,
@@ -79,16 +82,15 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """Return the margins of a run.
 
         ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
+        split: whether it is tensor-parallel, an array where the degree is one
         gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
-            that what is asked for changes its size all the time
+            that cards show as much more as where lengths change
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         known = memory_range()
-        whole = (
-            framework.gradients_persist and framework.engine is None
-        )  # DeepSpeed's are tensors until they are shared out
-        fragmentation = known.dynamic if gathers else known.static if whole else known.fixed
-        held = fragmentation.reserved.usual
+        kept = framework.gradients_persist and framework.engine is None  # DeepSpeed's are tensors until shared out
+        fragmentation = known.static if kept else known.fixed
+        held = (known.dynamic if gathers else fragmentation).reserved.usual
         fragmentation = known.dynamic if ragged else fragmentation
         if pools.most and framework.engine is None:
             fragmentation = msgspec.structs.replace(
@@ -100,7 +102,10 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             fragmentation = msgspec.structs.replace(
                 fragmentation, reserved=msgspec.structs.replace(fragmentation.reserved, high=high)
             )
-        shown, inside = (spread(framework.stack, adapters=adapters, card=card) for card in (True, False))
+        inside = spread(framework.stack, adapters=adapters)
+        whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
+        held = (1 + held) * where(split, parts.middle, whole.middle) - 1
+        shown = parts if split is True else whole
         return cls(outside=outside, fragmentation=fragmentation, spread=shown, inside=inside, pools=pools, held=held)
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -120,31 +125,36 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         if counter not in ("reserved", "nvidia-smi"):
             return self._range(allocated, NONE, outside, self.inside)
         factor = self.spread if counter == "nvidia-smi" else self.inside
-        own, factors = self.pools, (factor.low, 1.0, factor.high)
+        own, factors = self.pools, tuple(factor.middle * end for end in (factor.low, 1.0, factor.high))
         if own.most:
             shares = (own.idle.low, own.idle.usual, own.idle.high)
             low, value, high = (own.most * (1 + share) * factor for share, factor in zip(shares, factors, strict=True))
             outside = Assumed(outside.value + value, outside.low + low, outside.high + high)
-        return self._range(allocated - own.beside, self.fragmentation.reserved, outside, factor)
+        found = self._range(allocated - own.beside, self.fragmentation.reserved, outside, factor)
+        if counter == "reserved":
+            return found
+        least = self.reading("reserved", allocated)  # whose ranges come from other runs
+        return Reading(max(found.low, least.low), max(found.value, least.value), max(found.high, least.high))
 
     def needed(self, allocated: float) -> Reading:
-        """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows."""
-        found = self._range(allocated, self.fragmentation.needed, self.outside, self.spread)
-        value = self.shown(allocated) + self.outside.value
-        return Reading(min(found.low, value), value, max(found.high, value))
+        """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows.
+
+        The range lies around that value; a full card gets idle segments back, so that its low end is never above what is
+        needed with them given back.
+        """
+        exact = msgspec.structs.replace(self.spread, middle=1.0)
+        found = self._range(allocated, Share(self.held, self.held, self.held), self.outside, exact)
+        least = max(0.0, allocated - self.fewer) * (1 + self.fragmentation.needed.usual) + self.outside.value
+        return Reading(min(found.low, least), found.value, found.high)
 
     def shown(self, allocated: Any) -> Any:
         """Return what the allocator usually holds where it has handed out so many bytes (a number or an array)."""
         return allocated * (1 + self.held)
 
-    @property
-    def growth(self) -> float:
-        """By which factor the upper end of what a card must have grows with what PyTorch has handed out."""
-        return (1 + self.fragmentation.needed.high) * self.spread.high
-
     def _range(self, allocated: float, idle: Share, outside: Assumed, spread: Spread) -> Reading:
+        middle = spread.middle
         return Reading(
-            max(0.0, allocated - self.fewer) * (1 + idle.low) * spread.low + outside.low,
-            allocated * (1 + idle.usual) + outside.value,
-            (allocated + self.more) * (1 + idle.high) * spread.high + outside.high,
+            max(0.0, allocated - self.fewer) * (1 + idle.low) * middle * spread.low + outside.low,
+            allocated * (1 + idle.usual) * middle + outside.value,
+            (allocated + self.more) * (1 + idle.high) * middle * spread.high + outside.high,
         )

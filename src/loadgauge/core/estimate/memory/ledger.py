@@ -304,7 +304,10 @@ class Ledger:
             ("CUDA context and loaded kernels", context(self.gpu).value),
             ("workspaces of cuBLAS and Transformer Engine, from PyTorch's allocator", self.workspaces),
             (what, communication(self.layout, self.gpu).value),
-            ("blocks that PyTorch's allocator usually holds idle on a card with room", self.idle),
+            (
+                "blocks that PyTorch's allocator usually holds idle, and what measured cards show beyond",
+                self.idle,
+            ),
         ):
             yield self.entry("outside", text, nbytes)
 

@@ -118,14 +118,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def widths(self) -> dict[str, float]:
         """Return what makes the range wide: by flag or key, or the cause outside the job, how far its ends lie apart [bytes]."""
-        margins, nbytes = self.margins, self.allocated
-        idle, outside = margins.fragmentation.needed, margins.outside
-        return {
-            **self.nearby,
-            "spread": nbytes * (margins.spread.high - margins.spread.low),
-            "idle": nbytes * (idle.high - idle.low),
-            "outside": outside.high - outside.low,
-        }
+        outside = self.margins.outside
+        others = outside.high - outside.low
+        return {**self.nearby, "spread": self.high - self.low - others - sum(self.nearby.values()), "outside": others}
 
     def range_with(self, change: float) -> Reading:
         """Return what a card must have where the peak is higher by `change` [bytes]."""
@@ -211,6 +206,7 @@ class Worst(msgspec.Struct, frozen=True):
             framework,
             ragged=layout.tokens is not None,
             adapters=self.rank.memory.training.lora is not None,
+            split=layout.tp > 1,
             gathers=framework.engine is not None and layout.zero == 3,
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),

@@ -145,7 +145,7 @@ class GridEvaluator:
                 continue
             layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
             memory = self.memory(structure, layout)
-            nbytes = self.margins(layout).shown(self.peak_bytes(structure, memory, places))
+            nbytes = self.peak_bytes(structure, memory, places) * places.read_once(self.usual(layout))
             nbytes = nbytes + places.read_once(self.fixed(layout, memory))
             ends = nbytes, self.upper(layout, places, nbytes)
             steps.append(Step(self.times(structure, memory, places), structure, memory, places, ends))
@@ -258,21 +258,24 @@ class GridEvaluator:
     def fixed(self, layout: Layout, memory: ArrayMemory) -> Any:
         """Memory outside PyTorch's allocator plus permanent workspaces, as an open array [bytes]."""
         scratch = workspaces(self.whole.cluster.gpu, self.training, grouped=memory.has_experts)
-        margins = self.margins(layout)
-        return self.of_pp.once(("fixed", margins.held), lambda: self.outside(layout)[0] + margins.shown(scratch))
+        return self.of_pp.once(("fixed", layout.zero), lambda: self.outside(layout)[0] + self.usual(layout) * scratch)
+
+    def usual(self, layout: Layout) -> Any:
+        """By which factor a card usually shows more than PyTorch hands out, as an open array."""
+        return self.of_pp.once(("usual", layout.zero), lambda: self.numpy.asarray(self.margins(layout).shown(1.0)))
 
     def margins(self, layout: Layout) -> Margins:
         """Return the margins of a layout, without what lies outside PyTorch's allocator."""
         ragged, adapters = layout.tokens is not None, self.training.lora is not None
         framework, nothing = self.training.framework, Assumed(0.0, 0.0, 0.0)
-        gathers = framework.engine is not None and layout.zero == 3
-        return Margins.of(nothing, framework, ragged=ragged, adapters=adapters, gathers=gathers)
+        gathers, split = framework.engine is not None and layout.zero == 3, layout.tp > 1
+        return Margins.of(nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers)
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
         margins = self.margins(layout)
         value, high = map(places.read_once, self.outside(layout))
-        return self.numpy.maximum(nbytes, (nbytes - value) * (margins.growth / margins.shown(1.0)) + high)
+        return self.numpy.maximum(nbytes, (nbytes - value) * margins.spread.high + high)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
         """Return what lies outside PyTorch's allocator, and the most that may, as open arrays [bytes]."""
