@@ -83,7 +83,7 @@ WAYS = {
     "student": (
         Step("gpt2", r"NEEDS .*weights", (0,)),
         Step("equation states", r"16\*|ZeRO", (0,), 0),
-        Step("explain", r"states", (2,), 0),
+        Step("explain", r"states", (0,), 0),
         Step("estimate --help", r"--gpu .*--qlora .*--micro-batch .*--help-all", (0,), 24),
         Step("llama-3.1-8b --gpu h100 --lr 1e-4 --dp 4", r"no flag --dp: .*give --gpus", (2,), 0),
     ),

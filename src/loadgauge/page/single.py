@@ -69,7 +69,11 @@ def page(
     job = setup.job if job is None else job
     if names_file(job.model) and not is_script(job.model):
         job = job.replace(model=plain_name(job.model))  # not where it lies on this machine
-    words = {name.replace("_", "-"): value for name, value in msgspec.to_builtins(job).items() if value is not None}
+    words = {
+        name.replace("_", "-"): value
+        for name, value in msgspec.to_builtins(job, enc_hook=str).items()
+        if value is not None
+    }
     run = {
         "flags": {name: value if isinstance(value, str) else str(value).lower() for name, value in words.items()},
         "command": job.command(),

@@ -303,7 +303,7 @@ def document(value: Any) -> None:
     plain = value if isinstance(value, dict) else msgspec.to_builtins(value)
     value = {"schema": SCHEMA, **plain}
     try:
-        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        text = msgspec.json.format(msgspec.json.encode(value, enc_hook=float), indent=2).decode()
     except UnicodeEncodeError:  # A path that is not Unicode.
         text = json.dumps(value, indent=2)
     sys.stdout.write("".join(map(_escaped, text)) if not text.replace("\n", " ").isprintable() else text)

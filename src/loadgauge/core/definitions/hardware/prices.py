@@ -14,18 +14,18 @@ from loadgauge.core.definitions.job.job_text import positive_number
 class Prices(float):
     """The least of several prices of a GPU-hour, which knows them all.
 
-    >>> Prices.read("runpod=1.89,lambda=2.75"), str(Prices.read("runpod=1.89,lambda=2.75")), Prices.read("2.5").offers
-    (1.89, 'runpod=1.89,lambda=2.75', ())
+    >>> Prices.read("runpod=1.89,lambda=2.75"), str(Prices.read("runpod=1.89,lambda=2.75")), Prices.read("2.5")
+    (1.89, 'runpod=1.89,lambda=2.75', 2.5)
     """
 
     offers: tuple[tuple[str, float], ...] = ()
     text = ""
 
     @classmethod
-    def read(cls, text: str) -> Prices:
-        """Read one number above 0, or one for each provider. Raises `ConfigError`."""
+    def read(cls, text: str) -> float:
+        """Read one number above 0, which is a plain one, or one for each provider. Raises `ConfigError`."""
         if "=" not in text:
-            return cls(positive_number(text))
+            return positive_number(text)
         offers = []
         for word in text.split(","):
             name, _, each = (part.strip() for part in word.partition("="))

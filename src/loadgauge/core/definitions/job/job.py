@@ -52,49 +52,29 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
             "Ask huggingface.co for the config of a model that is neither shipped nor in the local cache (LOADGAUGE_HUB=1).",
         ),
     ] = None  # fmt: skip
-    road: Annotated[
-        str | None,
-        _field(
-            "choice", "file",
-            "How the model is known: by a family written here, or captured from its code (written where there is one).",
-            choices=("written", "captured"),
-        ),
-    ] = None  # fmt: skip
-    inputs: Annotated[
-        str | None,
-        _field(
-            "text", "file",
-            "Of a MODEL script.py:function: what the module is called with, such as 'randn(b, 3, 224, 224)', or the function that"
-            " makes it.",
-            metavar="FILE:FUNCTION",
-        ),
-    ] = None  # fmt: skip
-    rows: Annotated[
-        str | None,
-        _field(
-            "text", "file",
-            "Of a MODEL script.py:function: how many rows its data chooses at a line (boxes.py:41=2000), at each (2000), or most:"
-            " all there are.",
-            metavar="LINE=N", repeats=True,
-        ),
-    ] = None  # fmt: skip
-    gpu: Annotated[
-        str | None,
-        _field(
-            "text", "cluster",
-            "GPU model (`loadgauge gpus` lists them), or a TOML file of your own; required for the fits / does-not-fit verdict.",
-            metavar="GPU",
-        ),
-    ] = None  # fmt: skip
-    memory: Annotated[
-        str | None,
-        _field(
-            "text", "cluster",
-            "Memory of a GPU: with --gpu, what a program may use of it (a shared or limited card); alone, a card of which"
-            " nothing else is known, so that there is a verdict but no time.",
-            metavar="16GiB",
-        ),
-    ] = None  # fmt: skip
+    road: Annotated[str | None, _field(
+        "choice", "file",
+        "How the model is known: by a family written here, or captured from its code (written where there is one).",
+        choices=("written", "captured"))] = None  # fmt: skip
+    inputs: Annotated[str | None, _field(
+        "text", "file",
+        "Of a MODEL script.py:function: what the module is called with, such as 'randn(b, 3, 224, 224)', or the function that"
+        " makes it.",
+        metavar="FILE:FUNCTION")] = None  # fmt: skip
+    rows: Annotated[str | None, _field(
+        "text", "file",
+        "Of a MODEL script.py:function: how many rows its data chooses at a line (boxes.py:41=2000), at each (2000), or most:"
+        " all there are.",
+        metavar="LINE=N", repeats=True)] = None  # fmt: skip
+    gpu: Annotated[str | None, _field(
+        "text", "cluster",
+        "GPU model (`loadgauge gpus` lists them), or a TOML file of your own; required for the fits / does-not-fit verdict.",
+        metavar="GPU")] = None  # fmt: skip
+    memory: Annotated[str | None, _field(
+        "text", "cluster",
+        "Memory of a GPU: with --gpu, what a program may use of it (a shared or limited card); alone, a card of which"
+        " nothing else is known, so that there is a verdict but no time.",
+        metavar="16GiB")] = None  # fmt: skip
     gpus: Annotated[
         int | None, _field("whole", "cluster", "Total GPUs; dp = gpus / (tp * pp * cp).", low=1, high=10**7)
     ] = None
@@ -113,15 +93,11 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     schedule: Annotated[
         str | None, _field("choice", "layout", "Pipeline schedule.", choices=SCHEDULES, needs="pp")
     ] = None  # fmt: skip
-    recompute: Annotated[
-        str | None,
-        _field(
-            "text", "layout",
-            "none, selective, full, full:every=N, full:layers=N, full:group=N, memory_budget=0.5 (torch.compile's),"
-            " remat:POLICY (MaxText's), or names of operations.",
-            metavar="WHAT", values=("none", "selective", "full", "full:every=2", "full:every=4"),
-        ),
-    ] = None  # fmt: skip
+    recompute: Annotated[str | None, _field(
+        "text", "layout",
+        "none, selective, full, full:every=N, full:layers=N, full:group=N, memory_budget=0.5 (torch.compile's),"
+        " remat:POLICY (MaxText's), or names of operations.",
+        metavar="WHAT", values=("none", "selective", "full", "full:every=2", "full:every=4"))] = None  # fmt: skip
     stage_layers: Annotated[
         str | None,
         _field("text", "layout", "Layers of each pipeline stage, if they differ.", metavar="7,14x8,7"),
@@ -133,61 +109,37 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         int | None, _field("whole", "batch", "Sequences of one optimizer step, over all GPUs.", low=1, high=10**9)
     ] = None
     seq_len: Annotated[int | None, _field("whole", "batch", "Tokens per sequence.", low=1, high=10**9)] = None
-    target_len: Annotated[
-        int | None,
-        _field(
-            "whole", "batch",
-            "Tokens of a model's second text, where it has two: a decoder's beside its encoder's (as many as --seq-len).",
-            low=1, high=10**9,
-        ),
-    ] = None  # fmt: skip
+    target_len: Annotated[int | None, _field(
+        "whole", "batch",
+        "Tokens of a model's second text, where it has two: a decoder's beside its encoder's (as many as --seq-len).",
+        low=1, high=10**9)] = None  # fmt: skip
     audio: Annotated[
         float | None,
         _field("positive", "batch", "Length of each sound, where a model takes some of any length.", metavar="SECONDS"),
     ] = None
-    lengths: Annotated[
-        str | None,
-        _field(
-            "file", "batch",
-            "Sequence lengths instead of --seq-len: a file, FILE:COLUMN of a data set, or uniform:N; compares padded"
-            " with padding-free.",
-            metavar="FILE",
-        ),
-    ] = None  # fmt: skip
-    padding: Annotated[
-        str | None,
-        _field(
-            "choice", "batch",
-            "How --lengths are put in a micro-batch: free (no padding), dynamic (to its longest), max-length (to the"
-            " longest of all).",
-            choices=get_args(Padding), needs="lengths",
-        ),
-    ] = None  # fmt: skip
-    precision: Annotated[
-        str | None,
-        _field(
-            "text", "method",
-            f"bf16, fp16 (the framework's recipe), {', '.join(PRECISIONS)}; products in 8 or 4 bits: {', '.join(LOW_NAMES)}"
-            " (those that the framework has).",
-            metavar="NAME", values=("bf16", "fp16", *PRECISIONS, *LOW_NAMES),
-        ),
-    ] = None  # fmt: skip
-    weights: Annotated[
-        str | None,
-        _field(
-            "choice", "method",
-            "Dtype in which weights are loaded (auto: the checkpoint's), and trained where the framework makes no copy.",
-            choices=("auto", "float32", "bfloat16", "float16"),
-        ),
-    ] = None  # fmt: skip
-    version: Annotated[
-        str | None,
-        _field(
-            "text", "method",
-            "Releases of libraries, whose defaults apply (the newest); a number alone is that of the job file's tool.",
-            metavar="transformers=4.57,torch=2.6",
-        ),
-    ] = None  # fmt: skip
+    lengths: Annotated[str | None, _field(
+        "file", "batch",
+        "Sequence lengths instead of --seq-len: a file, FILE:COLUMN of a data set, or uniform:N; compares padded"
+        " with padding-free.",
+        metavar="FILE")] = None  # fmt: skip
+    padding: Annotated[str | None, _field(
+        "choice", "batch",
+        "How --lengths are put in a micro-batch: free (no padding), dynamic (to its longest), max-length (to the"
+        " longest of all).",
+        choices=get_args(Padding), needs="lengths")] = None  # fmt: skip
+    precision: Annotated[str | None, _field(
+        "text", "method",
+        f"bf16, fp16 (the framework's recipe), {', '.join(PRECISIONS)}; products in 8 or 4 bits: {', '.join(LOW_NAMES)}"
+        " (those that the framework has).",
+        metavar="NAME", values=("bf16", "fp16", *PRECISIONS, *LOW_NAMES))] = None  # fmt: skip
+    weights: Annotated[str | None, _field(
+        "choice", "method",
+        "Dtype in which weights are loaded (auto: the checkpoint's), and trained where the framework makes no copy.",
+        choices=("auto", "float32", "bfloat16", "float16"))] = None  # fmt: skip
+    version: Annotated[str | None, _field(
+        "text", "method",
+        "Releases of libraries, whose defaults apply (the newest); a number alone is that of the job file's tool.",
+        metavar="transformers=4.57,torch=2.6")] = None  # fmt: skip
     optimizer: Annotated[
         str | None,
         _field("text", "method", f"{', '.join(OPTIMIZERS)}.", metavar="NAME", values=tuple(OPTIMIZERS)),
