@@ -82,7 +82,6 @@ def refused(line: str | list[str], *words: str) -> None:
         ("estimate gpt2 --lengths /no/such/file", "/no/such/file"),
         ("estimate gpt2 --explain everything", "everything"),
         ("estimate gpt2 extra", "extra"),
-        ("equation", "model-params"),
         ("equation volume", "volume"),
         ("equation zero", "did you mean states?"),
         ("equation params --attention flash", "--attention"),

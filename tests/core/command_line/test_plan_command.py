@@ -87,7 +87,6 @@ def test_where_none_is_sure_to_fit_the_word_is_the_verdict_of_the_nearest(gpus: 
         (f"{SMALL} --why-not tp=x", 2),
         (f"{SMALL} --why-not speed=3", 2),
         (f"{SMALL} --find seq-len --seq-len 4096", 2),
-        (f"{SMALL} --find gpu", 2),
         (f"{SMALL} --find nic", 2),
         (f"{SMALL} --find seq-len --gpus 4,8", 2),
         (f"{SMALL} --find gpus --export trl", 2),

@@ -14,7 +14,6 @@ from loadgauge import NothingFits, cluster, gpu, model, training
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.hardware import gpu as kind_of_gpu
-from loadgauge.core.definitions.training.memory_range import spread
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.plan import inverse as questions
 from loadgauge.core.plan.advise.replan import what_would_fit
@@ -35,10 +34,10 @@ TWO_NODES = case("llama-3.1-8b", 16, 16, tp=(1, 8), zero=(1, 3), **FEW)
 ONE = case("qwen3-0.6b", 1, 16, 2048, schedule=("1f1b",), zero=(0,), card="rtx4090")
 
 
-def by_hand(given: Case, *, tight: bool = False, more: float = 1.0) -> list[tuple[float, float, Any]]:
+def by_hand(given: Case, *, tight: bool = False) -> list[tuple[float, float, Any]]:
     """Time, memory and layout of all that fit (or may), the fastest first, by a plain loop."""
     rows = [(*ends(given, layout), layout) for layout in every_layout(given)]
-    room = given.cluster.gpu.capacity * more
+    room = given.cluster.gpu.capacity
     fits = [(step, memory, layout) for memory, high, step, layout in rows if (memory if tight else high) <= room]
     return sorted(fits, key=lambda row: row[:2])
 
@@ -195,7 +194,7 @@ def test_the_cheapest_kind_of_gpu() -> None:
     costs = {}
     for name, price in prices.items():
         rows = by_hand(on(name)[0])
-        tight = rows or by_hand(on(name)[0], tight=True, more=spread(given.training.framework.stack, card=True).middle)
+        tight = rows or by_hand(on(name)[0], tight=True)
         if tight:
             costs[name] = (not rows, price * 8 * tight[0][0] / 3600 / (8 * 4096) * 1e9)
     names = [answer.best.cluster.gpu.id for answer in found if answer.best.cluster is not None]

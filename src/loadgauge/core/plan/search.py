@@ -20,7 +20,6 @@ from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.layout.layout import Layout
-from loadgauge.core.definitions.training.memory_range import spread
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.result import Estimate
@@ -313,9 +312,7 @@ def search(
     evaluated = 0
     for number, case in enumerate(cases):
         capacity = case.cluster.gpu.capacity
-        # What cards show beyond what is predicted is given back to a full one.
-        shown = spread(case.training.framework.stack, adapters=case.training.lora is not None, card=True)
-        limit = capacity * shown.middle - margin
+        limit = capacity - margin
         evaluated += case.space.size
         wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit, capacity)
         if wanted is not None and sampler is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from contextlib import suppress
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.base.package_data import read_data
+from loadgauge.core.definitions.job.job_text import positive_number
 
 
 @functools.cache
@@ -24,10 +26,9 @@ def grams(text: str) -> tuple[float, str]:
     >>> grams("Norway")[0] < 50 < grams("POL")[0], grams("400")
     (True, (400.0, 'as stated'))
     """
-    try:
-        return float(text), "as stated"
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        float(text)
+        return positive_number(text), "as stated"
     country = _countries().get(text.strip().lower())
     if country is None:
         raise ConfigError(

@@ -439,7 +439,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     electricity: Annotated[
         str | None,
         _field(
-            "text", "money", "Where the electricity is from, or its grams of CO2 a kWh; adds CO2.", metavar="COUNTRY|400",
+            "electricity", "money", "Where the electricity is from, or its grams of CO2 a kWh; adds CO2.", metavar="COUNTRY|400",
             needs="tokens",
         ),
     ] = None  # fmt: skip

@@ -8,7 +8,7 @@ import msgspec
 
 from loadgauge.core.definitions.job import job_text
 
-Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count", "price"]
+Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count", "price", "electricity"]
 Group = Literal["model", "file", "method", "batch", "layout", "cluster", "money", "plan", "posttrain"]
 
 
@@ -55,6 +55,10 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             from loadgauge.core.definitions.hardware.prices import Prices  # only where one is asked for
 
             return Prices.read(text)
+        if self.kind == "electricity":
+            from loadgauge.core.definitions.hardware.electricity import grams
+
+            grams(text)
         if self.kind == "count":
             return job_text.count(text)
         return job_text.choice(text, self.choices) if self.kind == "choice" else text
