@@ -128,6 +128,10 @@ def test_a_file_whose_name_is_an_argument_is_asked_for(tmp_path: Path) -> None:
     assert any("conf/a.sh is read, the first of 1: add --set 1=VALUE" in remark for remark in first.remarks)
     assert first.extra.config == read(script, file=place, variables={"1": "a"}).extra.config is not None
     assert read(script.replace("conf/$", "none/$"), file=place).extra.config is None
+    (tmp_path / "conf" / "b.sh").write_text('ARGS="--num-layers 9 --hidden-size 256 --num-attention-heads 4"\n')
+    doubts = {item.key: item.effect for item in read(script, file=place).uncounted}
+    assert doubts["$1"] == "either"  # one of two, which decides
+    assert "$1" not in {item.key for item in read(script, file=place, variables={"1": "b"}).uncounted}
 
 
 def test_files_of_the_disk_are_not_read_for_a_text_alone(tmp_path: Path) -> None:

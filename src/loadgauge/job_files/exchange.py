@@ -318,6 +318,8 @@ def _read_alone(
         taken = f"; {instead} of {chosen.title} takes its place" if instead else ""
         note = f"{name}: is not there, so what it sets is not known{taken}"
         keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
+    for name, note in getattr(keys.document, "guessed", {}).items():
+        keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
     facts = chosen.read(keys, known)
     model, rank, quantised = (facts.get(name, Fact(None, "")) for name in ("model", "lora_rank", "qlora"))
     if rank.value and not quantised.value and (small := stored(model.value)) is not None:

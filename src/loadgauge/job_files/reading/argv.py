@@ -78,6 +78,7 @@ class Argv:
         self.variables = self.shell.variables
         self.words = self._chosen()
         self.skipped = tuple(dict.fromkeys(self.shell.notes))
+        self.guessed = self.shell.guessed
         self.options: dict[str, list[Option]] = {}
         for option in _options(self.words):
             self.options.setdefault(option.name, []).append(option)

@@ -39,7 +39,8 @@ class Shell(Values):
     """Holds what a script starts.
 
     commands: each with its words, in order; variables: their last values that are known; documents: here-documents by the
-    file that they go to; notes: what was taken for something that is not known, in words
+    file that they go to; notes: what was taken for something that is not known, in words;
+    guessed: the same of a variable that chooses among files, by its name
 
     outside: variables that are set where the script is started, `1` for its first argument
     file: the script, beside which those that it reads are
@@ -60,6 +61,7 @@ class Shell(Values):
         self.commands: list[list[Word]] = []
         self.documents: dict[str, str] = {}
         self.notes: list[str] = []
+        self.guessed: dict[str, str] = {}
         self.directory = ""
         self.said: list[Text] | None = None
         """Holds what a command whose output is taken has printed; None outside of one."""
@@ -374,7 +376,11 @@ class Shell(Values):
         if noted and self.file and (asked := OPEN.search(name)) is not None:
             choices = _choices(here, name)
             which = f"{choices[0]} is read, the first of {len(choices)}" if choices else "it is not read"
-            self.notes.append(f"the name {name} follows from {asked[1]}, and {which}: add --set {asked[1]}=VALUE")
+            note = f"the name {name} follows from {asked[1]}, and {which}: add --set {asked[1]}=VALUE"
+            if len(choices) > 1:
+                self.guessed[f"${asked[1]}"] = note
+            else:
+                self.notes.append(note)
             name = choices[0] if choices else name
         if re.search(r"[$`]", name.lstrip("$")) or not self.file or self.depth > 5:
             return
