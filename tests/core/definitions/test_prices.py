@@ -19,7 +19,7 @@ from loadgauge.core.text.estimate.step_time import money_lines
 
 def test_every_price_has_a_card_a_day_and_a_source():
     rows, sources = tomllib.loads(read_data("prices.toml"))["offer"], tomllib.loads(read_data("sources.toml"))
-    assert {row["kind"] for row in rows} == {"on demand", "spot", "reserved"}
+    assert {row["kind"] for row in rows} == {"on-demand", "spot", "reserved"}
     for row in rows:
         assert datetime.date.fromisoformat(row["read"])
         assert row["where"]
@@ -28,7 +28,7 @@ def test_every_price_has_a_card_a_day_and_a_source():
         assert all(0.01 < each < 20 for each in row["each"].values())
     assert len({row["cloud"] for row in rows}) >= 7
     assert usual_prices()["h100-sxm5-80gb"] == min(
-        one.each for one in listed()["h100-sxm5-80gb"] if one.kind == "on demand"
+        one.each for one in listed()["h100-sxm5-80gb"] if one.kind == "on-demand"
     )
 
 
@@ -48,7 +48,7 @@ def test_a_job_of_several_prices_costs_the_least_and_shows_all():
 def test_list_prices_where_none_is_given():
     budget = Budget.of(tokens=1e9, gpus=8, step_tokens=1e6, step_seconds=450)
     (line,) = money_lines(budget, "a10")
-    assert "lambda on demand 1,290 at 1.29 (2026-09-25)" in line
+    assert "lambda on-demand 1,290 at 1.29 (2026-09-25)" in line
     assert money_lines(budget, "trainium3") == []
 
 

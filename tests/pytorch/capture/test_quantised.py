@@ -134,10 +134,7 @@ def test_a_real_step_on_the_cpu_keeps_as_much(tmp_path: Path, monkeypatch: pytes
     model = loaded(CONFIG_MAPPING["bitnet"](**MODELS["bitnet"]), tmp_path / "model", "nf4").train()
     model.set_attn_implementation("eager")
     how = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", use_dora=True)
-    model = peft.get_peft_model(model, how, autocast_adapter_dtype=False)
-    for one in model.parameters():
-        if one.requires_grad:
-            one.data = one.data.to(torch.bfloat16)
+    model = peft.get_peft_model(model, how)
     ids = torch.zeros(SIZE, dtype=torch.long)
     own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers(), ids)}
     alive: weakref.WeakSet[Held] = weakref.WeakSet()

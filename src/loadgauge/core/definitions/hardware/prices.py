@@ -43,7 +43,7 @@ class Prices(float):
 
 
 class Offer(NamedTuple):
-    """A list price [US dollars a GPU-hour]: of a provider, `on demand`, `spot` or `reserved` for a year, read on a day."""
+    """A list price [US dollars a GPU-hour]: of a provider, `on-demand`, `spot` or `reserved` for a year, read on a day."""
 
     cloud: str
     kind: str
@@ -68,5 +68,5 @@ def listed() -> dict[str, tuple[Offer, ...]]:
 
 def usual_prices() -> dict[str, float]:
     """Return the cheapest price on demand of each GPU that has one. ``usual_prices()["a10"] == 1.29``"""
-    on_demand = {gpu: [offer.each for offer in offers if offer.kind == "on demand"] for gpu, offers in listed().items()}
+    on_demand = {gpu: [offer.each for offer in offers if offer.kind == "on-demand"] for gpu, offers in listed().items()}
     return {gpu: min(prices) for gpu, prices in on_demand.items() if prices}
