@@ -30,6 +30,7 @@ PAGES = sorted(
     if path.parent.name != "decisions" and path.name not in ("equations.md", "articles.md", "asked.md")
 )  # Their commands are run, all of them, and their answers compared by tests/test_docs.py and tests/evidence/articles.
 ELSEWHERE = {
+    "loadgauge estimate diffusers:": "diffusers, which is no dependency",
     "loadgauge serve": "tests/page drives the page",
     "loadgauge validate": "takes a minute; tests/evidence/validate predicts the same runs",
     "loadgauge compare": "takes a minute; tests/pytorch/compare compares",

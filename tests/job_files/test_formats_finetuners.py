@@ -416,7 +416,7 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         # axolotl (`resolve_dtype`): bf16 is auto where it is not there, and only fp16 goes before that.
         ("a.yaml", AXOLOTL.replace("bf16: true\n", "float16: true\n"), None, {"precision": "bf16"}),
         ("a.yaml", AXOLOTL.replace("bf16: true\n", "bf16: auto\nfp16: true\n"), None, {"precision": "fp16"}),
-        ("a.yaml", AXOLOTL.replace("bf16: true\n", "bf16: false\nfloat16: true\n"), None, {"precision": "fp16-pure"}),
+        ("a.yaml", AXOLOTL.replace("bf16: true\n", "bf16: false\nfloat16: true\n"), None, {"precision": "bf16-pure"}),
         ("a.yaml", AXOLOTL + "fp16: true\n", None, {"precision": "bf16"}),
         ("a.yaml", AXOLOTL + "gradient_checkpointing: offload\n", None,
          {"recompute": "full", "activation_offload": "all"}),

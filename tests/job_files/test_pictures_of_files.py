@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import typed
 from loadgauge import Job
 from loadgauge.core.resolve.resolve import resolve_job
 
@@ -28,3 +29,18 @@ def test_what_of_a_tower_is_trained(lines: str, tmp_path: Path) -> None:
     seen = next(block.tower for block in setup.model.blocks if block.tower)
     assert seen.tiles == 2
     assert seen.patches * 14 * 14 <= 2 * 262144
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dpo.yaml", "model_name_or_path: Qwen/Qwen3-VL-4B-Instruct\nstage: dpo\ndo_train: true\nfinetuning_type: lora\n"
+         "image_max_pixels: 262144\ncutoff_len: 2048\ntemplate: qwen3_vl\n"),
+        ("sft.sh", "torchrun --nnodes=1 --nproc_per_node=$1 -m verl.trainer.sft_trainer data.micro_batch_size_per_gpu=4 "
+         "model.path=google/gemma-2b-it engine=fsdp\n"),
+    ],
+)  # fmt: skip
+def test_what_the_command_line_says_or_no_picture_needs_is_not_asked_for(name: str, text: str, tmp_path: Path) -> None:
+    """How large pictures of a task may be, without pictures; and GPUs that an argument gives, beside --gpus."""
+    (tmp_path / name).write_text(text)
+    assert typed(f"estimate {tmp_path / name} --gpu h100 --gpus 8").code in (0, 1)

@@ -280,7 +280,7 @@ def read(
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
             remarks += other.remarks
-    if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & facts.keys():
+    if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & {*facts, *listed}:
         counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
         facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
     if syntax in ("yaml", "toml") and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):

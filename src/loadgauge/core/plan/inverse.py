@@ -208,6 +208,7 @@ def largest_micro_batch(
     most, dividing = (most, dividing) if most else (tight, dividing_tight)
     best = at(most) if most else None
     if best is None:
+        search([sized(1, wanted)], objective=objective, margin=margin)  # says what the nearest needs
         raise NothingFits(f"not even one sequence of {name} fits")
     sizes = {most, tight, dividing, *(2**power for power in range(most.bit_length()))} - {0}
     curve = {n: best if n == most else at(n) for n in sorted(sizes)}

@@ -306,7 +306,10 @@ def _training(
 
     trainers: whose they are (`formats.table.Dialect.trainers`)
     """
-    alone = job.replace(**dict.fromkeys(POSTTRAIN), price=None if job.steps is not None else job.price)
+    unseen = (
+        {} if job.pictures or job.video else {"tower": None, "max_pixels": None}
+    )  # a file says them whatever its data is
+    alone = job.replace(**dict.fromkeys(POSTTRAIN), **unseen, price=None if job.steps is not None else job.price)
     changes: dict[str, Any] = {}
     if task.rows > 1:
         for name in ("micro_batch", "global_batch"):

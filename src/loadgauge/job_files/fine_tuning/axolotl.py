@@ -127,7 +127,8 @@ def _precision() -> Idea:
         brain = on["bfloat16"] or (not on["fp16"] if auto else keys.flag("bf16"))
         if on["fp16"] and on["bfloat16"]:
             raise keys.wrong("fp16", "contradicts another switch: bfloat16")
-        half = "fp16" if on["fp16"] else "fp16-pure" if on["float16"] else "fp32"
+        # Weights of 16 bits alone; which 16 changes no byte.
+        half = "fp16" if on["fp16"] else "bf16-pure" if on["float16"] else "fp32"
         name = "bf16-pure" if full else "bf16" if brain else half
         if keys.flag("fp8"):
             return {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}", "weights": None}
