@@ -240,10 +240,10 @@ def test_the_tables_tell_the_best_and_the_reasons(small: tuple[Path, dict[str, A
     assert len(told["best"]) == 3
 
 
-@pytest.mark.parametrize(("models", "code"), [(["llama-3.1-8b"], 1), (["no-such-model"], 2)])
+@pytest.mark.parametrize(("models", "code"), [(["yi-6b"], 1), (["no-such-model"], 2)])
 def test_the_exit_code_is_the_best_of_the_cells(models: list[str], code: int, tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(SMALL.replace("gpus = [1, 2]", "gpus = 1").replace('"gpt2", ', ""))
-    text = (tmp_path / "sweep.toml").read_text().replace('["llama-3.1-8b", "no-such-model"]', json.dumps(models))
+    text = (tmp_path / "sweep.toml").read_text().replace('["yi-6b", "no-such-model"]', json.dumps(models))
     (tmp_path / "sweep.toml").write_text(text)
     assert typed(["plan", "--sweep", str(tmp_path / "sweep.toml"), "--output", str(tmp_path / "out")]).code == code
 

@@ -19,7 +19,7 @@ from command_line import typed
 from loadgauge.core.plan.space.grid import Cell, Row
 
 SMALL = """
-model = ["gpt2", "llama-3.1-8b", "no-such-model"]
+model = ["gpt2", "yi-6b", "no-such-model"]
 gpu = "h100-sxm5-80gb"
 gpus = [1, 2]
 global-batch = 12

@@ -62,6 +62,8 @@ def _values(option: click.Option) -> st.SearchStrategy[Any]:
         return st.none() | st.integers(field.low, field.high)
     if field.kind in ("positive", "price"):
         return st.none() | st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
+    if field.kind == "electricity":
+        return st.none() | st.sampled_from(["france", "POL", "400"])
     if field.kind == "count":
         return st.none() | st.sampled_from(["15T", "1.4e12", "300_000"])
     if isinstance(option.type, click.Choice):

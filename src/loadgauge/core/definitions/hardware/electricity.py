@@ -31,7 +31,5 @@ def grams(text: str) -> tuple[float, str]:
         return positive_number(text), "as stated"
     country = _countries().get(text.strip().lower())
     if country is None:
-        raise ConfigError(
-            f"no country {text!r}{suggest(text.lower(), _countries())}; or say grams a kWh", key="electricity"
-        )
+        raise ConfigError(f"no country {text!r}{suggest(text.lower(), _countries())}; or say grams a kWh")
     return country["grams"], f"{country['name'].title()}, {country['year']}"
