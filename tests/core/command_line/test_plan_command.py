@@ -63,6 +63,9 @@ def test_where_none_is_sure_to_fit_the_word_is_the_verdict_of_the_nearest(gpus: 
     line = next(line for line in out.splitlines() if line.strip().startswith("loadgauge estimate"))
     word = typed(line.strip().removeprefix("loadgauge ")).out.split("  ")[0]
     assert out.split("  ")[0] == {"DOES NOT FIT": "NOTHING FITS"}.get(word, word)
+    assert typed(f"plan gpt2 --gpu h100 --gpus {gpus} --margin 78").out.startswith(
+        "NOTHING FITS  no layout of gpt2 fits"
+    )
 
 
 @pytest.mark.parametrize(

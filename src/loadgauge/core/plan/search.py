@@ -510,7 +510,7 @@ def nothing_fits(cases: Sequence[Case], layout: Layout, number: int, margin: flo
     memory = nearest.memory
     missing = memory.total + margin - case.cluster.gpu.capacity
     spare = f" with {margin / 2**30:.1f} GiB to spare" if margin else ""
-    short = memory.verdict == "does not fit"
+    short = memory.verdict == "does not fit" or margin > 0
     text = (
         f"no layout of {case.space.model.name} {'fits' if short else 'is sure to fit'} {case.cluster.gpu.name}{spare}: the nearest"
         f" needs {in_gib(memory.total, 1)} of {gib(case.cluster.gpu.capacity, 1)} a GPU, range {in_gib(memory.low, 1)}-"

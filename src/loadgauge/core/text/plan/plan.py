@@ -358,7 +358,7 @@ def _nothing(error: NothingFits, request: PlanRequest, setup: Setup, cases: list
         )
         return 1
     target = console()
-    nothing = nearest.memory.verdict == "does not fit"
+    nothing = nearest.memory.verdict == "does not fit" or request.margin_bytes > 0
     word, style = ("NOTHING FITS", "bold red") if nothing else WORDS[nearest.memory.verdict]
     target.print(f"{word}  {error}.", soft_wrap=True, style=style)
     points(target, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
