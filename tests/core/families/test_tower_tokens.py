@@ -16,6 +16,8 @@ from loadgauge.core.definitions.model.model import Rule
 from loadgauge.core.families.encoders.pictures import cut, frame
 from loadgauge.core.resolve.resolve import resolve_job
 
+pytest.importorskip("transformers")
+
 SIZES = ((1024, 768), (224, 224), (1920, 1080), (4000, 3000), (333, 777), (60, 45), (3000, 200), (641, 480))
 NEXT = tuple((336 * a, 336 * b) for a, b in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3)))
 ONE_VISION = tuple((384 * a, 384 * b) for a in range(1, 7) for b in range(1, 7))
