@@ -136,3 +136,11 @@ def test_a_job_is_resolved_again_with_the_model_it_made() -> None:
 def test_what_pictures_cannot_be_says_what_is_wrong(error: type[Exception], flags: dict[str, Any], said: str) -> None:
     with pytest.raises(error, match=said):
         estimate(VL, **flags)
+
+
+@pytest.mark.parametrize("model", ["qwen2-vl-7b", "qwen2.5-vl-7b"])
+@pytest.mark.parametrize(("side", "tokens"), [(20, 4), (3584, 16_384), (8000, 16_384)])
+def test_a_picture_has_from_4_to_16384_tokens(model: str, side: int, tokens: int) -> None:
+    """As the model cards of Qwen2-VL and Qwen2.5-VL state of their processors' own limits."""
+    setup = resolve_job(Job(model, gpu="h100-sxm5-80gb", pictures=f"1x{side}x{side}", seq_len=32768))
+    assert f", {tokens:,} tokens" in setup.assumed["pictures of a sequence"]
