@@ -12,7 +12,7 @@ from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.estimate import estimate
-from loadgauge.core.plan.posttrain import QUANTUM, Space, candidates, found_value, plain, plan_task
+from loadgauge.core.plan.posttrain import QUANTUM, Space, candidates, find_value, plain, plan_task
 from loadgauge.core.post_training.memory import memory
 from loadgauge.core.post_training.step import SOFTWARE, forward_share, packed, server_of, step_time, timed
 from loadgauge.core.post_training.sync import transfer
@@ -178,13 +178,13 @@ def test_a_task_that_generates_nothing_is_planned_as_a_loop_finds() -> None:
 
 def test_the_longest_sequence_fits_and_a_longer_one_does_not() -> None:
     job = Job("mistral-7b", task="dpo", gpu="rtx4090", gpus=1, qlora=True)
-    length = found_value(job, {}, "seq_len")
+    length = find_value(job, {}, "seq_len")
     assert length is not None
     for more, fits in ((0, True), (QUANTUM, False)):
         longer = job.replace(seq_len=length + more)
         assert (plan_task(longer, Space.of(longer, {})).best is not None) == fits
     full = SMALL_DPO.replace(gpus=None, global_batch=None)
-    gpus = found_value(full, NARROW, "gpus")
+    gpus = find_value(full, NARROW, "gpus")
     assert gpus is not None
     for number, fits in ((gpus, True), (gpus // 2, False)):
         of_them = full.replace(gpus=number)

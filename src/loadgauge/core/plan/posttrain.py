@@ -338,13 +338,13 @@ QUANTUM, LONGEST = 256, 2**23
 """Tokens to which a length is found, and at which the search for it ends."""
 
 
-def found_value(job: Job, given: dict[str, tuple[Any, ...]], name: str) -> int | None:
+def find_value(job: Job, given: dict[str, tuple[Any, ...]], name: str) -> int | None:
     """Return the longest sequence, or where a task generates the longest answers, with which some layout fits; or the fewest GPUs.
 
     None where none fits. Only the leanest layouts are looked at: all run again, a sequence at a time. GPUs are powers of two.
     Raises `ConfigError` for another field, or one that the job has.
 
-    >>> found_value(Job("qwen3-0.6b", task="dpo", gpu="rtx4090", gpus=1), {}, "seq_len") % 256
+    >>> find_value(Job("qwen3-0.6b", task="dpo", gpu="rtx4090", gpus=1), {}, "seq_len") % 256
     0
     """
     generates = TASKS[job.task or ""].rollout
@@ -353,7 +353,7 @@ def found_value(job: Job, given: dict[str, tuple[Any, ...]], name: str) -> int |
         more = "; micro-batches, the engine's share and its ranks are searched anyway" if generates else ""
         raise ConfigError(f"with --task {job.task} it is {length.replace('_', '-')} or gpus{more}", key="find")
     if getattr(job, name) is not None:
-        raise ConfigError(f"asks for what --{name.replace('_', '-')} says", key="find")
+        raise ConfigError(f"leave --{name.replace('_', '-')} out: it is what is looked for", key="find")
 
     def fits(value: int) -> bool:
         candidate = job.replace(**{name: str(value) if name == "answers" else value})

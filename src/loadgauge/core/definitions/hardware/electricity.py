@@ -31,5 +31,5 @@ def grams(text: str) -> tuple[float, str]:
         return positive_number(text), "as stated"
     country = _countries().get(text.strip().lower())
     if country is None:
-        raise ConfigError(f"no country {text!r}{suggest(text.lower(), _countries())}; or say grams a kWh")
+        raise ConfigError(f"{text!r} is no country of the table, nor grams a kWh{suggest(text.lower(), _countries())}")
     return country["grams"], f"{country['name'].title()}, {country['year']}"

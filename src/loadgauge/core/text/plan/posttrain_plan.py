@@ -9,7 +9,7 @@ from loadgauge.core.base.errors import NO, YES
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import needs
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.plan.posttrain import Choice, Found, Space, found_value, plan_task
+from loadgauge.core.plan.posttrain import Choice, Found, Space, find_value, plan_task
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
 from loadgauge.core.text.table import Column, console, draw, points
@@ -28,7 +28,7 @@ def answer(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = Non
 
     given: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
     """
-    value = None if sought is None else found_value(job, given, sought)
+    value = None if sought is None else find_value(job, given, sought)
     if sought is not None and value is not None:
         job = job.replace(**{sought: str(value) if sought == "answers" else value})
     elif sought == "gpus":
