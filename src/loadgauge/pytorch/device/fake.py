@@ -26,6 +26,15 @@ _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch
 _FRESH, _VIEW, _SAME, _OTHER = range(4)
 
 
+def faking() -> bool:
+    """Return whether tensors are made without memory now.
+
+    >>> faking()
+    False
+    """
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 class FakeMode(FakeTensorMode):
     """Fake tensors that never need a value: `.item()` of one gives 1."""
 

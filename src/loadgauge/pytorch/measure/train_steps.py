@@ -38,7 +38,7 @@ from loadgauge.pytorch.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS
 from loadgauge.pytorch.record.observe import STEP, Observer
 from loadgauge.pytorch.record.usage import storage_bytes
 from loadgauge.pytorch.trace.child import requested
-from loadgauge.pytorch.trace.programs.jobs import Traceable
+from loadgauge.pytorch.trace.programs.training import Traceable
 from loadgauge.pytorch.trace.subprocess import Request
 
 

@@ -19,7 +19,7 @@ from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.core.families.hf import LARGEST_FILE, decode
 
 if TYPE_CHECKING:
-    from loadgauge.pytorch.capture.record import Sized
+    from loadgauge.pytorch.trace.programs.training import Sized
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
 LIBRARIES = ("diffusers", "timm", "torchvision")
@@ -108,8 +108,7 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     import torch
 
     from loadgauge.pytorch.capture.inputs.inputs import tree
-    from loadgauge.pytorch.capture.record import Sized
-    from loadgauge.pytorch.trace.programs.jobs import mean_loss
+    from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
     from loadgauge.pytorch.trace.torch_run import ATTENTIONS
 
     library, row = str(keys.get("library", "diffusers")), _row(keys, target)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from loadgauge.pytorch.capture.lists.blocks import blocks
-from loadgauge.pytorch.capture.record import Sized
+from loadgauge.pytorch.trace.programs.training import Sized
 
 
 def cast_by_fsdp(job: Sized) -> Sized:

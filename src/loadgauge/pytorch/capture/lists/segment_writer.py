@@ -16,10 +16,10 @@ from loadgauge.pytorch.capture.lists.listed import (
     ListedTensor,
     ListedWeight,
 )
-from loadgauge.pytorch.capture.record import Op
 from loadgauge.pytorch.capture.symbols.sizes import Size
 from loadgauge.pytorch.capture.symbols.terms import Terms, add, divided, less, size_of, summed, tensor_of, terms_of
 from loadgauge.pytorch.record.allocations import INPUTS, WEIGHTS
+from loadgauge.pytorch.record.recording import Op
 
 ZERO = Size(())
 _KINDS: tuple[tuple[str, OperationKind], ...] = (

@@ -28,7 +28,7 @@ from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
 from loadgauge.pytorch.capture.lists.part import Shown
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
 from loadgauge.pytorch.capture.recognise import recognised
-from loadgauge.pytorch.capture.record import Around, Recorded, Sized, record
+from loadgauge.pytorch.capture.record import Recorded, record
 from loadgauge.pytorch.capture.requests.files_read import reading, seals
 from loadgauge.pytorch.capture.requests.regime import Document, Regime
 from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of, unsplit
@@ -38,6 +38,7 @@ from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
+from loadgauge.pytorch.trace.programs.training import Around, Sized
 from loadgauge.pytorch.trace.subprocess import Request
 from loadgauge.pytorch.trace.torch_run import TorchRun
 

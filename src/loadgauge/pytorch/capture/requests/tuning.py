@@ -16,9 +16,9 @@ from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_
 from loadgauge.core.resolve.trained import ENDS, SHARE, after_share, chosen_by, pattern_in, places, words_of
 from loadgauge.pytorch.capture.lists.blocks import Stack, blocks
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, quantise
-from loadgauge.pytorch.capture.record import Sized
 from loadgauge.pytorch.capture.requests.regime import Regime
 from loadgauge.pytorch.capture.requests.tuned import ALL, Tuned, is_pattern, names_in
+from loadgauge.pytorch.trace.programs.training import Sized
 from loadgauge.pytorch.trace.transformers_api import without_initial_values
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}

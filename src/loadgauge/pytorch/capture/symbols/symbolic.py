@@ -24,16 +24,12 @@ from loadgauge.pytorch.capture.symbols.repeats import Repeats
 from loadgauge.pytorch.capture.symbols.upsampling import as_one_kernel, overloads
 from loadgauge.pytorch.device.facts.facts import UNKNOWN, Facts
 from loadgauge.pytorch.device.fake import GROUPED, adds_rows, product_shape
-from loadgauge.pytorch.device.kernels.cuda_packed import padded_to_symbols
 from loadgauge.pytorch.device.kernels.cuda_rnn import RECURRENT
 from loadgauge.pytorch.device.patches import (
-    modules_that_move,
-    no_packed_sequences,
-    no_random_values,
-    numbers_as_text,
     replaced,
 )
 from loadgauge.pytorch.device.read import Read, asking
+from loadgauge.pytorch.device.simulated import fake_tensors
 
 _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -244,30 +240,9 @@ def as_eager() -> Iterator[None]:
             func._dispatch_cache.clear()
 
 
-@contextlib.contextmanager
-def symbolic_tensors(symbols: Symbols) -> Iterator[SymbolicMode]:
+def symbolic_tensors(symbols: Symbols) -> contextlib.AbstractContextManager[SymbolicMode]:
     """As `fake_tensors`, with sizes that may be symbols.
 
     The Python dispatcher takes the symbolic rules of operators that C++ would ask for plain numbers.
     """
-    from torch.optim import optimizer
-
-    supported = optimizer._foreach_supported_types
-    kinds = list(supported)
-    try:
-        supported.append(FakeTensor)
-        with (
-            SymbolicMode(symbols.env) as mode,
-            enable_python_dispatcher(),
-            as_eager(),
-            no_packed_sequences(),
-            no_random_values(),
-            modules_that_move(),
-            numbers_as_text(),
-            padded_to_symbols(),
-            _unlogged(),
-            torch.autograd.set_multithreading_enabled(False),
-        ):
-            yield mode
-    finally:
-        supported[:] = kinds
+    return fake_tensors(SymbolicMode(symbols.env), enable_python_dispatcher(), as_eager(), _unlogged())

@@ -102,8 +102,9 @@ def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
     simulated = given.device == "cuda" and not torch.cuda.is_available()
     with _default_dtype(given), contextlib.ExitStack() as stack:
         if simulated:
-            mode, place = stack.enter_context(fake_tensors()), where("cuda")
-            tensors = {name: fake_like(mode, one, place) for name, one in given.without_data(program.names).items()}
+            stack.enter_context(fake_tensors())
+            place = where("cuda")
+            tensors = {name: fake_like(one, place) for name, one in given.without_data(program.names).items()}
         else:
             tensors = given.made(program.names)
         owned = stack.enter_context(_owned())
