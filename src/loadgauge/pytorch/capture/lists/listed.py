@@ -13,6 +13,7 @@ import msgspec
 from loadgauge.core.base.algebra import Size as Number
 from loadgauge.core.base.algebra import same
 from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.definitions.model.own_code import Written
 from loadgauge.core.layers.operations.operations import (
     Collective,
     Gemm,
@@ -255,11 +256,13 @@ class Listing(msgspec.Struct, frozen=True):
         return sides and all(compiled(guard)(sizes) for guard in self.guards)
 
 
-class Family:
+class Family(Written):
     """The listings of a model, and which recorded block stands for which of its kinds of blocks.
 
     chosen: for each kind, the place of a block in `Listing.blocks`
     """
+
+    rewritten, states_splits, around, framework = False, True, False, "huggingface"
 
     def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
         self.name, self.listings, self.chosen = name, listings, chosen
@@ -342,12 +345,17 @@ class Family:
         return self.listings
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names of its sizes."""
         return self.any_listing.names
 
     @property
-    def unit(self) -> str:
+    def labels(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The paths of the blocks that stand for its kinds."""
+        return tuple(self.any_listing.places[place] for place in self.chosen)
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
         """Return what a sequence is so many of."""
         return "tokens" if "s" in self.names or "n" not in self.names else "samples of sound"
 
@@ -365,7 +373,7 @@ class Family:
         return Splits()
 
     @property
-    def has_experts(self) -> bool:
+    def has_experts(self) -> bool:  # type: ignore[override]
         """Return whether any of its layers has routed experts that are known as such."""
         return self.splits.experts > 0
 
@@ -384,7 +392,7 @@ class Family:
         return int(self.splits.within_experts(tp, ep))
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[str]:  # type: ignore[override]
         """Return what an answer must say: values that the code reads, and where there are no formulas."""
         found = [
             f"what hangs on a value that the code reads ({line}): it got 1" for one in self.known for line in one.values
@@ -440,8 +448,8 @@ class Family:
 class Kind:
     """One kind of block of a family, as `spec.model.Block` has it."""
 
-    def __init__(self, family: Family, kind: int, label: str = "") -> None:
-        self.family, self.kind, self.label = family, kind, label
+    def __init__(self, family: Family, kind: int) -> None:
+        self.family, self.kind = family, kind
 
     def layer(self, view: View) -> Layer:
         """Its operations."""
