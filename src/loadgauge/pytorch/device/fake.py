@@ -38,8 +38,8 @@ def faking() -> bool:
 class FakeMode(FakeTensorMode):
     """Fake tensors that never need a value: `.item()` of one gives 1."""
 
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
+    def __init__(self, env: Any = None) -> None:
+        super().__init__(allow_non_fake_inputs=True, shape_env=env)
         self.plans: dict[Any, Any] = {}
         self._suits: dict[Any, bool] = {}
         self._template: dict[str, Any] = {}
@@ -73,6 +73,7 @@ class FakeMode(FakeTensorMode):
             return args[0].fake_device
         if func is _ITEM and getattr(args[0], "constant", None) is None:
             return self.read.item(args[0], self.facts)
+        self._begin()
         kwargs = kwargs or {}
         out = self.facts.instead(func, args, kwargs, asking, self._run)
         if out is UNKNOWN:
@@ -83,9 +84,6 @@ class FakeMode(FakeTensorMode):
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self.cuda is not None and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs = {**kwargs, "device": self.cuda}  # in backward no function mode could exchange it
-        if func in _SETTING:
-            # PyTorch remembers what it was called with, and so would hold the storage.
-            return self._uncached(func, types, args, kwargs or {})
         if adds_rows(func, args):
             return args[0]
         if func is GROUPED and args[0].dtype is not torch.bfloat16:
@@ -95,27 +93,37 @@ class FakeMode(FakeTensorMode):
                 (product_shape(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs")),),
                 _like(args[0]),
             )
+        return self._once(func, types, args, kwargs or {})
+
+    def _begin(self) -> None:
+        """Take note that an operation begins."""
+
+    def _once(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator as PyTorch does, or as it did before on tensors of the same description."""
+        if func in _SETTING:
+            # PyTorch remembers what it was called with, and so would hold the storage.
+            return self._uncached(func, types, args, kwargs)
         suited = self._suits.get(func)
         if suited is None:
             suited = self._suits[func] = suits(func)
         if not suited or torch._C.is_inference_mode_enabled():
-            return super().dispatch(func, types, args, kwargs or {})
+            return super().dispatch(func, types, args, kwargs)
         tensors: list[Any] = []
         parts: list[Any] = [func, torch.get_default_dtype()]
         if not self._describe(args, parts, tensors) or (kwargs and not self._describe_named(kwargs, parts, tensors)):
-            return super().dispatch(func, types, args, kwargs or {})
+            return super().dispatch(func, types, args, kwargs)
         key = tuple(parts)
         plan = self.plans.get(key)
         if plan is not None:
             return self._carry_out(plan, tensors)
-        plan = self._of_columns(func, types, args, kwargs or {})
+        plan = self._of_columns(func, types, args, kwargs)
         if plan is not None:
             self.plans[key] = plan
             return self._carry_out(plan, tensors)
         shapes = [tensor.shape for tensor in tensors]
         # PyTorch's own cache forgets what of a storage no element lies in, such as the padding of attention's bias gradient: a
         # second run would be smaller than the first.
-        out = self._uncached(func, types, args, kwargs or {})
+        out = self._uncached(func, types, args, kwargs)
         if shapes == [tensor.shape for tensor in tensors]:
             plan = self._plan(out, tensors)
             if plan is not None:

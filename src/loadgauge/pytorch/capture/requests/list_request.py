@@ -27,6 +27,7 @@ from loadgauge.pytorch.capture.lists.listed import Listing
 from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
 from loadgauge.pytorch.capture.lists.part import Shown
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
+from loadgauge.pytorch.capture.lists.store import version_of
 from loadgauge.pytorch.capture.recognise import recognised
 from loadgauge.pytorch.capture.record import Recorded, record
 from loadgauge.pytorch.capture.requests.files_read import reading, seals
@@ -36,6 +37,7 @@ from loadgauge.pytorch.capture.requests.tuning import tuned
 from loadgauge.pytorch.capture.symbols.sparse import sparse_table
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
+from loadgauge.pytorch.device.patches import default_dtype
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.programs.training import Around, Sized
@@ -117,7 +119,7 @@ def list_request(
         longest=getattr(text, "max_position_embeddings", None),
         tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__),
-        transformers=_version(),
+        transformers=version_of("transformers"),
         dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
         splits=_splits(model, regime, pairs or learnt),
         given=_given(job, model, sizes),
@@ -333,12 +335,8 @@ def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
 def _blocks_of(config: Any) -> Blocks:
     """The blocks of a model, built without memory."""
     kind = model_class(config)
-    default = torch.get_default_dtype()
-    try:
-        with torch.device("meta"):
-            return blocks(kind._from_config(config), config)
-    finally:
-        torch.set_default_dtype(default)
+    with default_dtype(), torch.device("meta"):
+        return blocks(kind._from_config(config), config)
 
 
 def _smaller(less: Blocks, full: Blocks) -> bool:
@@ -386,9 +384,3 @@ def _pattern(less: Blocks, full: Blocks, listing: Listing) -> tuple[int, ...]:
 def _text(config: Any) -> Any:
     found = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     return config if found is None else found
-
-
-def _version() -> str:
-    import transformers
-
-    return str(transformers.__version__)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.device.fake import FakeMode, faking
+from loadgauge.pytorch.device.patches import default_dtype
 from loadgauge.pytorch.trace.checkpointing import contexts
 from loadgauge.pytorch.trace.programs.call import fake_like
 from loadgauge.pytorch.trace.programs.training import Sized, Training, mean_loss
@@ -93,15 +94,12 @@ def made_of(make: Any, config: Any, run: TorchRun, device: str, values: bool = F
     make: its `_from_config`, or an auto class's `from_config`; values: initialize its weights
     Raises ConfigError where transformers refuses the config.
     """
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(run.dtype)
+    bare = contextlib.nullcontext() if values else without_initial_values()
     try:
-        with torch.device(device), contextlib.nullcontext() if values else without_initial_values():
+        with default_dtype(run.dtype), torch.device(device), bare:
             model = with_kernels(make, config, ATTENTIONS[run.training.kernels.attention])
     except (ValueError, ImportError) as error:
         raise ConfigError(f"{config.model_type}: {first_line(error)}") from None
-    finally:
-        torch.set_default_dtype(default)
     if any(parameter.device.type != torch.device(device).type for parameter in model.parameters()):
         model = model.to(device)  # XLNet's are made by `torch.FloatTensor`, which knows no device but the CPU
     model.tie_weights()  # left out together with the initial values
