@@ -10,10 +10,10 @@ import msgspec
 import torch
 from torch import nn
 
+from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.inputs.inputs import unheard
 from loadgauge.pytorch.capture.inputs.tokens import tally_of
 from loadgauge.pytorch.capture.lists.quantised import shape_of
-from loadgauge.pytorch.capture.symbols.sparse import check_sparse
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols, symbolic_tensors
 from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.assignments import assigned
@@ -99,17 +99,17 @@ class Watched(Training):
                 yield step
         stated.check()
 
-    def called(self, made: Any) -> Callable[..., Any]:
+    def called(self, built: Any) -> Callable[..., Any]:
         """Return what is called with the inputs: of a LightningModule, its own step with a batch."""
-        if not (callable(getattr(made, "training_step", None)) and hasattr(made, "configure_optimizers")):
-            return super().called(made)
-        own, self.losses["what training_step returns"] = made.training_step, None
+        if not (callable(getattr(built, "training_step", None)) and hasattr(built, "configure_optimizers")):
+            return super().called(built)
+        own, self.losses["what training_step returns"] = built.training_step, None
         return lambda *given, **keywords: own(keywords or (given[0] if len(given) == 1 else given), 0)
 
-    def optimizer(self, made: Any) -> torch.optim.Optimizer:
+    def optimizer(self, built: Any) -> torch.optim.Optimizer:
         """Return the optimizer. Raises NotModelled where it is none for sparse gradients that a module has."""
-        optimizer = self.job.run.optimizer([parameter for parameter in made.parameters() if parameter.requires_grad])
-        check_sparse(made, optimizer, self.job.run.accumulate)
+        optimizer = self.job.run.optimizer([parameter for parameter in built.parameters() if parameter.requires_grad])
+        check_sparse(built, optimizer, self.job.run.accumulate)
         return optimizer
 
 
@@ -184,3 +184,32 @@ def _read(run: Recording, module: nn.Module, symbols: Symbols | None) -> Recorde
         keepers=list(observer.keepers),
         weights=weights,
     )
+
+
+def sparse_table(module: nn.Module) -> str:
+    """The name of a module's first table with sparse gradients; "" without one.
+
+    >>> sparse_table(nn.Sequential(nn.Linear(4, 4), nn.Embedding(9, 4, sparse=True))), sparse_table(nn.Embedding(9, 4))
+    ('1', '')
+    """
+    for name, one in module.named_modules():
+        if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse and one.weight.requires_grad:
+            return name or type(one).__name__
+    return ""
+
+
+def check_sparse(module: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:
+    """Raise NotModelled where sparse gradients meet an optimizer or an addition for which PyTorch's rows are data.
+
+    Plain SGD adds rows to a table as they are; Adagrad and SparseAdam join equal ones first, of which there are taken to be none
+    (`trace.device.sparse_rows`). Momentum joins the rows of all steps, and all else refuses them.
+    """
+    name = sparse_table(module)
+    if not name:
+        return
+    plain = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam) and not any(
+        optimizer.defaults.get(key) for key in ("momentum", "weight_decay", "maximize")
+    )
+    if not plain or accumulate > 1:
+        what = type(optimizer).__name__ if not plain else "more than one micro-batch"
+        raise NotModelled(f"{name}: sparse gradients with {what}; --optimizer sgd or adagrad, or sparse=False")

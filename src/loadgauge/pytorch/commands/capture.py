@@ -209,7 +209,7 @@ def _captured(
     # What the script prints is not part of the answer.
     shown = sys.stderr if is_script(job.model) else None
     found = named_in_child(
-        "loadgauge.pytorch.capture.requests.request:capture_request",
+        "loadgauge.pytorch.capture.requests.list_request:capture_request",
         Captured,
         request,
         shown,

@@ -18,8 +18,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from loadgauge.core.base.errors import NotModelled
-from loadgauge.pytorch.capture.symbols.questions import Env
-from loadgauge.pytorch.capture.symbols.repeats import Repeats
+from loadgauge.pytorch.capture.symbols.repeats import Env, Repeats
 from loadgauge.pytorch.capture.symbols.upsampling import as_one_kernel, overloads
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.cuda_rnn import RECURRENT

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
 from loadgauge.pytorch.record.allocations import op_name
+from loadgauge.pytorch.record.sizes import Usage, storage_bytes
 from loadgauge.pytorch.record.tracker import Tracker
-from loadgauge.pytorch.record.usage import Usage, storage_bytes
 
 DEVICES = ("cuda", "cpu")
 

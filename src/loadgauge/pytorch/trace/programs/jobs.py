@@ -14,12 +14,12 @@ from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.device.fake import FakeMode, faking
 from loadgauge.pytorch.device.patches import default_dtype
-from loadgauge.pytorch.trace.checkpointing import contexts
 from loadgauge.pytorch.trace.programs.call import fake_like
 from loadgauge.pytorch.trace.programs.training import Sized, Training, mean_loss
 from loadgauge.pytorch.trace.torch_run import ATTENTIONS, TorchRun
 from loadgauge.pytorch.trace.transformers_api import (
     OWN_KERNELS,
+    contexts,
     subject,
     text_config,
     with_kernels,

@@ -78,11 +78,11 @@ class Training:
 
         mode: the fake mode in which it is built; None: with real, random values. Raises ConfigError where it cannot be built.
         """
-        made = self.job.build(device)
-        self.module = module_of(made)
+        built = self.job.build(device)
+        self.module = module_of(built)
         with contextlib.nullcontext() if self.around is None else self.around(self.module):
             positional, keywords = self.given = self.job.inputs(device, self.module, **self.sizes)
-            train = self._by_user(device, made) if self.job.step is not None else self._plainly(device, made)
+            train = self._by_user(device, built) if self.job.step is not None else self._plainly(device, built)
 
             def step(_: Any) -> None:
                 train(*positional, **keywords)
@@ -94,24 +94,24 @@ class Training:
         observer.name(self.module)
         observer.tracker.claim(tree_leaves(self.given), INPUTS)
 
-    def called(self, made: Any) -> Callable[..., Any]:
+    def called(self, built: Any) -> Callable[..., Any]:
         """Return what is called with the inputs."""
-        return made  # type: ignore[no-any-return]
+        return built  # type: ignore[no-any-return]
 
-    def optimizer(self, made: Any) -> torch.optim.Optimizer | None:
+    def optimizer(self, built: Any) -> torch.optim.Optimizer | None:
         """Return the optimizer of what is trained; None where nothing is."""
-        trained = [parameter for parameter in made.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in built.parameters() if parameter.requires_grad]
         return self.job.run.optimizer(trained) if trained else None
 
-    def _by_user(self, device: str, made: Any) -> Callable[..., None]:
+    def _by_user(self, device: str, built: Any) -> Callable[..., None]:
         def train(*given: Any, **keywords: Any) -> None:
             with torch.device(device):
-                self.job.step(made, *given, **keywords)  # type: ignore[misc]
+                self.job.step(built, *given, **keywords)  # type: ignore[misc]
 
         return train
 
-    def _plainly(self, device: str, made: Any) -> Callable[..., None]:
-        job, called, optimizer = self.job, self.called(made), self.optimizer(made)
+    def _plainly(self, device: str, built: Any) -> Callable[..., None]:
+        job, called, optimizer = self.job, self.called(built), self.optimizer(built)
 
         def train(*given: Any, **keywords: Any) -> None:
             for _ in range(job.run.accumulate):
@@ -130,18 +130,20 @@ class Training:
         return train
 
 
-def module_of(made: Any) -> nn.Module:
+def module_of(built: Any) -> nn.Module:
     """Return what has the parameters: a module, or all modules in a tuple or a dict. Raises ConfigError where there is none.
 
     >>> sorted(name for name, _ in module_of({"net": nn.Linear(2, 2), "rate": 0.1}).named_parameters())
     ['net.bias', 'net.weight']
     """
-    if isinstance(made, nn.Module):
-        return made
-    named = made if isinstance(made, dict) else dict(enumerate(made if isinstance(made, list | tuple) else (made,)))
+    if isinstance(built, nn.Module):
+        return built
+    named = (
+        built if isinstance(built, dict) else dict(enumerate(built if isinstance(built, list | tuple) else (built,)))
+    )
     modules = {str(name): value for name, value in named.items() if isinstance(value, nn.Module)}
     if not modules:
-        raise ConfigError(f"must make a torch.nn.Module, made {type(made).__name__}", key="target")
+        raise ConfigError(f"must make a torch.nn.Module, made {type(built).__name__}", key="target")
     return nn.ModuleDict(modules)
 
 
