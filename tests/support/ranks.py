@@ -288,10 +288,6 @@ def warm() -> None:
     """What every rank imports is imported once, and never looked through for garbage."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import loadgauge.pytorch.parallel.parallel
-    import loadgauge.pytorch.parallel.stages
-    import loadgauge.pytorch.parallel.tensor_parallel  # noqa: F401
-
     gc.collect()
     gc.freeze()
 

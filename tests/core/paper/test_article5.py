@@ -17,9 +17,8 @@ from loadgauge.core.definitions.training.precision import PRECISIONS
 from loadgauge.core.estimate.states.states import model_states
 from loadgauge.core.layers.operations.operations import Tensor
 from loadgauge.pytorch.measure.profile import measured
-from loadgauge.pytorch.trace.graph import fields
 from loadgauge.pytorch.trace.programs.call import trace_call
-from loadgauge.pytorch.trace.saved import saved
+from loadgauge.pytorch.trace.saved import fields, saved
 from theory import CASES, cases, computed, refutes, reproduces
 
 N = 2**29

@@ -12,7 +12,7 @@ import pytest
 
 from command_line import document
 from loadgauge.pytorch.capture import road
-from loadgauge.pytorch.capture.requests.files_read import reading, seals, unchanged
+from loadgauge.pytorch.capture.lists.store import reading, seals, unchanged
 
 PARTS = "WIDTH = 64\n"
 SCRIPT = """

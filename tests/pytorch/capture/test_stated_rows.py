@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import loadgauge
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.capture.capture import capture_at
-from loadgauge.pytorch.device.raising import passing
+from loadgauge.pytorch.device.read import passing
 
 SAMPLE = 32
 

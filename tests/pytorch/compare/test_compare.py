@@ -14,8 +14,7 @@ import transformers
 from command_line import typed
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.training.optimizers import NO_TEMPORARIES
-from loadgauge.pytorch.compare.compare import Cause, Comparison, compare, match, place_of, saved_lines
-from loadgauge.pytorch.compare.formula import Formula, Line
+from loadgauge.pytorch.compare.compare import Cause, Comparison, Formula, Line, compare, match, place_of, saved_lines
 from loadgauge.pytorch.trace.programs.jobs import ConfigJob, of_module
 from loadgauge.pytorch.trace.trace import record
 from torch_models import CASES, NO_SDPA, SIZES, build

@@ -18,7 +18,7 @@ from loadgauge.core.definitions.hardware.hardware import gpu, gpu_ids
 from loadgauge.evidence.published.tables import read
 from loadgauge.evidence.validate.validate import validate
 from loadgauge.pytorch.compare import gpu_runs
-from loadgauge.pytorch.compare.formula import Formula
+from loadgauge.pytorch.compare.compare import Formula
 from loadgauge.pytorch.compare.gpu_runs import CASES, ON_CPU, Report, case, find_gpu_by_name, main, report, row, write
 from loadgauge.pytorch.measure import benchmarks
 from loadgauge.pytorch.measure.benchmarks import Sizes

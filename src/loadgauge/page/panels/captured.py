@@ -24,8 +24,7 @@ from loadgauge.core.families.catalogue import Found
 from loadgauge.page.server.errors import Closed
 
 if TYPE_CHECKING:
-    from loadgauge.pytorch.capture.requests.regime import Regime
-    from loadgauge.pytorch.capture.requests.tuned import Tuned
+    from loadgauge.pytorch.capture.requests.regime import Regime, Tuned
     from loadgauge.pytorch.capture.road import OnDemand
 
 PYTORCH = Door("pytorch")

@@ -27,10 +27,8 @@ from loadgauge.core.resolve import resolve
 from loadgauge.pytorch.capture.inputs.libraries import is_library, latents
 from loadgauge.pytorch.capture.inputs.target import SECOND, SOUND, check_script, config_keys, usual_length
 from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
-from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, write
-from loadgauge.pytorch.capture.requests.files_read import unchanged
-from loadgauge.pytorch.capture.requests.regime import OWN, Document, Regime
-from loadgauge.pytorch.capture.requests.tuned import WHOLE, Tuned
+from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, unchanged, write
+from loadgauge.pytorch.capture.requests.regime import OWN, WHOLE, Document, Regime, Tuned
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
 from loadgauge.pytorch.capture.symbols.splits import Splits
 

@@ -6,6 +6,8 @@ The axes number the ranks as Megatron and torchtitan do: tensor parallel fastest
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,10 +15,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from loadgauge.core.base.errors import LayoutError, NotModelled
+from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.pytorch.device.fake import FakeMode
-from loadgauge.pytorch.parallel.stages import Chunk, chunk_layers, cut, pipeline
-from loadgauge.pytorch.parallel.tensor_parallel import shard_layers
-from loadgauge.pytorch.record.allocations import INPUTS
+from loadgauge.pytorch.record.allocations import INPUTS, any_layer
 from loadgauge.pytorch.trace.programs.jobs import OPTIMIZER, build_model, of_tokens
 from loadgauge.pytorch.trace.torch_run import SCHEDULES, TorchRun
 from loadgauge.pytorch.trace.transformers_api import text_config
@@ -218,3 +220,245 @@ def ends(model: Any) -> tuple[Any, list[Any]]:
 
 def _group(mesh: Any, axis: str) -> Any:
     return mesh[axis].get_group()
+
+
+def chunk_layers(config: Any, layout: Layout) -> dict[int, range]:
+    """The layers of each chunk of a model, by the chunk's place along the model.
+
+    Raises LayoutError where the layers do not divide and `stage_layers` does not say how many each stage has.
+    """
+    text, chunks, stages = text_config(config), layout.pp * layout.chunks, layout.stage_layers
+    layers = text.num_hidden_layers
+    if stages is not None and (len(stages) != layout.pp or sum(stages) != layers or min(stages) < 0):
+        raise LayoutError(f"stage_layers: needs {layout.pp} numbers that add up to {layers}, got {list(stages)}")
+    if stages is None and layers % chunks:
+        raise LayoutError(f"{layers} layers do not divide by {chunks} chunks: say how many each has (stage_layers)")
+    spans = layout.chunks_of(text)
+    return {place: range(*spans[stage][chunk]) for place, (stage, chunk) in enumerate(layout.routes[0])}
+
+
+def cut(model: Any, config: Any, run: TorchRun) -> list[Any]:
+    """The parts of a model that a rank's pipeline stage holds: layers, the embedding before the first, the head after the
+    last.
+
+    Raises NotModelled for a model that is not an embedding, layers, a norm and a head.
+    """
+    layout = run.layout
+    if layout.pp == 1:
+        return [model]
+    base = model.base_model
+    if (
+        set(getattr(base.config, "base_model_pp_plan", None) or ()) != {"embed_tokens", "layers", "norm"}
+        or base is model
+    ):
+        raise NotModelled(f"{type(model).__name__} is not cut into stages: transformers has no plan for it")
+    chunks, layers_of = layout.pp * layout.chunks, chunk_layers(config, layout)
+    parts = []
+    for number in run.chunks:
+        own = layers_of[number]
+        part = copy.copy(model)
+        part._modules = dict(model._modules)
+        inner = copy.copy(base)
+        inner._modules = dict(base._modules)
+        inner.config = copy.copy(base.config)
+        kinds = getattr(inner.config, "layer_types", None)
+        if kinds:
+            inner.config.layer_types = [kinds[layer] for layer in own]
+        inner.config.num_hidden_layers = len(own)
+        layers = nn.ModuleList()
+        for layer in own:
+            layers.add_module(str(layer), base.layers[layer])
+        inner.layers = layers
+        if number:
+            inner._modules["embed_tokens"] = None
+        if number < chunks - 1:
+            inner.norm = nn.Identity()
+            part._modules["lm_head"] = None
+            part.forward = functools.partial(_hidden, inner)
+        part._modules[model.base_model_prefix] = inner
+        parts.append(part)
+    return parts
+
+
+class Chunk(nn.Module):
+    """A chunk of the model: takes ids or hidden states and returns hidden states or logits."""
+
+    def __init__(self, model: Any, number: int, chunks: int, autocast: Callable[[], Any], positions: Any) -> None:
+        super().__init__()
+        self.model, self.number, self.autocast, self.positions = model, number, autocast, positions
+        self.first, self.last = number == 0, number == chunks - 1
+        self._no_split_modules = model._no_split_modules
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        """Run the layers of the chunk.
+
+        given: token ids (batch, positions) on the first chunk, else hidden states (batch, positions, hidden_size); returns
+        hidden states, or logits on the last chunk
+        """
+        with self.autocast():
+            output: Any = self.model(
+                **{"input_ids" if self.first else "inputs_embeds": given, "position_ids": self.positions}
+            )
+        result: torch.Tensor = output.logits if self.last else output
+        return result
+
+
+def pipeline(
+    run: TorchRun, group: Any, models: list[Any], ids: torch.Tensor, hidden: torch.Tensor
+) -> Callable[[], None]:
+    """Returns a function that runs every micro-batch of `ids` [sequences, tokens] through the chunks of one stage.
+
+    hidden: a tensor like those that go from stage to stage
+    """
+    from torch.distributed import pipelining
+    from torch.distributed.pipelining import schedules
+
+    chunks = run.layout.pp * run.layout.chunks
+    stages = []
+    for number, model in zip(run.chunks, models, strict=True):
+        given = hidden.detach().requires_grad_() if number else ids[: hidden.shape[0]]
+        stages.append(
+            pipelining.PipelineStage(
+                model,
+                number,
+                chunks,
+                ids.device,
+                input_args=(given,),
+                output_args=(hidden.detach().requires_grad_(),),
+                group=group,
+            )
+        )
+    name = SCHEDULES[run.layout.schedule]
+    try:
+        schedule = getattr(schedules, name)(
+            stages if run.layout.chunks > 1 else stages[0],
+            n_microbatches=len(ids) // hidden.shape[0],
+            loss_fn=_loss(models[-1]),
+        )
+    except ValueError as error:  # of how many micro-batches go with how many stages
+        raise LayoutError(f"{name}: {error} Micro-batches are global_batch over dp x micro_batch.") from None
+    inputs = [ids] if any(stage.is_first for stage in stages) else []
+    target = ids if any(stage.is_last for stage in stages) else None
+
+    def work() -> None:
+        schedule.step(*inputs, target=target, return_outputs=False)
+
+    return work
+
+
+def _loss(model: Any) -> Callable[[Any, Any], Any]:
+    while hasattr(model, "module") or isinstance(model, Chunk):
+        model = model.model if isinstance(model, Chunk) else model.module
+
+    def loss(logits: Any, labels: Any) -> Any:
+        return model.loss_function(logits=logits, labels=labels, vocab_size=text_config(model.config).vocab_size)
+
+    return loss
+
+
+def _hidden(base: Any, **keywords: Any) -> Any:
+    return base(**keywords).last_hidden_state
+
+
+KNOWN = ("colwise", "rowwise", "colwise_gather_output", "replicated_with_grad_allreduce")
+"""Styles of transformers that have their like in `torch.distributed.tensor.parallel`."""
+
+
+def shard_layers(model: Any, mesh: Any, sequence_parallel: bool) -> None:
+    """Shards a model's matrix products over a mesh of one axis, in place. The embedding and the logits are sharded over the
+    vocabulary; with `sequence_parallel` norms work on their part of the sequence.
+
+    Raises NotModelled for models whose plan has other styles, LayoutError for heads that do not divide.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    plan: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
+    if not any(style == "rowwise" for style in plan.values()):
+        raise NotModelled(f"transformers has no tensor-parallel plan for {type(model).__name__}")
+    between = Shard(1) if sequence_parallel else Replicate()
+    styles: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        style = _style(plan, name)
+        if style is None or name == "lm_head" or module is model.base_model.embed_tokens:
+            continue
+        if style not in KNOWN or ("wise" in style and not isinstance(module, nn.Linear)):
+            raise NotModelled(f"tensor parallelism of {name} ({style}): write the model's own as a script")
+        if style.startswith("colwise"):
+            _divides(module.out_features, mesh, name)
+            styles[name] = ColwiseParallel()
+        elif style == "rowwise":
+            styles[name] = RowwiseParallel(output_layouts=between)
+        else:  # a norm of heads: each rank has its own
+            styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
+    _heads(text_config(model.config), mesh)
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    embedding = _name(model, model.base_model.embed_tokens)
+    if embedding is not None:
+        styles[embedding] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+    if _has(model, "lm_head"):
+        styles["lm_head"] = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+    for name, module in model.named_modules():
+        if type(module).__name__ in set(model._no_split_modules or ()):
+            norms = [f"{name}.{norm}" for norm, _ in module.named_children() if "norm" in norm]
+            styles |= {norm: SequenceParallel() if sequence_parallel else whole() for norm in norms}
+            if sequence_parallel:
+                styles[f"{name}.self_attn"] = PrepareModuleInput(
+                    input_kwarg_layouts={"hidden_states": Shard(1)},
+                    desired_input_kwarg_layouts={"hidden_states": Replicate()},
+                )
+                styles[f"{name}.mlp"] = PrepareModuleInput(
+                    input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+                )
+    norm = _name(model, model.base_model.norm)
+    if norm is not None and not isinstance(model.base_model.norm, nn.Identity):
+        styles[norm] = SequenceParallel() if sequence_parallel else whole()
+    parallelize_module(model, mesh, styles)
+    if tied and embedding is not None and _has(model, "lm_head"):
+        model.lm_head.weight = model.base_model.embed_tokens.weight
+
+
+def whole() -> Any:
+    """The style of a module that every rank runs whole, with weights that are DTensors as the others are: optimizers
+    refuse to mix them."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_module
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+
+    class Whole(ParallelStyle):
+        def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+            def taken(_: Any, inputs: Any, mesh: Any) -> Any:
+                return (DTensor.from_local(inputs[0], mesh, (Replicate(),), run_check=False), *inputs[1:])
+
+            return distribute_module(module, device_mesh, None, taken, lambda _, output, __: output.to_local())
+
+    return Whole()
+
+
+def _style(plan: dict[str, str], name: str) -> str | None:
+    return plan.get(any_layer(name))
+
+
+def _has(model: Any, name: str) -> bool:
+    return isinstance(getattr(model, name, None), nn.Linear)
+
+
+def _name(model: Any, module: Any) -> str | None:
+    return next((name for name, part in model.named_modules() if part is module), None)
+
+
+def _divides(size: int, mesh: Any, name: str) -> None:
+    if size % mesh.size():
+        raise LayoutError(f"{name}: {size} columns do not divide by tp = {mesh.size()}")
+
+
+def _heads(config: Any, mesh: Any) -> None:
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, key, None)
+        if heads is not None and heads % mesh.size():
+            raise LayoutError(f"{key} = {heads} does not divide by tp = {mesh.size()}")

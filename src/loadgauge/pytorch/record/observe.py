@@ -24,8 +24,7 @@ from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, SAVED, WEIGH
 from loadgauge.pytorch.record.collectives import Collective, collective
 from loadgauge.pytorch.record.flops import formula
 from loadgauge.pytorch.record.tracker import Tracker, next_node, node_key, own
-from loadgauge.pytorch.trace.graph import Field, fields, nodes
-from loadgauge.pytorch.trace.saved import SavedTensor
+from loadgauge.pytorch.trace.saved import Field, SavedTensor, fields, nodes
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer step"
 

@@ -14,7 +14,7 @@ import msgspec
 
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.pytorch.why.causes import bare
-from loadgauge.pytorch.why.log import REACH, around, plain
+from loadgauge.pytorch.why.message import REACH, around, plain
 
 FRAME = re.compile(
     r'File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}), in (?P<function>[^\n]{1,200})\n(?:[ \t]*(?P<code>[^\n]{0,300}))?'

@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.pytorch.capture.requests.regime import Regime
-from loadgauge.pytorch.capture.requests.tuned import FOUR_BITS
+from loadgauge.pytorch.capture.requests.regime import FOUR_BITS, Regime
 from loadgauge.pytorch.device.patches import replaced
 
 BLOCK, OUTER = 64, 256

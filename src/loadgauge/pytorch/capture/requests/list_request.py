@@ -28,10 +28,9 @@ from loadgauge.pytorch.capture.lists.compose import Shown
 from loadgauge.pytorch.capture.lists.listed import Listing
 from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
-from loadgauge.pytorch.capture.lists.store import version_of
+from loadgauge.pytorch.capture.lists.store import reading, seals, version_of
 from loadgauge.pytorch.capture.recognise import recognised
 from loadgauge.pytorch.capture.record import Recorded, record, sparse_table
-from loadgauge.pytorch.capture.requests.files_read import reading, seals
 from loadgauge.pytorch.capture.requests.regime import Document, Regime
 from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned

@@ -17,8 +17,7 @@ from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_
 from loadgauge.core.resolve.trained import ENDS, SHARE, after_share, chosen_by, pattern_in, places, words_of
 from loadgauge.pytorch.capture.lists.blocks import Stack, blocks
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, quantise
-from loadgauge.pytorch.capture.requests.regime import Regime
-from loadgauge.pytorch.capture.requests.tuned import ALL, Tuned, is_pattern, names_in
+from loadgauge.pytorch.capture.requests.regime import ALL, Regime, Tuned, is_pattern, names_in
 from loadgauge.pytorch.trace.programs.training import Sized
 from loadgauge.pytorch.trace.transformers_api import without_initial_values
 
