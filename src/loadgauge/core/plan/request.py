@@ -155,8 +155,11 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             asked["why_not_locks"] = _pairs(asked["why_not"])
         if asked.get("export") not in (None, FLAGS):
             asked["export"] = need("DIALECTS").dialect(asked["export"]).name
-        if asked.get("tokens") is not None and asked.get("days") is not None:
+        dated = [name for name in ("tokens", "days") if asked.get(name) is not None]
+        if len(dated) == 2:
             asked.setdefault("find", "gpus")
+        elif dated and asked.get("gpus"):
+            asked.setdefault("find", "days" if dated == ["tokens"] else "tokens")
         request = cls(job=Job.of(model, job), locks=locks, **asked)
         request._check()
         return request
@@ -173,15 +176,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         for name in sorted(wanted - given):
             raise ConfigError(f"is needed by --find {self.find}", key=name)
         for name in sorted(given - wanted):
-            other = {"tokens": "days", "days": "tokens"}[name]
-            hint = (
-                f" (--find gpus needs --{other} too; --find {other} answers with it)"
-                if self.find in (None, "gpus")
-                else ""
-            )
-            raise ConfigError(
-                f"says nothing to --find {self.find}{hint}" if self.find else f"goes with --{other}{hint}", key=name
-            )
+            needs = {"tokens": "--gpus (how long?) or --days (on how many GPUs?)", "days": "--gpus or --tokens"}[name]
+            raise ConfigError(f"says nothing to --find {self.find}" if self.find else f"needs {needs}", key=name)
         if self.mfu is not None and self.hfu is not None:
             raise ConfigError("is another way to say --mfu; give one of them", key="hfu")
         for name in ("mfu", "hfu"):
