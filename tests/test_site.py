@@ -32,6 +32,7 @@ PAGES = sorted(
 ELSEWHERE = {
     "loadgauge estimate diffusers:": "diffusers, which is no dependency",
     "loadgauge serve": "tests/page drives the page",
+    "loadgauge mcp": "waits for an assistant; tests/page/test_mcp.py is one",
     "loadgauge validate": "takes a minute; tests/evidence/validate predicts the same runs",
     "loadgauge compare": "takes a minute; tests/pytorch/compare compares",
     "loadgauge measure": "tests/pytorch/measure measures",
