@@ -70,7 +70,7 @@ def answer(command: str, subject: str, flags: Flags | None, text: str = "", shap
 
 
 def estimate(model: str, flags: Flags | None = None) -> dict[str, Any]:
-    """Does a job fit, where does every byte go, how long does it take? model: a name, a config.json, or a job file of a tool.
+    """Estimate a job: does it fit, where does every byte go, how long does it take. model: a name, a config.json, or a job file of a tool.
 
     With the flag task: post-training ("dpo", "grpo", ...) or serving ("generate").
     """
@@ -83,12 +83,12 @@ def brief(model: str, flags: Flags | None = None) -> dict[str, Any]:
 
 
 def plan(model: str, flags: Flags | None = None) -> dict[str, Any]:
-    """Which parallel layout is best on these GPUs; with the flag find: the longest sequence, the fewest GPUs, the days, ..."""
+    """Rank the parallel layouts on these GPUs; with the flag find: the longest sequence, the fewest GPUs, the days, ..."""
     return answer("plan", model, flags)
 
 
 def why(error: str) -> dict[str, Any]:
-    """Why did it run out of memory, and what to change? error: the text of the error or its traceback."""
+    """Explain an out-of-memory error, and what to change. error: the text of the error or its traceback."""
     return answer("why", "-", None, error)
 
 
