@@ -475,8 +475,8 @@ def _framework(model: ModelSpec, job: Job, locks: dict[str, tuple[Any, ...]], gp
     """The framework of the file to write; else the default of a run whose open axes may have any degree."""
     if export not in (None, FLAGS):
         return str(need("DIALECTS").dialect(export).framework)
-    if model.listed is not None:
-        return "huggingface"
+    if model.own.framework:
+        return str(model.own.framework)
     experts = model.has_experts
     free = [axis for axis in MODEL_PARALLEL if experts or not AXES[axis].experts]
     degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}

@@ -130,7 +130,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         )
     if (within := chosen.within_experts(degrees["tp"], degrees["ep"])) > 1:
         why = "experts that no ranks share out are split as the layer is"
-        degrees["etp"] = within if chosen.listed is not None and job.etp is None else fill("etp", within, why)
+        degrees["etp"] = within if chosen.own.states_splits and job.etp is None else fill("etp", within, why)
     micro_batch = fill("micro_batch", 1)
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"
@@ -383,7 +383,7 @@ def _applies(job: Job, model: ModelSpec) -> None:
     if job.loss is not None and model.head.kind != "lm":
         raise ConfigError(f"{model.name} has no language-model head, so it has no such loss", key="loss")
     for name in ("target_len", "audio"):
-        if getattr(job, name) is not None and model.listed is None:
+        if getattr(job, name) is not None and not model.own.names:
             raise ConfigError(f"{model.name} is trained on one text, whose tokens are --seq-len", key=name)
     experts = model.has_experts
     for name in ("ep", "etp"):
@@ -414,8 +414,8 @@ def _lengths(path: str | None) -> Lengths | None:
 
 def _framework(job: Job, model: ModelSpec) -> tuple[str, str]:
     """The framework of a job that names none, and why."""
-    if model.listed is not None:
-        return "huggingface", "its code was captured"
+    if model.own.framework:
+        return model.own.framework, "its code was captured"
     return framework_of(job), _why_framework(job)
 
 
@@ -542,11 +542,11 @@ def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> 
         if job.seq_len is not None:
             raise ConfigError("the lengths file says how long the sequences are; leave --seq-len out", key="seq_len")
         return lengths.longest
-    names = () if model.listed is None else model.listed.names
+    names = model.own.names
     if "n" in names:
-        fill("audio", f"{model.listed.seconds:g}", "seconds of each sound")
+        fill("audio", f"{model.own.seconds:g}", "seconds of each sound")
         if "s" not in names:
-            return int(model.listed.beside["n"])
+            return int(model.own.beside["n"])
     longest = model.max_position_embeddings
     seq_len: int = fill("seq_len", SEQ_LEN if longest is None else min(SEQ_LEN, longest))
     if "t" in names:
