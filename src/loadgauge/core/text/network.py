@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from loadgauge.core.answers.network import Networked, SideBySide
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GB, MIB, count, seconds
 from loadgauge.core.definitions.layout.axes import RANK_ORDER
@@ -11,32 +12,30 @@ from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkC
 from loadgauge.core.estimate.time.traffic import Traffic
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
-from loadgauge.core.text.table import Column, console, draw, heading, points
+from loadgauge.core.text.table import Column, draw, heading, points
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NAMES = {"inner": "node", "outer": "network"}
 """The links, in a table."""
-NOT_COUNTED = (
-    "scalars: gradient norms, loss averages, the counts of tokens that experts expect",
-    "traffic of storage, checkpoints and other jobs on the same network",
-    "reduction inside the switches (NVLink SHARP, InfiniBand SHARP), which sends about half as much",
-)
 
 
-def report(given: Setup, setup: NetworkCase, network: Network) -> None:
-    """Print the whole answer of `loadgauge network`."""
-    target = console()
+def write(answer: Networked, target: Console, *, brief: bool = False) -> None:
+    """Write the answer of `loadgauge network`; brief: the verdict, and what each axis needs."""
+    given, setup, network = answer.given, answer.case, answer.result
     _verdict(target, given, setup, network)
     if network.traffic:
         _needs(target, setup, network)
+    if brief:
+        return
+    if network.traffic:
         _traffic(target, setup, network)
         _what_if(target, setup, network)
         _limits(target, given, setup, network)
     print_assumed(target, given.assumed)
     heading(target, "Not counted")
-    points(target, NOT_COUNTED)
+    points(target, answer.not_counted)
 
 
 def gigabytes(nbytes: float) -> str:
@@ -279,10 +278,10 @@ def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
     draw(target, columns, rows, "What if the cluster were different", [0])
 
 
-def compare(title: str, axes: list[str], rows: list[tuple[dict[str, Any], Network | Error]]) -> None:
-    """Print networks side by side, a line for each cell of a sweep: what each axis sends, and what the tightest needs."""
-    target = console()
-    target.print(title, style="bold", soft_wrap=True)
+def compare(sweep: SideBySide, target: Console, *, brief: bool = False) -> None:
+    """Write networks side by side, a line for each cell of a sweep: what each axis sends, and what the tightest needs."""
+    axes, rows = sweep.axes, sweep.cells
+    target.print(sweep.command, style="bold", soft_wrap=True)
     answers = [answer for _, answer in rows if not isinstance(answer, Error)]
     sent = list(dict.fromkeys(need.axis for answer in answers for need in answer.needs))
     names = [*(name.replace("_", "-") for name in axes), "step", "exposed", *(f"{axis} GB" for axis in sent)]

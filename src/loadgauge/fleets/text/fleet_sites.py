@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from loadgauge.core.base.units import count, days_words, gib, seconds
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.base.units import count, days_words, gib, parse_count, seconds
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import DAY
 from loadgauge.core.text.estimate.setup import layout_words
-from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.core.text.table import Column, draw, heading, points
 from loadgauge.fleets.sites import Across, Local, Sites, across, local, most
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NOT_COUNTED = (
     "what local steps, fewer bits, sparse or stale changes and unequal steps do to the loss: it is not modelled",
@@ -57,31 +62,56 @@ def _plain(one: Local) -> dict[str, Any]:
     }
 
 
-def answer(
-    result: Estimate,
-    given: dict[str, Any],
-    said: str,
-    tokens: float,
-    price: float | None,
-    assumed: dict[str, str],
-    *,
-    as_json: bool,
-) -> int:
-    """Print what the sites take, and return the exit code 0. tokens: of the whole run; price: of a GPU-hour"""
-    asked = _read(result, given)
-    found, others = local(result, asked), across(result, asked)
-    days = tokens / found.tokens_per_second / DAY
-    hours = days * 24 * result.layout.gpus
-    if as_json:
-        whole = {"days_without_failures": days, "gpu_hours": hours, "cost": None if price is None else price * hours}
-        document(
-            _plain(found)
-            | whole
-            | {"one_job": [msgspec.structs.asdict(one) for one in others]}
-            | {"assumed": assumed, "not_counted": list(NOT_COUNTED)}
+class Split(Answer, frozen=True, kw_only=True):
+    """A run on several sites with local steps. said: how its layout was found; found, others: with local steps, and as one job"""
+
+    FORM: ClassVar[str] = "fleet.sites"
+    WRITER: ClassVar[str] = "loadgauge.fleets.text.fleet_sites:write"
+    found: Local
+    others: list[Across]
+    said: str
+    tokens: float
+    price: float | None
+
+    @property
+    def days(self) -> float:
+        """Days of the run without failures."""
+        return self.tokens / self.found.tokens_per_second / DAY
+
+    @property
+    def hours(self) -> float:
+        """GPU-hours of these days on all sites."""
+        return float(self.days * 24 * self.found.estimate.layout.gpus * self.found.sites.sites)
+
+    def to_dict(self) -> dict[str, Any]:
+        cost = None if self.price is None else self.price * self.hours
+        return (
+            _plain(self.found)
+            | {"days_without_failures": self.days, "gpu_hours": self.hours, "cost": cost}
+            | {"one_job": [msgspec.structs.asdict(one) for one in self.others]}
+            | {"assumed": self.assumed, "not_counted": list(self.not_counted)}
         )
-        return 0
-    target = console()
+
+
+def split(result: Estimate, given: dict[str, Any], said: str, job: Job, assumed: dict[str, str]) -> Split:
+    """Return what a run takes on the sites of the flags."""
+    asked = _read(result, given)
+    return Split(
+        found=local(result, asked),
+        others=list(across(result, asked)),
+        said=said,
+        tokens=parse_count(job.tokens or "", "tokens"),
+        price=job.price,
+        assumed=assumed,
+        not_counted=NOT_COUNTED,
+        command=job.command("fleet"),
+    )
+
+
+def write(answer: Split, target: Console, *, brief: bool = False) -> None:
+    """Write what the sites take."""
+    found, said, tokens, price = answer.found, answer.said, answer.tokens, answer.price
+    asked, days, hours, others = found.sites, answer.days, answer.hours, answer.others
     time = found.estimate.time
     assert time is not None
     target.print(
@@ -106,9 +136,9 @@ def answer(
         )
     lines += [_words(one, asked) for one in others]
     points(target, lines, "")
-    heading(target, "Not counted")
-    points(target, NOT_COUNTED)
-    return 0
+    if not brief:
+        heading(target, "Not counted")
+        points(target, answer.not_counted)
 
 
 def _words(one: Across, asked: Sites) -> str:
@@ -119,26 +149,37 @@ def _words(one: Across, asked: Sites) -> str:
     )
 
 
-def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str], *, as_json: bool) -> int:
-    """Print the most sites that cost no more than `slack` of the tokens/s, and return the exit code 0."""
+class MostSites(Answer, frozen=True, kw_only=True):
+    """The most sites that cost no more than `slack` of the tokens/s; tried: each number of sites"""
+
+    FORM: ClassVar[str] = "fleet.find-sites"
+    WRITER: ClassVar[str] = "loadgauge.fleets.text.fleet_sites:write_most"
+    best: int
+    tried: list[Local]
+    slack: float
+
+    def to_dict(self) -> dict[str, Any]:
+        tried = [_plain(one) for one in self.tried]
+        return {"sites": self.best, "tried": tried, "assumed": self.assumed, "not_counted": list(self.not_counted)}
+
+
+def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str]) -> MostSites:
+    """Return the most sites that cost no more than `slack` of the tokens/s."""
     best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
-    if as_json:
-        document(
-            {
-                "sites": best,
-                "tried": [_plain(one) for one in tried],
-                "assumed": assumed,
-                "not_counted": list(NOT_COUNTED),
-            }
-        )
-        return 0
-    target = console()
+    return MostSites(best=best, tried=list(tried), slack=slack, assumed=assumed, not_counted=NOT_COUNTED)
+
+
+def write_most(answer: MostSites, target: Console, *, brief: bool = False) -> None:
+    """Write the most sites; brief: without what was tried"""
+    best, tried, slack = answer.best, answer.tried, answer.slack
     plural = "s" if best > 1 else ""
     target.print(
         f"{best} SITE{plural.upper()}  keep{'' if plural else 's'} {1 - slack:.1%} of one site's tokens/s",
         style="bold",
         soft_wrap=True,
     )
+    if brief:
+        return
     columns = [
         Column("sites", "right"),
         Column("tokens/s", "right"),
@@ -161,5 +202,4 @@ def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: d
         for one in tried
     ]
     draw(target, columns, rows, "Tried", [number for number, one in enumerate(tried) if one.sites.sites == best])
-    points(target, NOT_COUNTED, "", style="dim")
-    return 0
+    points(target, answer.not_counted, "", style="dim")

@@ -6,14 +6,15 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from loadgauge._version import __version__
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import in_gib
 from loadgauge.core.base.units import seconds as duration
 from loadgauge.core.plan.space.grid import DEATHS, Row, run
-from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.core.text.table import Column, draw, heading, points
 from loadgauge.sheets.sweep.cells import cells, columns, lost, work
 from loadgauge.sheets.sweep.results import Results
 from loadgauge.sheets.sweep.workers import Interrupt, OnRay, Processes, processors
@@ -62,8 +63,8 @@ class Progress:
         return f", {self.failed:,} failed" if self.failed else ""
 
 
-def answer(file: str, output: str | None, workers: int | None, ray: str | None, *, as_json: bool) -> int:
-    """Plan the cells of a sweep file that have no result yet, print all results, and return the exit code.
+def answer(file: str, output: str | None, workers: int | None, ray: str | None) -> Cells:
+    """Plan the cells of a sweep file that have no result yet, and return all results.
 
     output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster. Raises `Error` when
     interrupted.
@@ -92,41 +93,57 @@ def answer(file: str, output: str | None, workers: int | None, ray: str | None, 
     others = sum(key not in done for key in there)
     given_up = sum(row["code"] == 2 and row["deaths"] >= DEATHS for row in rows)
     seconds = time.perf_counter() - started
-    show(rows, output=output, resumed=resumed, others=others, lost=given_up, seconds=seconds, as_json=as_json)
-    return 2 if given_up else min(int(row["code"]) for row in rows)
+    code = 2 if given_up else min(int(row["code"]) for row in rows)
+    return Cells(rows=rows, output=output, resumed=resumed, others=others, lost=given_up, seconds=seconds, code=code)
 
 
-def show(
-    rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
-) -> None:
-    """Print the results of a sweep.
+class Cells(Answer, frozen=True, kw_only=True):
+    """The results of a sweep.
 
     resumed: cells that had a result already; others: results of other cells; lost: cells whose workers died
     """
-    counts = [sum(row["code"] == code for row in rows) for code in (0, 1, 2)]
-    best = leaders(rows)
-    if as_json:
-        document(
-            {
-                "output": output,
-                "cells": len(rows),
-                "resumed": resumed,
-                "planned": len(rows) - resumed,
-                "others": others,
-                "fits": counts[0],
-                "nothing_fits": counts[1],
-                "cannot_tell": counts[2],
-                "lost": lost,
-                "seconds": seconds,
-                "best": [row["cell"] for row in best],
-                "results": [{name: value for name, value in row.items() if value is not None} for row in rows],
-            }
-        )
-        return
-    target = console()
+
+    FORM: ClassVar[str] = "plan.sweep"
+    WRITER: ClassVar[str] = "loadgauge.sheets.sweep.text:write"
+    rows: Sequence[Row]
+    output: str
+    resumed: int
+    others: int
+    lost: int
+    seconds: float
+
+    @property
+    def counts(self) -> list[int]:
+        """Cells that fit, in which nothing fits, and that cannot be told."""
+        return [sum(row["code"] == code for row in self.rows) for code in (0, 1, 2)]
+
+    @property
+    def table_rows(self) -> Sequence[Row]:
+        return [{name: row.get(name) for name in columns()} for row in self.rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = dict(zip(("fits", "nothing_fits", "cannot_tell"), self.counts, strict=True))
+        return {
+            "output": self.output,
+            "cells": len(self.rows),
+            "resumed": self.resumed,
+            "planned": len(self.rows) - self.resumed,
+            "others": self.others,
+            **counts,
+            "lost": self.lost,
+            "seconds": self.seconds,
+            "best": [row["cell"] for row in leaders(self.rows)],
+            "results": [{name: value for name, value in row.items() if value is not None} for row in self.rows],
+        }
+
+
+def write(answer: Cells, target: Console, *, brief: bool = False) -> None:
+    """Write the results of a sweep; brief: without every cell"""
+    rows, counts, best = answer.rows, answer.counts, leaders(answer.rows)
+    output, resumed, others, lost, seconds = answer.output, answer.resumed, answer.others, answer.lost, answer.seconds
     if best:
         _table(target, rows, best)
-    if len(rows) > len(best):
+    if len(rows) > len(best) and not brief:
         _every(target, rows)
     _reasons(target, [row for row in rows if row["code"] == 1], "Nothing fits", len(rows))
     _reasons(target, [row for row in rows if row["code"] == 2], "Failed", len(rows))

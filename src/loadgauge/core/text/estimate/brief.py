@@ -13,7 +13,7 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, unit
-from loadgauge.core.text.table import console, draw_lines
+from loadgauge.core.text.table import draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
     effort,
@@ -33,8 +33,8 @@ SHOWN = 5
 BAR = 24
 
 
-def brief(given: Setup, result: Estimate, counter: Counter | None = None, target: Console | None = None) -> None:
-    """Print the short answer to `target`, by default the terminal."""
+def brief(given: Setup, result: Estimate, counter: Counter | None, target: Console) -> None:
+    """Write the short answer."""
     memory, on_host = result.memory, given.on_host(result)
     wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
     lines = (
@@ -52,9 +52,7 @@ def brief(given: Setup, result: Estimate, counter: Counter | None = None, target
     short(memory, memory.parts, head, lines, target)
 
 
-def short(
-    memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Console | None = None
-) -> None:
+def short(memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Console) -> None:
     """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty."""
     from rich.text import Text
 
@@ -62,7 +60,7 @@ def short(
     first = Text(verdict_words(memory))
     first.stylize(style, 0, len(word))
     draw_lines(
-        target or console(),
+        target,
         [
             first,
             *(Text(line, "dim") for line in run),

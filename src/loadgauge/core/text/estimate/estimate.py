@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
@@ -16,6 +17,7 @@ from loadgauge.core.resolve.large_runs import MANY
 from loadgauge.core.resolve.reproduce import show_command
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup, worst_routing
+from loadgauge.core.text.estimate import brief as short
 from loadgauge.core.text.estimate.padding import padding
 from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
 from loadgauge.core.text.estimate.step_time import headline, timing
@@ -45,9 +47,16 @@ TITLES = {
 """Head of the table of changes, by the verdict of the best."""
 
 
-def report(given: Setup, result: Estimate, target: Console | None = None, counter: Counter | None = None) -> None:
-    """Print the whole estimate to `target`, by default the terminal. counter: one whose reading is asked for"""
-    target = target or console()
+def write(answer: Estimated, target: Console, *, brief: bool = False) -> None:
+    """Write an estimate, whole or in ten lines."""
+    if brief:
+        short.brief(answer.given, answer.result, answer.counter, target)
+    else:
+        report(answer.given, answer.result, target, answer.counter)
+
+
+def report(given: Setup, result: Estimate, target: Console, counter: Counter | None = None) -> None:
+    """Write the whole estimate. counter: one whose reading is asked for"""
     _verdict(target, given, result, counter)
     if result.memory.fits is False and not (result.memory.question and result.memory.question.endless):
         _advice(target, given, result)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from loadgauge.core.answers.estimate import Swept
 from loadgauge.core.base.units import in_gib, seconds
 from loadgauge.core.plan.space.estimates import CANNOT_TELL
 from loadgauge.core.plan.space.grid import Row
-from loadgauge.core.text.table import Column, console, draw, points
+from loadgauge.core.text.table import Column, draw, points
 from loadgauge.core.text.verdict import WORDS
 
 if TYPE_CHECKING:
@@ -18,10 +19,13 @@ SHORT = {"fits": "", "unknown": "", "depends": " depends", "tight": " tight", "d
 """What stands behind the memory of a cell in a grid."""
 
 
-def report(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], title: str) -> None:
-    """Print the cells of a sweep. title: the job, without what is swept"""
-    target = console()
-    target.print(title, style="bold", soft_wrap=True)
+def write(answer: Swept, target: Console, *, brief: bool = False) -> None:
+    """Write the cells of a sweep; brief: how many fit"""
+    rows, axes = answer.cells, answer.axes
+    target.print(answer.command, style="bold", soft_wrap=True)
+    if brief:
+        points(target, [summary(rows)], "")
+        return
     target.print()
     _cells(target, rows, list(axes))
     if len(axes) == 2 and all(len(values) > 1 for values in axes.values()):
@@ -37,6 +41,8 @@ def report(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], title: str) -
             [f"cannot tell{f' ({count} cells)' if count > 1 else ''}: {error}" for error, count in wrong.items()],
         )
     points(target, [summary(rows)], "", "dim")
+    if answer.output is not None:
+        target.print(f"Every column: {answer.output}", soft_wrap=True)
 
 
 def summary(rows: Sequence[Row]) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import StepTime
-from loadgauge.core.text.table import Column, console, draw, points
+from loadgauge.core.text.table import Column, draw, points
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def headline(time: StepTime | None, untimed: str) -> list[str]:
@@ -18,9 +23,8 @@ def headline(time: StepTime | None, untimed: str) -> list[str]:
     ]
 
 
-def report(run: Run, time: StepTime | None, job: Job) -> None:
-    """Print the time of a step, where there is one."""
-    target = console()
+def write(target: Console, run: Run, time: StepTime | None, job: Job) -> None:
+    """Write the time of a step, where there is one."""
     if time is None:
         return
     rows = [
