@@ -25,7 +25,14 @@ class OfTask(Reason, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         said = [
-            {"what": one.what, "formula": one.letters, "numbers": one.numbers, "value": _amount(one.value, one.unit)}
+            {
+                "what": one.what,
+                "formula": one.letters,
+                "numbers": one.numbers,
+                "value": _amount(one.value, one.unit),
+                "amount": one.value,
+                "unit": one.unit,
+            }
             for one in self.lines
         ]
         return {"part": self.topic, "lines": said, "source": "; ".join(self.sources)}
