@@ -9,6 +9,7 @@ from typing import Any, Unpack, overload
 
 import msgspec
 
+from loadgauge.core.answers.post_training import RunOfTask, answered
 from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.cluster import cluster as cluster_of
@@ -23,27 +24,13 @@ from loadgauge.core.estimate.estimate import estimate as of_specifications
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.families.reader import shown
-from loadgauge.core.post_training.memory import PostMemory, memory
-from loadgauge.core.post_training.roles import Run
-from loadgauge.core.post_training.step import StepTime, timed
-from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import resolve_job
 
 
-class TaskAnswer(msgspec.Struct, frozen=True):
-    """Needs of a post-training task. run: its roles, sequences and engine; memory: by phase and role
-
-    time: of a step, by phase; None where `untimed` says why
-    """
-
-    run: Run
-    memory: PostMemory
-    time: StepTime | None = None
-    untimed: str = ""
-
-
-def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> TaskAnswer:
+def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> RunOfTask:
     """Return memory and time of a step of preference tuning, distillation or reinforcement learning, by phase and role.
+
+    run: its roles, sequences and engine; memory: by phase and role; time: of a step, by phase; None where `untimed` says why
 
     model: a name in the catalogue, the path of a config.json, or a `Job` with a `task`, which has no other arguments
     flags: those of `loadgauge estimate --task`, with underscores
@@ -60,12 +47,8 @@ def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> TaskAnswer:
     if isinstance(model, Job):
         if flags:
             raise ConfigError("a Job is estimated as it is; change it with job.replace(...)", key="model")
-        job = model
-    else:
-        job = Job.of(model, flags)
-    run, _ = resolve_posttrain(job)
-    held = memory(run)
-    return TaskAnswer(run, held, *timed(run, held))
+        return answered(model)
+    return answered(Job.of(model, flags))
 
 
 @overload

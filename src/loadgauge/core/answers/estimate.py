@@ -12,17 +12,14 @@ from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.of_estimate import TOPICS, reason
 from loadgauge.core.answers.why.of_memory import memory_reason
 from loadgauge.core.answers.why.reason import Reason
-from loadgauge.core.base.errors import NO, ConfigError
+from loadgauge.core.base.errors import NO
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.verdict import exit_code, host_holds, needs
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate, When
 from loadgauge.core.estimate.tables import Table
-from loadgauge.core.plan.advise.advice import advice
 from loadgauge.core.plan.advise.assumptions import assumptions
-from loadgauge.core.plan.space.estimates import CANNOT_TELL, columns
-from loadgauge.core.plan.space.grid import Row
 from loadgauge.core.resolve.setup import Setup, worst_routing
 
 
@@ -57,6 +54,8 @@ class Estimated(Answer, frozen=True, kw_only=True):
         )
 
     def alternatives(self) -> list[tuple[str, Any]]:
+        from loadgauge.core.plan.advise.advice import advice  # only where it is asked for
+
         return [(change.flags, change.result) for change in advice(self.given)]
 
     def why(self, topic: str) -> Answer:
@@ -99,41 +98,11 @@ class Tabled(Answer, frozen=True, kw_only=True):
     table: Table
 
     @property
-    def table_rows(self) -> Sequence[Row]:
+    def table_rows(self) -> Sequence[Mapping[str, Any]]:
         return self.table.rows
 
     def to_dict(self) -> dict[str, Any]:
         return self.table.to_dict()
-
-
-class Swept(Answer, frozen=True, kw_only=True):
-    """A sweep of estimates. output: the file that has every column, if any; `command` is without what is swept"""
-
-    FORM: ClassVar[str] = "estimate.sweep"
-    WRITER: ClassVar[str] = "loadgauge.core.text.estimate.estimates:write"
-    cells: list[Row]
-    axes: Mapping[str, Sequence[Any]]
-    output: str | None = None
-
-    @classmethod
-    def of(cls, cells: list[Row], *, allow_tight: bool = False, **more: Any) -> Swept:
-        """Return the answer that cells are; its code is 0 where one of them fits."""
-        outcomes = {row["outcome"] for row in cells} - {CANNOT_TELL}
-        code = min((exit_code(word, allow_tight=allow_tight) for word in outcomes), default=NO)
-        failed = "" if outcomes else f"no cell of the sweep is a run: {cells[0]['error']}"
-        return cls(cells=cells, code=code, failed=failed, **more)
-
-    @property
-    def table_rows(self) -> Sequence[Row]:
-        return [{name: row.get(name) for name in columns(list(self.axes))} for row in self.cells]
-
-    def plot(self, file: Path, figure: str) -> None:
-        if figure != "all":
-            raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
-        need("FIGURES").plot_sweep(self.cells, self.axes, file, self.command)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"axes": self.axes, "cells": self.cells}
 
 
 def estimate_document(given: Setup, result: Estimate, *, outcomes: bool = False) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
-from loadgauge.core.answers.equations.run_forms import bandwidth_lines
 from loadgauge.core.answers.why.of_needs import AXES, closed_numbers, need_reason
 from loadgauge.core.base.errors import NO, YES, Error
 from loadgauge.core.definitions.job.job import Job
@@ -52,6 +51,8 @@ class Networked(Answer, frozen=True, kw_only=True):
         return [(change.name, change.result) for change in what_if(self.case, self.result)]
 
     def why(self, topic: str) -> Answer:
+        from loadgauge.core.answers.equations.run_forms import bandwidth_lines  # brings SymPy
+
         assert self.given.cluster is not None
         closed = bandwidth_lines(topic, closed_numbers(self.case, self.result)) if topic in AXES else ()
         return need_reason(self.case, self.result, topic, self.given.cluster.gpus_per_node, closed)

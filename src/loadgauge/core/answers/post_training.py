@@ -24,7 +24,7 @@ NOT_COUNTED = (
 
 
 class RunOfTask(Answer, frozen=True, kw_only=True):
-    """A run of a task. untimed: why there is no time; remedies: flags that were tried, with the memory under them"""
+    """A run of a task. untimed: why there is no time; model: that of the job, where it was read before"""
 
     FORM: ClassVar[str] = "estimate.posttrain"
     WRITER: ClassVar[str] = "loadgauge.core.text.post_training.posttrain:write"
@@ -37,10 +37,13 @@ class RunOfTask(Answer, frozen=True, kw_only=True):
     memory: PostMemory
     time: StepTime | None
     untimed: str
-    remedies: list[tuple[str, PostMemory]]
+    model: ModelSpec | None = None
 
-    def alternatives(self) -> list[tuple[str, Any]]:
-        return list(self.remedies)
+    def alternatives(self) -> list[tuple[str, PostMemory]]:
+        """Return flags that were tried where it may not fit, with the memory of the run under them."""
+        if self.verdict not in ("tight", "does not fit"):
+            return []
+        return remedies(self.job, self.memory, model=self.model)
 
     def why(self, topic: str) -> Answer:
         return explain(self.run, self.memory, topic, self.time) if topic in TOPICS else super().why(topic)
@@ -68,7 +71,7 @@ def answered(job: Job, model: ModelSpec | None = None, *, allow_tight: bool = Fa
         memory=found,
         time=time,
         untimed=untimed,
-        remedies=remedies(job, found, model=model) if found.verdict in ("tight", "does not fit") else [],
+        model=model,
         verdict=found.verdict,
         code=exit_code(found.verdict, allow_tight=allow_tight) if held else NO,
         assumed=run.assumed,
@@ -118,7 +121,7 @@ def _memory_document(answer: RunOfTask) -> dict[str, Any]:
         },
         "host": memory.host,
         "assumed": run.assumed,
-        "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in answer.remedies],
+        "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in answer.alternatives()],
         "not_counted": answer.not_counted,
         "unread": answer.unread,
     }

@@ -9,10 +9,7 @@ import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.estimate import Estimated, Swept, Tabled
-from loadgauge.core.answers.figures.chrome_trace import chrome_trace
-from loadgauge.core.answers.post_training import RunOfTask, answered
-from loadgauge.core.answers.serving import Served
+from loadgauge.core.answers.estimate import Estimated, Tabled
 from loadgauge.core.answers.why.of_estimate import TOPICS
 from loadgauge.core.base.errors import ConfigError, Untrained
 from loadgauge.core.base.files import write_text
@@ -37,10 +34,7 @@ from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import When
 from loadgauge.core.estimate.tables import TABLES, TableName
 from loadgauge.core.estimate.tables import table as table_of
-from loadgauge.core.plan.space.estimates import columns, read_axes, swept
-from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
-from loadgauge.core.text import rows as files
 
 
 @click.command("estimate", cls=Grouped)
@@ -62,9 +56,8 @@ from loadgauge.core.text import rows as files
 )
 @answering(
     "the verdict, the largest parts, the step and the remedy",
-    f"Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)}; with --task of a rollout {', '.join(RunOfTask.TOPICS)},"
-    f" of inference {', '.join(Served.TOPICS)}.",
-    (*PARTS, *TOPICS, *RunOfTask.TOPICS, *Served.TOPICS),
+    f"Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)}; with --task of a rollout kv, logprobs, sync, tail, of"
+    " inference memory, first, token.",
 )
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
@@ -163,6 +156,8 @@ def command(
         return _infer(job, reader, task, of_inference, allow_tight=allow_tight)
     _refuse(of_inference, "goes with --task generate or forward")
     if task in AFTER:
+        from loadgauge.core.answers.post_training import answered
+
         return answered(job, allow_tight=allow_tight)
     if sweeps:
         return _sweep(job, sweeps, output, allow_tight=allow_tight)
@@ -189,6 +184,8 @@ def _estimate(
     given = msgspec.structs.replace(given, assumed=given.assumed | answers)
     result = given.estimate()
     if timeline is not None:
+        from loadgauge.core.answers.figures.chrome_trace import chrome_trace
+
         write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
     if page is not None:
         count = need("HTML").write(given, result, Path(page))
@@ -209,6 +206,9 @@ def _estimate(
 
 def _infer(job: Job, why: Untrained | None, task: str, given: dict[str, Any], *, allow_tight: bool) -> Answer:
     """Estimates a forward pass or generation. why: a job file in place of a model trains nothing"""
+    from loadgauge.core.answers.serving import Served
+    from loadgauge.core.resolve.inference import resolve_inference
+
     if why is None:
         found, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
         return Served.of(found, assumed=assumed, allow_tight=allow_tight)
@@ -220,6 +220,10 @@ def _infer(job: Job, why: Untrained | None, task: str, given: dict[str, Any], *,
 
 def _sweep(job: Job, texts: tuple[str, ...], output: str | None, *, allow_tight: bool) -> Answer:
     """Estimates every cell; the code: 0 one fits, 1 none does, 2 no cell is a run."""
+    from loadgauge.core.plan.space.estimates import columns, read_axes, swept
+    from loadgauge.core.text import rows as files
+    from loadgauge.core.text.estimate.estimates import Swept
+
     axes = read_axes(texts)
     if output is not None:
         files.ending(output)

@@ -22,13 +22,8 @@ from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, fleet_finds, questions
-from loadgauge.core.plan.serving import Limits, plan_serving
-from loadgauge.core.resolve.inference import TAKEN
-from loadgauge.core.serving.passes import AXES_OF
-from loadgauge.core.text.plan import posttrain_plan
 from loadgauge.core.text.plan.inverse import found
 from loadgauge.core.text.plan.plan import planned
-from loadgauge.core.text.plan.serving_plan import Server
 
 SWEEP = ("sweep", "output", "workers", "ray")
 """Options about a sweep."""
@@ -74,6 +69,8 @@ AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
 
 def _task(model: str, flags: dict[str, Any]) -> Answer:
     """Plans a run of a task."""
+    from loadgauge.core.text.plan import posttrain_plan
+
     context = click.get_current_context()
     given: dict[str, tuple[Any, ...]] = {}
     values: dict[str, Any] = {}
@@ -111,6 +108,11 @@ def _time(text: str | None, name: str) -> float | None:
 
 def _serve(model: str, flags: dict[str, Any]) -> Answer:
     """Plans a server."""
+    from loadgauge.core.plan.serving import Limits, plan_serving
+    from loadgauge.core.resolve.inference import TAKEN
+    from loadgauge.core.serving.passes import AXES_OF
+    from loadgauge.core.text.plan.serving_plan import Server
+
     context = click.get_current_context()
     flags_given = {
         name: value for name, value in flags.items()

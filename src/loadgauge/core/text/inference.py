@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from loadgauge.core.answers.serving import Served
 from loadgauge.core.base.units import count, flops, in_gib, seconds
 from loadgauge.core.definitions.serving.serving import serving
@@ -13,14 +11,11 @@ from loadgauge.core.serving.result import Answer, known_range
 from loadgauge.core.serving.time import Pass
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.core.text.verdict import WORDS, left_out_words, verdict_words
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-
-def write(served: Served, target: Console, *, brief: bool = False) -> None:
+def write(served: Served, target: Paper, *, brief: bool = False) -> None:
     """Write memory, the largest batch, the work and time of the prompts and of a token, traffic and what is not counted; brief:
     the verdict, what is run, the parts of the memory, the largest batch and the times"""
     answer = served.result
@@ -89,7 +84,7 @@ def _source(answer: Answer) -> str:
     )
 
 
-def _working(target: Console, answer: Answer, found: Steady) -> None:
+def _working(target: Paper, answer: Answer, found: Steady) -> None:
     """Prints what a first token and a token of a server wait for."""
     asked, engine = answer.asked, serving().engines[answer.asked.server or ""]
     read = "with it" if engine.mixed else "between"
@@ -175,7 +170,7 @@ def _served(answer: Answer, found: Steady) -> list[str]:
     return lines
 
 
-def _work(target: Console, answer: Answer) -> None:
+def _work(target: Paper, answer: Answer) -> None:
     passes: list[tuple[str, Pass, int]] = []
     asked = answer.asked
     sequences = asked.batch * asked.attentions
@@ -202,7 +197,7 @@ def _work(target: Console, answer: Answer) -> None:
     draw(target, columns, rows, "Work and time, by roofline")
 
 
-def _traffic(target: Console, answer: Answer) -> None:
+def _traffic(target: Paper, answer: Answer) -> None:
     rows = [
         [name, row.axis, row.collective, f"{row.calls:,.0f}", f"{row.wire / 1e6:,.2f} MB", seconds(row.seconds)]
         for name, one in (("prompts", answer.first), ("one more token each", answer.last))

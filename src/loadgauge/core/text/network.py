@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from loadgauge.core.answers.network import Networked, SideBySide
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GB, MIB, count, seconds
@@ -12,16 +10,13 @@ from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkC
 from loadgauge.core.estimate.time.traffic import Traffic
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
-from loadgauge.core.text.table import Column, draw, heading, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 
 NAMES = {"inner": "node", "outer": "network"}
 """The links, in a table."""
 
 
-def write(answer: Networked, target: Console, *, brief: bool = False) -> None:
+def write(answer: Networked, target: Paper, *, brief: bool = False) -> None:
     """Write the answer of `loadgauge network`; brief: the verdict, and what each axis needs."""
     given, setup, network = answer.given, answer.case, answer.result
     _verdict(target, given, setup, network)
@@ -75,7 +70,7 @@ def verdict(network: Network) -> tuple[str, str, str]:
     )
 
 
-def _verdict(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:
+def _verdict(target: Paper, given: Setup, setup: NetworkCase, network: Network) -> None:
     from rich.text import Text
 
     word, style, rest = verdict(network)
@@ -151,7 +146,7 @@ def _word(need: Need, share: float) -> str:
     return "TOO SLOW"
 
 
-def _needs(target: Console, setup: NetworkCase, network: Network) -> None:
+def _needs(target: Paper, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("axis", wrap=True),
         Column("GPUs", "right", wide=True),
@@ -207,7 +202,7 @@ def _stages(setup: NetworkCase, network: Network) -> list[str]:
     return [f"Of pipeline stage {network.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
 
 
-def _traffic(target: Console, setup: NetworkCase, network: Network) -> None:
+def _traffic(target: Paper, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("axis"),
         Column("what", wrap=True),
@@ -250,7 +245,7 @@ def _calls(row: Traffic) -> str:
     return f"{row.calls_per_step / each:,g} x {each:,g}" if each else f"{row.calls_per_step:,g}"
 
 
-def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
+def _what_if(target: Paper, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("with"),
         Column("step", "right"),
@@ -278,7 +273,7 @@ def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
     draw(target, columns, rows, "What if the cluster were different", [0])
 
 
-def compare(sweep: SideBySide, target: Console, *, brief: bool = False) -> None:
+def compare(sweep: SideBySide, target: Paper, *, brief: bool = False) -> None:
     """Write networks side by side, a line for each cell of a sweep: what each axis sends, and what the tightest needs."""
     axes, rows = sweep.axes, sweep.cells
     target.print(sweep.command, style="bold", soft_wrap=True)
@@ -312,7 +307,7 @@ def compare(sweep: SideBySide, target: Console, *, brief: bool = False) -> None:
     points(target, [f"cannot tell: {error}" for error in wrong])
 
 
-def _limits(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:
+def _limits(target: Paper, given: Setup, setup: NetworkCase, network: Network) -> None:
     heading(target, "What these links allow")
     layout, lines = given.layout, []
     best = largest_tp(setup)

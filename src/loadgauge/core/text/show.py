@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.text.rows import print_csv
 from loadgauge.core.text.table import Markdown, console, document
 
 
@@ -47,6 +46,8 @@ def show(answer: Answer, how: How) -> int:
     if how.json:
         document(shown.to_dict())
     elif how.csv:
+        from loadgauge.core.text.rows import print_csv  # with the sweeps
+
         rows = shown.table_rows or [
             {**entry.keys, "value": entry.value, "unit": entry.unit} for entry in shown.ledger()
         ]

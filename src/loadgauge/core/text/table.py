@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+Paper: TypeAlias = "Console | Markdown"
+"""What a text is written on."""
 GLUE = "\0"
 NARROWEST = 40
 """Columns for which text is laid out where the terminal is narrower still."""
@@ -120,7 +122,7 @@ def _escaped_signs(text: str) -> str:
     return re.sub(r"([*_`])", r"\\\1", text).replace("<", "&lt;").replace("\n", " ")
 
 
-def draw_lines(target: Console | Markdown, lines: Iterable[Text]) -> None:
+def draw_lines(target: Paper, lines: Iterable[Text]) -> None:
     """Print lines of text one below the other, each wrapped where the terminal ends."""
     for line in lines:
         line.plain = printable(line.plain)
@@ -134,7 +136,7 @@ def room() -> int | None:
 
 
 def draw(
-    target: Console | Markdown,
+    target: Paper,
     columns: Sequence[Column],
     rows: Iterable[Sequence[str]],
     title: str = "",
@@ -286,7 +288,7 @@ def _align(text: str, column: Column, width: int) -> str:
     return blanks + text if column.align == "right" else text + blanks
 
 
-def _print_line(target: Console, cells: Sequence[str], styles: Sequence[str], between: str, bold: bool = False) -> None:
+def _print_line(target: Paper, cells: Sequence[str], styles: Sequence[str], between: str, bold: bool = False) -> None:
     """Prints a line of a table, however wide; to a file, without styles and without blanks at its end."""
     if not target.is_terminal:
         target.file.write(f"{between.join(cells).rstrip()}\n")
@@ -300,13 +302,13 @@ def _print_line(target: Console, cells: Sequence[str], styles: Sequence[str], be
     target.print(line, soft_wrap=True)
 
 
-def heading(target: Console | Markdown, text: str) -> None:
+def heading(target: Paper, text: str) -> None:
     """Print a heading after an empty line."""
     target.print()
     points(target, [text], "", "heading" if isinstance(target, Markdown) else "bold")
 
 
-def points(target: Console | Markdown, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
+def points(target: Paper, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
     """Print a list, wrapped and indented; a mark of "" gives paragraphs. `GLUE` is a non-breaking space."""
     import textwrap
 
@@ -326,7 +328,13 @@ def points(target: Console | Markdown, lines: Iterable[str], mark: str = "- ", s
             target.print(part.replace(GLUE, " "), soft_wrap=True, style=style)
 
 
-def bar(target: Console, share: float, width: int = 10) -> str:
+def show_command(target: Paper, command: str, title: str = "To reproduce it:") -> None:
+    """Print a command line unwrapped, on a line of its own, so that it can be copied whole."""
+    target.print(title)
+    target.print(f"  {command}", soft_wrap=True)
+
+
+def bar(target: Paper, share: float, width: int = 10) -> str:
     """Return a horizontal bar for a share between 0 and 1, `width` characters at 1."""
     if "utf" not in target.encoding.lower():
         return "#" * round(max(0.0, min(1.0, share)) * width)

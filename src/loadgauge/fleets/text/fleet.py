@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -18,16 +18,13 @@ from loadgauge.core.plan.request import PlanRequest, fleet_options
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
 from loadgauge.core.text.plan.progress import clear, say
-from loadgauge.core.text.table import Column, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.core.text.verdict import question_words
 from loadgauge.fleets.fleet import NOT_COUNTED, Fleet, Options, fleet
 from loadgauge.fleets.layouts import chosen, most_goodput
 from loadgauge.fleets.text import fleet_sites
 from loadgauge.fleets.text.fleet_reasons import reason
 from loadgauge.fleets.what_if import FEW, Change, best_interval, best_spares, changed, most_oversubscription
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SLACK = 0.01
 """How much more time the most oversubscription, or the most sites, may take."""
@@ -90,7 +87,7 @@ def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Simulated:
     )
 
 
-def write(answer: Simulated, target: Console, *, brief: bool = False) -> None:
+def write(answer: Simulated, target: Paper, *, brief: bool = False) -> None:
     """Write a simulated run; brief: the verdict, what is lost, and the next step"""
     found = answer.found
     changes = list(changed(found))
@@ -118,7 +115,7 @@ def verdict(found: Fleet) -> str:
     )
 
 
-def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) -> None:
+def _verdict(target: Paper, found: Fleet, said: str, changes: list[Change]) -> None:
     from rich.text import Text
 
     line = Text(verdict(found))
@@ -161,7 +158,7 @@ def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) ->
     points(target, lines, "")
 
 
-def _where(target: Console, found: Fleet) -> None:
+def _where(target: Paper, found: Fleet) -> None:
     names = found.names
     hours = float(found.outcome.seconds.mean()) / HOUR * found.gpus
     rows = [[name, f"{share:.2%}", count(share * hours)] for name, share in names.items() if share > 5e-6]
@@ -170,7 +167,7 @@ def _where(target: Console, found: Fleet) -> None:
     draw(target, columns, rows, f"Where the time goes (mean of {found.options.runs:,} runs)", [len(rows) - 1])
 
 
-def _tiers(target: Console, found: Fleet) -> None:
+def _tiers(target: Paper, found: Fleet) -> None:
     if not found.load:
         return
     columns = [
@@ -197,7 +194,7 @@ def _tiers(target: Console, found: Fleet) -> None:
     draw(target, columns, rows, "How busy a GPU's share of each tier is in a step")
 
 
-def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
+def _what_if(target: Paper, found: Fleet, changes: list[Change]) -> None:
     columns = [
         Column("with"),
         Column("days", "right"),
@@ -238,7 +235,7 @@ class Sought(Answer, frozen=True, kw_only=True):
         return self.plain | {"assumed": self.assumed}
 
 
-def write_sought(answer: Sought, target: Console, *, brief: bool = False) -> None:
+def write_sought(answer: Sought, target: Paper, *, brief: bool = False) -> None:
     """Write the answer to an inverse question; brief: without what was tried"""
     target.print(answer.head, style="bold", soft_wrap=True)
     points(target, [answer.said], "")

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -17,13 +17,10 @@ from loadgauge.core.base.hooks import Door
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.plan.space.grid import Cell, Row, key, run
 from loadgauge.core.text.plan.progress import clear, progress
-from loadgauge.core.text.table import Column, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.fleets.fleet import Options, fleet
 from loadgauge.fleets.layouts import chosen
 from loadgauge.fleets.queue import Packed, Want, pack, read_jobs
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 MORE = (1.0, 1.1, 1.25, 1.5)
 """Times the fleet."""
@@ -55,7 +52,7 @@ def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, 
     return Queue(packed=pack(wants, size), grown=[pack(wants, int(size * factor)) for factor in MORE])
 
 
-def write(answer: Queue, target: Console, *, brief: bool = False) -> None:
+def write(answer: Queue, target: Paper, *, brief: bool = False) -> None:
     """Write when each run has its GPUs; brief: the whole queue in a line, and what a tenth more GPUs bring"""
     packed, grown = answer.packed, answer.grown
     target.print(
@@ -206,7 +203,7 @@ class Fleets(Answer, frozen=True, kw_only=True):
         return {"cells": self.cells}
 
 
-def write_sweep(answer: Fleets, target: Console, *, brief: bool = False) -> None:
+def write_sweep(answer: Fleets, target: Paper, *, brief: bool = False) -> None:
     """Write fleets side by side."""
     columns = [
         *(Column(name.replace("_", "-")) for name in answer.axes),

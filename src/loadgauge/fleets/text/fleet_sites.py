@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -12,11 +12,8 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import DAY
 from loadgauge.core.text.estimate.setup import layout_words
-from loadgauge.core.text.table import Column, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.fleets.sites import Across, Local, Sites, across, local, most
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 NOT_COUNTED = (
     "what local steps, fewer bits, sparse or stale changes and unequal steps do to the loss: it is not modelled",
@@ -108,7 +105,7 @@ def split(result: Estimate, given: dict[str, Any], said: str, job: Job, assumed:
     )
 
 
-def write(answer: Split, target: Console, *, brief: bool = False) -> None:
+def write(answer: Split, target: Paper, *, brief: bool = False) -> None:
     """Write what the sites take."""
     found, said, tokens, price = answer.found, answer.said, answer.tokens, answer.price
     asked, days, hours, others = found.sites, answer.days, answer.hours, answer.others
@@ -169,7 +166,7 @@ def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: d
     return MostSites(best=best, tried=list(tried), slack=slack, assumed=assumed, not_counted=NOT_COUNTED)
 
 
-def write_most(answer: MostSites, target: Console, *, brief: bool = False) -> None:
+def write_most(answer: MostSites, target: Paper, *, brief: bool = False) -> None:
     """Write the most sites; brief: without what was tried"""
     best, tried, slack = answer.best, answer.tried, answer.slack
     plural = "s" if best > 1 else ""

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
@@ -14,13 +14,10 @@ from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import in_gib
 from loadgauge.core.base.units import seconds as duration
 from loadgauge.core.plan.space.grid import DEATHS, Row, run
-from loadgauge.core.text.table import Column, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.sheets.sweep.cells import cells, columns, lost, work
 from loadgauge.sheets.sweep.results import Results
 from loadgauge.sheets.sweep.workers import Interrupt, OnRay, Processes, processors
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 MOST_ROWS, MOST_REASONS, MOST_CELLS = 40, 12, 200
 INPUTS = ("gpu", "nic_bandwidth", "link_bandwidth", "seq_len", "global_batch", "precision", "framework", "optimizer")
@@ -137,7 +134,7 @@ class Cells(Answer, frozen=True, kw_only=True):
         }
 
 
-def write(answer: Cells, target: Console, *, brief: bool = False) -> None:
+def write(answer: Cells, target: Paper, *, brief: bool = False) -> None:
     """Write the results of a sweep; brief: without every cell"""
     rows, counts, best = answer.rows, answer.counts, leaders(answer.rows)
     output, resumed, others, lost, seconds = answer.output, answer.resumed, answer.others, answer.lost, answer.seconds
@@ -191,7 +188,7 @@ def _score(row: Row) -> tuple[float, float]:
     return speed, 0.0
 
 
-def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
+def _table(target: Paper, rows: Sequence[Row], best: Sequence[Row]) -> None:
     varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
     prices = any(row.get("cost_per_billion_tokens") is not None for row in best)
     columns = [
@@ -228,7 +225,7 @@ def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
         points(target, [f"and {len(best) - MOST_ROWS:,} more"], "", style="dim")
 
 
-def _every(target: Console, rows: Sequence[Row]) -> None:
+def _every(target: Paper, rows: Sequence[Row]) -> None:
     """Every cell on a line: what is varied in it, and its best layout or what became of it."""
     varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
     columns = [
@@ -256,7 +253,7 @@ def _shown(value: Any) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _reasons(target: Console, rows: Sequence[Row], title: str, whole: int) -> None:
+def _reasons(target: Paper, rows: Sequence[Row], title: str, whole: int) -> None:
     """Cells without a layout, those with the same reason together."""
     if not rows:
         return

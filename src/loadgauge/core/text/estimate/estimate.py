@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
 from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.base.errors import Error
@@ -14,14 +13,13 @@ from loadgauge.core.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.plan.advise.assumptions import assumptions
 from loadgauge.core.resolve.large_runs import MANY
-from loadgauge.core.resolve.reproduce import show_command
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup, worst_routing
 from loadgauge.core.text.estimate import brief as short
 from loadgauge.core.text.estimate.padding import padding
 from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
 from loadgauge.core.text.estimate.step_time import headline, timing
-from loadgauge.core.text.table import Column, bar, console, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, bar, console, draw, heading, points, show_command
 from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
@@ -35,9 +33,6 @@ from loadgauge.core.text.verdict import (
     verdict_words,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 TITLES = {
     "fits": "Changes that make it fit (each one estimated)",
     "tight": "No change tried makes it fit for certain; the closest",
@@ -47,7 +42,7 @@ TITLES = {
 """Head of the table of changes, by the verdict of the best."""
 
 
-def write(answer: Estimated, target: Console, *, brief: bool = False) -> None:
+def write(answer: Estimated, target: Paper, *, brief: bool = False) -> None:
     """Write an estimate, whole or in ten lines."""
     if brief:
         short.brief(answer.given, answer.result, answer.counter, target)
@@ -55,7 +50,7 @@ def write(answer: Estimated, target: Console, *, brief: bool = False) -> None:
         report(answer.given, answer.result, target, answer.counter)
 
 
-def report(given: Setup, result: Estimate, target: Console, counter: Counter | None = None) -> None:
+def report(given: Setup, result: Estimate, target: Paper, counter: Counter | None = None) -> None:
     """Write the whole estimate. counter: one whose reading is asked for"""
     _verdict(target, given, result, counter)
     if result.memory.fits is False and not (result.memory.question and result.memory.question.endless):
@@ -79,7 +74,7 @@ def report(given: Setup, result: Estimate, target: Console, counter: Counter | N
     points(target, _left_out(result))
 
 
-def _neither_said(target: Console, setup: Setup) -> None:
+def _neither_said(target: Paper, setup: Setup) -> None:
     """Print what each micro-batch of a large run takes by recomputation, where neither is said."""
     job = setup.job
     told = setup.file or job.micro_batch or job.recompute or setup.lengths or job.adapts or job.task
@@ -122,7 +117,7 @@ def verdict(result: Estimate) -> str:
     return f"{head}{where}, 80 % range {spread}"
 
 
-def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter | None) -> None:
+def _verdict(target: Paper, given: Setup, result: Estimate, counter: Counter | None) -> None:
     from rich.text import Text
 
     memory, layout = result.memory, result.layout
@@ -169,7 +164,7 @@ def _counters(memory: Memory, counter: Counter | None) -> str:
     return f"Counters at the peak: {', '.join(f'{name} {value}' for name, value in shown_by.items())} GiB (usual)."
 
 
-def _lengths(target: Console, given: Setup) -> None:
+def _lengths(target: Paper, given: Setup) -> None:
     """With ragged sequences: which micro-batch is shown, and the worst case."""
     worst = given.worst_case()
     if worst is None or given.lengths is None:
@@ -191,7 +186,7 @@ def _lengths(target: Console, given: Setup) -> None:
     )
 
 
-def _routing(target: Console, given: Setup, result: Estimate) -> None:
+def _routing(target: Paper, given: Setup, result: Estimate) -> None:
     """With experts over several ranks: which routing is assumed, and the worst case."""
     worst = worst_routing(given, result)
     if worst is None:
@@ -205,7 +200,7 @@ def _routing(target: Console, given: Setup, result: Estimate) -> None:
     points(target, [line], "", style=STYLES.get(memory.verdict, ""))
 
 
-def _advice(target: Console, given: Setup, result: Estimate) -> None:
+def _advice(target: Paper, given: Setup, result: Estimate) -> None:
     memory = result.memory
     from loadgauge.core.plan.advise.advice import advice  # only where it does not fit
 
@@ -237,7 +232,7 @@ def _advice(target: Console, given: Setup, result: Estimate) -> None:
     show_command(target, changes[0].command, "To reproduce the first line:")
 
 
-def _parts(target: Console, result: Estimate) -> None:
+def _parts(target: Paper, result: Estimate) -> None:
     """Every part at the peak moment, and at the moment at which it is itself largest."""
     memory = result.memory
     what = _meaning(result)
@@ -320,7 +315,7 @@ def _meaning(result: Estimate) -> dict[str, str]:
     }
 
 
-def _moments(target: Console, result: Estimate) -> None:
+def _moments(target: Paper, result: Estimate) -> None:
     """Every moment of the worst rank; parts that never change are left to the table above."""
     memory = result.memory
     moving = [part for part in PARTS if len({moment.parts[part] for moment in memory.moments}) > 1]
@@ -341,7 +336,7 @@ def _moments(target: Console, result: Estimate) -> None:
     draw(target, columns, rows, "Through one step, in GiB", [memory.peak])
 
 
-def _stages(target: Console, result: Estimate) -> None:
+def _stages(target: Paper, result: Estimate) -> None:
     stages = result.memory.stages
     if len(stages) < 2:
         return
@@ -352,7 +347,7 @@ def _stages(target: Console, result: Estimate) -> None:
     points(target, ["  ".join(shown)], "")
 
 
-def _work(target: Console, result: Estimate) -> None:
+def _work(target: Paper, result: Estimate) -> None:
     layout, work = result.layout, result.flops
     parts = parameters(result.model)
     tokens = layout.global_batch * layout.seq_len

@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from loadgauge.core.answers.estimate import Swept
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.base.errors import NO, ConfigError
+from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import in_gib, seconds
+from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.plan.space.estimates import CANNOT_TELL
+from loadgauge.core.plan.space.estimates import columns as columns_of
 from loadgauge.core.plan.space.grid import Row
-from loadgauge.core.text.table import Column, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.core.text.verdict import WORDS
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SHORT = {"fits": "", "unknown": "", "depends": " depends", "tight": " tight", "does not fit": " NO"}
 """What stands behind the memory of a cell in a grid."""
 
 
-def write(answer: Swept, target: Console, *, brief: bool = False) -> None:
+class Swept(Answer, frozen=True, kw_only=True):
+    """A sweep of estimates. output: the file that has every column, if any; `command` is without what is swept"""
+
+    FORM: ClassVar[str] = "estimate.sweep"
+    WRITER: ClassVar[str] = "loadgauge.core.text.estimate.estimates:write"
+    cells: list[Row]
+    axes: Mapping[str, Sequence[Any]]
+    output: str | None = None
+
+    @classmethod
+    def of(cls, cells: list[Row], *, allow_tight: bool = False, **more: Any) -> Swept:
+        """Return the answer that cells are; its code is 0 where one of them fits."""
+        outcomes = {row["outcome"] for row in cells} - {CANNOT_TELL}
+        code = min((exit_code(word, allow_tight=allow_tight) for word in outcomes), default=NO)
+        failed = "" if outcomes else f"no cell of the sweep is a run: {cells[0]['error']}"
+        return cls(cells=cells, code=code, failed=failed, **more)
+
+    @property
+    def table_rows(self) -> Sequence[Row]:
+        return [{name: row.get(name) for name in columns_of(list(self.axes))} for row in self.cells]
+
+    def plot(self, file: Path, figure: str) -> None:
+        if figure != "all":
+            raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
+        need("FIGURES").plot_sweep(self.cells, self.axes, file, self.command)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"axes": self.axes, "cells": self.cells}
+
+
+def write(answer: Swept, target: Paper, *, brief: bool = False) -> None:
     """Write the cells of a sweep; brief: how many fit"""
     rows, axes = answer.cells, answer.axes
     target.print(answer.command, style="bold", soft_wrap=True)
@@ -66,7 +98,7 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(rows):,} cell{'s' if len(rows) != 1 else ''}: {text}."
 
 
-def _cells(target: Console, rows: Sequence[Row], axes: Sequence[str]) -> None:
+def _cells(target: Paper, rows: Sequence[Row], axes: Sequence[str]) -> None:
     timed = any(row.get("step") is not None for row in rows)
     priced = any(row.get("days") is not None for row in rows)
     known = any(row.get("memory_capacity") is not None for row in rows)
@@ -106,7 +138,7 @@ def _cells(target: Console, rows: Sequence[Row], axes: Sequence[str]) -> None:
     draw(target, columns, lines)
 
 
-def _grid(target: Console, rows: Sequence[Row], axes: Mapping[str, Sequence[Any]]) -> None:
+def _grid(target: Paper, rows: Sequence[Row], axes: Mapping[str, Sequence[Any]]) -> None:
     """Memory by the two swept fields, in GiB."""
     (down, ups), (across, steps) = axes.items()
     cells = {(row[down], row[across]): row for row in rows}

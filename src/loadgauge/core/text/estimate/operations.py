@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from loadgauge.core.answers.estimate import Tabled
-from loadgauge.core.text.table import Column, draw, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import Column, Paper, draw, points
 
 HEADS = {
     "input_gradient": "backward (inputs)", "weight_gradient": "backward (weights)", "forward": "forward",
@@ -20,7 +15,7 @@ LAST = {"kind": 1, "moved": 2, "sent": 1, "products": 3, "shards": 1, "trainable
 """Columns that are left out first where a terminal is narrow."""
 
 
-def write(answer: Tabled, target: Console, *, brief: bool = False) -> None:
+def write(answer: Tabled, target: Paper, *, brief: bool = False) -> None:
     """Write a table: its rows, their sum over the stage, and what the columns are; brief: the sum alone."""
     table = answer.table
     target.print(table.of, style="bold", soft_wrap=True)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from loadgauge.core.answers.why.reason import Line, Reason, Rows
 from loadgauge.core.base.units import count, flops, gib, seconds
-from loadgauge.core.text.table import Column, draw, heading, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 
 
-def write(reason: Reason, target: Console, *, brief: bool = False) -> None:
+def write(reason: Reason, target: Paper, *, brief: bool = False) -> None:
     """Write a reason: the value, each formula in letters and in numbers, what it is summed from, notes and sources."""
     from rich.text import Text
 
@@ -41,7 +37,7 @@ def _column(name: str, cells: Sequence[str | float]) -> Column:
     return Column(name, "left" if words else "right", wrap=words)
 
 
-def _line(target: Console, line: Line) -> None:
+def _line(target: Paper, line: Line) -> None:
     heading(target, line.what[:1].upper() + line.what[1:])
     # Formulas are never broken into lines: they are there to be copied.
     for mark, text in (("", line.letters), ("= ", line.numbers)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -19,17 +19,14 @@ from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tok
 from loadgauge.core.plan.request import PlanRequest, models_named
 from loadgauge.core.plan.request import cases as planned_cases
 from loadgauge.core.plan.search import Case
-from loadgauge.core.resolve.reproduce import completer, documented, layout_flags, show_command
+from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
 from loadgauge.core.resolve.resolve import asks_for_files
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import layout_words
 from loadgauge.core.text.plan.plan import assumptions, table
 from loadgauge.core.text.plan.progress import clear, say
-from loadgauge.core.text.table import Column, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points, show_command
 from loadgauge.core.text.verdict import question_words
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SHARE = 0.1
 """Default of the largest share of the step for exposed communication."""
@@ -160,7 +157,7 @@ def _point(best: Estimate) -> dict[str, Any]:
     }
 
 
-def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
+def _curve(target: Paper, curve: tuple[Estimate, ...]) -> None:
     """Memory and speed against the micro-batch."""
     columns = [
         Column("micro-batch", "right"),
@@ -214,7 +211,7 @@ def _by_date(request: PlanRequest, case: Case) -> tuple[list[inverse.Answer], tu
     return [found.answer], found.beside
 
 
-def _beside(target: Console, sizes: tuple[Sized, ...], chosen: int) -> None:
+def _beside(target: Paper, sizes: tuple[Sized, ...], chosen: int) -> None:
     """Days on the sizes beside the answer."""
     columns = [
         Column("GPUs", "right"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -24,17 +24,14 @@ from loadgauge.core.plan.request import PlanRequest, file_estimate
 from loadgauge.core.plan.request import cases as planned_cases
 from loadgauge.core.plan.search import Case, Objective, SearchResult, carried, cost_per_billion_tokens, search
 from loadgauge.core.plan.space.axis_values import out_of_reach, space_for
-from loadgauge.core.resolve.reproduce import completer, documented, layout_flags, show_command
+from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.estimate.step_time import LANES
 from loadgauge.core.text.plan.progress import clear, progress, say
-from loadgauge.core.text.table import Column, console, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, console, draw, heading, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 CLOSE = 1e-4
 """Relative difference below which two step times count as equal."""
@@ -189,7 +186,7 @@ def _documents(changes: Sequence[Replanned], complete: Callable[[Estimate], Job]
 
 
 def show(
-    target: Console,
+    target: Paper,
     plan: Plan,
     changes: Sequence[Replanned] = (),
     refused: Sequence[str] = (),
@@ -235,7 +232,7 @@ def show(
     assumptions(target, plan.setup)
 
 
-def assumptions(target: Console, setup: Setup) -> None:
+def assumptions(target: Paper, setup: Setup) -> None:
     """Print the assumptions, and how a job file was read."""
     print_assumed(target, setup.assumed)
     if setup.file:
@@ -286,7 +283,7 @@ def _of_file(own: Estimate, best: Estimate) -> str:
 
 
 def table(
-    target: Console, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
+    target: Paper, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
 ) -> None:
     """Print layouts, one per row, without axes that none uses; a narrow terminal drops the columns in `LEAST`."""
     every = [result.layout for result in results]
@@ -404,7 +401,7 @@ def _why_not(plan: Plan) -> list[str]:
     return [f"the best of them, {layout_flags(other)}: {compare(result.layouts[0], other, result.objective)}"]
 
 
-def change_table(target: Console, changes: Sequence[Replanned], title: str) -> None:
+def change_table(target: Paper, changes: Sequence[Replanned], title: str) -> None:
     """Print changes of a job, one per row."""
     compared = any(change.speed is not None for change in changes)
     columns = [

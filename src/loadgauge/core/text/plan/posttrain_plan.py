@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.post_training import RunOfTask, answered, time_document
@@ -13,11 +13,8 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan.posttrain import Choice, Found, Space, find_value, plan_task
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
-from loadgauge.core.text.table import Column, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.core.text.verdict import WORDS
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 MOST_GPUS = 2**16
 FOUND = {
@@ -66,7 +63,7 @@ def planned(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = No
     )
 
 
-def write(answer: OfTask, target: Console, *, brief: bool = False) -> None:
+def write(answer: OfTask, target: Paper, *, brief: bool = False) -> None:
     """Write the plan; brief: the best run alone."""
     found = answer.found
     if answer.value is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.serving import Served
@@ -11,10 +11,7 @@ from loadgauge.core.base.verdict import needs
 from loadgauge.core.plan.serving import Choice, Plan, Sought
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, draw, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import Column, Paper, draw, points
 
 SAYS = {
     None: "answers most", "seq-len": "holds the longest context", "batch": "holds the most requests at a time",
@@ -40,7 +37,7 @@ class Server(Answer, frozen=True, kw_only=True):
         return document(self.plan)
 
 
-def write(answer: Server, target: Console, *, brief: bool = False) -> None:
+def write(answer: Server, target: Paper, *, brief: bool = False) -> None:
     """Write the best choice with its command, the next ones, and those between tokens a GPU and tokens a user."""
     plan, sought, top = answer.plan, answer.sought, answer.top
     if not plan.choices:
@@ -90,7 +87,7 @@ def _words(row: Choice, *, batch: bool = True) -> str:
     return " ".join([*degrees, *([f"--batch {asked.batch}"] if batch else [])]) or "one GPU a replica"
 
 
-def _table(target: Console, title: str, rows: list[Choice]) -> None:
+def _table(target: Paper, title: str, rows: list[Choice]) -> None:
     cells = [
         [
             str(row.answer.gpus), *(str(getattr(row.answer.asked, name)) for name in AXES_OF), str(row.answer.asked.replicas),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from loadgauge.core.answers.post_training import RunOfTask
 from loadgauge.core.base.units import gib, in_gib
@@ -13,14 +12,11 @@ from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.post_training.posttrain_time import headline
 from loadgauge.core.text.post_training.posttrain_time import write as report_time
-from loadgauge.core.text.table import Column, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.core.text.verdict import WORDS, host_words, left_out_words, unread_words, verdict_words
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-
-def write(answer: RunOfTask, target: Console, *, brief: bool = False) -> None:
+def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
     """Write the answer; brief: the verdict, the run, the largest parts of the fullest phase, the step, the remedy"""
     run, memory = answer.run, answer.memory
     worst, asked = memory.worst, memory.question
@@ -28,7 +24,7 @@ def write(answer: RunOfTask, target: Console, *, brief: bool = False) -> None:
         *unread_words(answer.unread), *([] if asked is None else [f"{asked.words()}."]),
         *left_out_words(run.trained.model, run.trained.training.precision.weight),
     ]  # fmt: skip
-    lines, next_steps = _lines(run, memory), _next(memory, answer.remedies)
+    lines, next_steps = _lines(run, memory), _next(memory, answer.alternatives())
     took = headline(answer.time, answer.untimed)
     if brief:
         first = [*head, f"{lines[0]} Fullest in {worst.name}."]
@@ -110,6 +106,6 @@ def _next(memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]]) -> lis
     ]
 
 
-def _parts(target: Console, phase: PhaseMemory) -> None:
+def _parts(target: Paper, phase: PhaseMemory) -> None:
     rows = [[one.role, one.part, in_gib(one.nbytes)] for one in sorted(phase.residents, key=lambda one: -one.nbytes)]
     draw(target, [Column("role"), Column("what"), Column("GiB", "right")], rows, f"Where it goes in {phase.name}")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import StepTime
-from loadgauge.core.text.table import Column, draw, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import Column, Paper, draw, points
 
 
 def headline(time: StepTime | None, untimed: str) -> list[str]:
@@ -23,7 +18,7 @@ def headline(time: StepTime | None, untimed: str) -> list[str]:
     ]
 
 
-def write(target: Console, run: Run, time: StepTime | None, job: Job) -> None:
+def write(target: Paper, run: Run, time: StepTime | None, job: Job) -> None:
     """Write the time of a step, where there is one."""
     if time is None:
         return
