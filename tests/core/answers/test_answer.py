@@ -126,9 +126,9 @@ def test_parts_are_pivots_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None
         ("estimate gpt2 --json --csv", "--json and --csv exclude one another"),
         ("network llama-3.1-8b --gpu h100 --gpus 16 --csv --brief", "--csv and --brief exclude one another"),
         ("network llama-3.1-8b --gpu h100 --gpus 16 --plot a.svg", "no figure"),
-        ("estimate gpt2 --sweep micro-batch=1,2 --explain mfu", "does not explain"),
-        ("estimate gpt2 --explain kv", "does not explain"),
-        (f"{PLAN} --explain kv", "does not explain"),
+        ("estimate gpt2 --sweep micro-batch=1,2 --explain mfu", "is not explained here"),
+        ("estimate gpt2 --explain kv", "is not explained here"),
+        (f"{PLAN} --explain kv", "is not explained here"),
     ],
 )
 def test_what_an_answer_has_not_is_said(line: str, said: str) -> None:

@@ -93,8 +93,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def why(self, topic: str) -> Answer:
         """Explain a number. Raises `ConfigError` for one that the answer does not explain."""
-        known = f"what can be explained: {', '.join(self.TOPICS)}" if self.TOPICS else "it has no --explain"
-        raise ConfigError(f"this answer does not explain {topic!r} ({known})", key="explain")
+        raise ConfigError(
+            f"{topic!r} is not explained here (known: {', '.join(self.TOPICS) or 'nothing'})", key="explain"
+        )
 
     def plot(self, file: Path, figure: str) -> None:
         """Draw the answer to a file. Raises `ConfigError` where it has no figure."""

@@ -10,7 +10,7 @@ from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkC
 from loadgauge.core.estimate.time.traffic import Traffic
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, first_line, heading, points
 
 NAMES = {"inner": "node", "outer": "network"}
 """The links, in a table."""
@@ -71,12 +71,8 @@ def verdict(network: Network) -> tuple[str, str, str]:
 
 
 def _verdict(target: Paper, given: Setup, setup: NetworkCase, network: Network) -> None:
-    from rich.text import Text
-
     word, style, rest = verdict(network)
-    line = Text(f"{word}  {rest}")
-    line.stylize(style, 0, len(word))
-    target.print(line, soft_wrap=True)
+    first_line(target, f"{word}  {rest}", word, style)
     layout, fabric, efficiencies = given.layout, setup.fabric, setup.machine.efficiencies
     assert given.gpu is not None
     shape = layout_words(layout, ("replicas",))

@@ -334,6 +334,15 @@ def show_command(target: Paper, command: str, title: str = "To reproduce it:") -
     target.print(f"  {command}", soft_wrap=True)
 
 
+def first_line(target: Paper, line: str, word: str, style: str) -> None:
+    """Print the first line of an answer on one line, the word that it begins with in a style."""
+    from rich.text import Text
+
+    text = Text(line)
+    text.stylize(style, 0, len(word))
+    target.print(text, soft_wrap=True)
+
+
 def bar(target: Paper, share: float, width: int = 10) -> str:
     """Return a horizontal bar for a share between 0 and 1, `width` characters at 1."""
     if "utf" not in target.encoding.lower():

@@ -18,7 +18,7 @@ from loadgauge.core.plan.request import PlanRequest, fleet_options
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
 from loadgauge.core.text.plan.progress import clear, say
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, first_line, heading, points
 from loadgauge.core.text.verdict import question_words
 from loadgauge.fleets.fleet import NOT_COUNTED, Fleet, Options, fleet
 from loadgauge.fleets.layouts import chosen, most_goodput
@@ -116,11 +116,8 @@ def verdict(found: Fleet) -> str:
 
 
 def _verdict(target: Paper, found: Fleet, said: str, changes: list[Change]) -> None:
-    from rich.text import Text
-
-    line = Text(verdict(found))
-    line.stylize("bold", 0, line.plain.index("  "))
-    target.print(line, soft_wrap=True)
+    line = verdict(found)
+    first_line(target, line, line.partition("  ")[0], "bold")
     run, layout = found.run, found.estimate.layout
     steps = found.tokens / (found.tokens / run.work * found.step)
     lines = [f"{said} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]

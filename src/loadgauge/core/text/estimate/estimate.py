@@ -19,7 +19,7 @@ from loadgauge.core.text.estimate import brief as short
 from loadgauge.core.text.estimate.padding import padding
 from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
 from loadgauge.core.text.estimate.step_time import headline, timing
-from loadgauge.core.text.table import Column, Paper, bar, console, draw, heading, points, show_command
+from loadgauge.core.text.table import Column, Paper, bar, console, draw, first_line, heading, points, show_command
 from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
@@ -118,13 +118,8 @@ def verdict(result: Estimate) -> str:
 
 
 def _verdict(target: Paper, given: Setup, result: Estimate, counter: Counter | None) -> None:
-    from rich.text import Text
-
     memory, layout = result.memory, result.layout
-    word, style = WORDS[memory.verdict]
-    line = Text(verdict(result))
-    line.stylize(style, 0, len(word))
-    target.print(line, soft_wrap=True)
+    first_line(target, verdict(result), *WORDS[memory.verdict])
     card = "GPU" if given.gpu is None else given.gpu.name
     batch = batch_words(result.model, layout.global_batch, layout.seq_len, bool(given.lengths))
     lines = [
