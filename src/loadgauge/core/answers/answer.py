@@ -60,20 +60,24 @@ class Pivot(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a question. Each kind of answer says what it has; the rest has these defaults.
+    """The answer to a question. Kinds of answers that explain or compute more are subclasses.
 
-    FORM: name of the document's shape (`loadgauge schema`); WRITER: address of the function that writes it on paper,
-    `write(answer, paper, brief=...)`; TOPICS: what `why` explains; TABLES: tables of the ledger
+    TOPICS: what `why` explains; TABLES: tables of the ledger
 
+    form: name of the document's shape (`loadgauge schema`); writer: address of the function that writes it on paper,
+    `write(answer, paper, brief=...)`; shown: what that writes; document: that of `--json`; table: rows of an answer that is one
     verdict: in a word, empty where the question has none; code: exit code of the command; assumed: flags that were not given,
     with their values; unread: keys of a job file that are not counted; not_counted: lines on what the numbers leave out;
     command: the command line that reproduces it; failed: why there is no answer in what is printed
     """
 
-    FORM: ClassVar[str] = ""
-    WRITER: ClassVar[str] = ""
     TOPICS: ClassVar[tuple[str, ...]] = ()
     TABLES: ClassVar[tuple[Pivot, ...]] = ()
+    form: str = ""
+    writer: str = ""
+    shown: Any = None
+    document: dict[str, Any] = {}
+    table: Sequence[Mapping[str, Any]] = ()
     verdict: str = ""
     code: int = YES
     assumed: Mapping[str, str] = {}
@@ -81,11 +85,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     not_counted: Sequence[str] = ()
     command: str = ""
     failed: str = ""
-
-    @property
-    def table_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Rows of an answer that is one table; the ledger is its CSV where there are none."""
-        return ()
 
     def alternatives(self) -> Iterable[tuple[str, Any]]:
         """Return changes that were tried, as flags, with what each gives: the next steps."""
@@ -103,11 +102,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `--json`."""
-        raise NotImplementedError
+        return self.document
 
     def text(self, paper: Any, *, brief: bool = False) -> None:
         """Write the answer on paper (`core.text.table`), whole or in ten lines."""
-        load(self.WRITER)(self, paper, brief=brief)
+        load(self.writer)(self, paper, brief=brief)
 
     def follow(self) -> Answer | None:
         """Return what is shown after the text, such as the answer to a question that was asked on a terminal."""
@@ -121,7 +120,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         's'
         """
         shapes = _definitions()
-        return tuple(_entries(json.loads(msgspec.json.encode(self.to_dict())), [shapes[self.FORM]], "", {}))
+        return tuple(_entries(json.loads(msgspec.json.encode(self.to_dict())), [shapes[self.form]], "", {}))
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from loadgauge.core.base.verdict import exit_code, host_holds, needs
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate, When
-from loadgauge.core.estimate.tables import Table
 from loadgauge.core.plan.advise.assumptions import assumptions
 from loadgauge.core.resolve.setup import Setup, worst_routing
 
@@ -27,8 +26,8 @@ class Estimated(Answer, frozen=True, kw_only=True):
     """An estimate of a job. counter: one whose reading is asked for; at: the moment at which parts of the memory are explained;
     next: what is shown after its text"""
 
-    FORM: ClassVar[str] = "estimate.train"
-    WRITER: ClassVar[str] = "loadgauge.core.text.estimate.estimate:write"
+    form: str = "estimate.train"
+    writer: str = "loadgauge.core.text.estimate.estimate:write"
     TOPICS: ClassVar[tuple[str, ...]] = (*PARTS, *TOPICS)
     TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Through one step", "memory.moments.parts", "name", "parts"),)
     given: Setup
@@ -68,7 +67,7 @@ class Estimated(Answer, frozen=True, kw_only=True):
         else:
             return super().why(topic)
         document = estimate_document(self.given, self.result) | {"explain": plain}
-        return OfEstimate(**msgspec.structs.asdict(found), document=document)
+        return OfEstimate(**msgspec.structs.asdict(found) | {"document": document, "form": "estimate.train"})
 
     def plot(self, file: Path, figure: str) -> None:
         need("FIGURES").plot(self.given, self.result, file, figure)
@@ -83,26 +82,10 @@ class Estimated(Answer, frozen=True, kw_only=True):
 class OfEstimate(Reason, frozen=True, kw_only=True):
     """A reason of an estimate. document: that of the estimate, with the reason in it"""
 
-    FORM: ClassVar[str] = "estimate.train"
-    document: dict[str, Any]
+    form: str = "estimate.train"
 
     def to_dict(self) -> dict[str, Any]:
         return self.document
-
-
-class Tabled(Answer, frozen=True, kw_only=True):
-    """A table of an estimate, operation by operation."""
-
-    FORM: ClassVar[str] = "estimate.table"
-    WRITER: ClassVar[str] = "loadgauge.core.text.estimate.operations:write"
-    table: Table
-
-    @property
-    def table_rows(self) -> Sequence[Mapping[str, Any]]:
-        return self.table.rows
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.table.to_dict()
 
 
 def estimate_document(given: Setup, result: Estimate, *, outcomes: bool = False) -> dict[str, Any]:

@@ -24,10 +24,12 @@ NOT_COUNTED = (
 class Networked(Answer, frozen=True, kw_only=True):
     """What the network must carry in a step of a run, and whether it can."""
 
-    FORM: ClassVar[str] = "network.needs"
-    WRITER: ClassVar[str] = "loadgauge.core.text.network:write"
+    form: str = "network.needs"
+    writer: str = "loadgauge.core.text.network:write"
     TOPICS: ClassVar[tuple[str, ...]] = AXES
-    TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("What a GPU sends in a step", "network.sent", "axis", "what"),)
+    TABLES: ClassVar[tuple[Pivot, ...]] = (
+        Pivot("Seconds of the collectives of a step", "network.seconds", "axis", "what"),
+    )
     given: Setup
     case: NetworkCase
     result: Network
@@ -61,17 +63,17 @@ class Networked(Answer, frozen=True, kw_only=True):
         return _plain(self.given, self.case, self.result)
 
 
-class SideBySide(Answer, frozen=True, kw_only=True):
-    """Networks of several runs, or why one has none. axes: what is swept; `command` is without it"""
-
-    FORM: ClassVar[str] = "network.sweep"
-    WRITER: ClassVar[str] = "loadgauge.core.text.network:compare"
-    job: Job
-    axes: list[str]
-    cells: list[tuple[dict[str, Any], Network | Error]]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"cells": [_cell(self.job, cell, answer) for cell, answer in self.cells]}
+def side_by_side(job: Job, axes: list[str], cells: list[tuple[dict[str, Any], Network | Error]]) -> Answer:
+    """Return the answer that networks of several runs are, or why one has none. axes: what is swept"""
+    enough = any(not isinstance(answer, Error) and answer.enough for _, answer in cells)
+    return Answer(
+        form="network.sweep",
+        writer="loadgauge.core.text.network:compare",
+        shown=(axes, cells),
+        document={"cells": [_cell(job, cell, answer) for cell, answer in cells]},
+        command=job.command("network"),
+        code=YES if enough else NO,
+    )
 
 
 def _cell(job: Job, cell: dict[str, Any], answer: Network | Error) -> dict[str, Any]:

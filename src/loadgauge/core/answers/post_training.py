@@ -26,8 +26,8 @@ NOT_COUNTED = (
 class RunOfTask(Answer, frozen=True, kw_only=True):
     """A run of a task. untimed: why there is no time; model: that of the job, where it was read before"""
 
-    FORM: ClassVar[str] = "estimate.posttrain"
-    WRITER: ClassVar[str] = "loadgauge.core.text.post_training.posttrain:write"
+    form: str = "estimate.posttrain"
+    writer: str = "loadgauge.core.text.post_training.posttrain:write"
     TOPICS: ClassVar[tuple[str, ...]] = TOPICS
     TABLES: ClassVar[tuple[Pivot, ...]] = (
         Pivot("GiB on the fullest card, by phase and role", "memory.phases.parts.bytes", "phase", "role"),

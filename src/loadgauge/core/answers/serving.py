@@ -14,8 +14,8 @@ from loadgauge.core.serving.result import Answer as Inferred
 class Served(Answer, frozen=True, kw_only=True):
     """A forward pass, or generation."""
 
-    FORM: ClassVar[str] = "estimate.inference"
-    WRITER: ClassVar[str] = "loadgauge.core.text.inference:write"
+    form: str = "estimate.inference"
+    writer: str = "loadgauge.core.text.inference:write"
     TOPICS: ClassVar[tuple[str, ...]] = ("memory", "first", "token")
     TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Traffic", "first.traffic.wire", "axis", "collective"),)
     result: Inferred

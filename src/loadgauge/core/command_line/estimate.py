@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.estimate import Estimated, Tabled
+from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.answers.why.of_estimate import TOPICS
 from loadgauge.core.base.errors import ConfigError, Untrained
 from loadgauge.core.base.files import write_text
@@ -192,7 +192,15 @@ def _estimate(
         click.echo(f"{page}: {count:,} answers in one file that opens anywhere, without a network", err=True)
     if table is not None:
         whole = Estimated.of(given, result, allow_tight=more["allow_tight"])
-        return Tabled(table=table_of(result.workings, table), code=whole.code)
+        found = table_of(result.workings, table)
+        return Answer(
+            form="estimate.table",
+            writer="loadgauge.core.text.estimate.operations:write",
+            shown=found,
+            document=found.to_dict(),
+            table=found.rows,
+            code=whole.code,
+        )
 
     def follow() -> Answer | None:
         fields = project.ask(result.memory.question)
@@ -230,4 +238,4 @@ def _sweep(job: Job, texts: tuple[str, ...], output: str | None, *, allow_tight:
     rows = list(swept(job, axes))
     if output is not None:
         files.write(output, rows, columns(list(axes)))
-    return Swept.of(rows, axes=axes, output=output, command=job.command(), allow_tight=allow_tight)
+    return Swept.of(rows, axes, output=output, command=job.command(), allow_tight=allow_tight)

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.network import Networked, SideBySide
+from loadgauge.core.answers.network import Networked, side_by_side
 from loadgauge.core.answers.why.of_needs import AXES
-from loadgauge.core.base.errors import NO, YES, ConfigError, Error, NotStated
+from loadgauge.core.base.errors import ConfigError, Error, NotStated
 from loadgauge.core.base.units import parse
 from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.grouped import Grouped
@@ -87,7 +87,7 @@ def command(
     return Networked.of(given, _setup(given, **how))
 
 
-def _side_by_side(job: Job, sweeps: tuple[str, ...], how: dict[str, Any]) -> SideBySide:
+def _side_by_side(job: Job, sweeps: tuple[str, ...], how: dict[str, Any]) -> Answer:
     """The networks of a sweep's cells; code 0 where the links are enough for one of them."""
     axes = read_axes(sweeps)
     rows: list[tuple[dict[str, Any], Network | Error]] = []
@@ -96,9 +96,7 @@ def _side_by_side(job: Job, sweeps: tuple[str, ...], how: dict[str, Any]) -> Sid
             rows.append((cell, _setup(resolve_job(run), **how).answer()))
         except Error as error:
             rows.append((cell, error))
-    enough = any(not isinstance(answer, Error) and answer.enough for _, answer in rows)
-    command = job.command("network")
-    return SideBySide(job=job, axes=list(axes), cells=rows, command=command, code=YES if enough else NO)
+    return side_by_side(job, list(axes), rows)
 
 
 def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, **how: Any) -> NetworkCase:

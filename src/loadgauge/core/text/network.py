@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from loadgauge.core.answers.network import Networked, SideBySide
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.answers.network import Networked
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GB, MIB, count, seconds
 from loadgauge.core.definitions.layout.axes import RANK_ORDER
@@ -269,9 +270,9 @@ def _what_if(target: Paper, setup: NetworkCase, network: Network) -> None:
     draw(target, columns, rows, "What if the cluster were different", [0])
 
 
-def compare(sweep: SideBySide, target: Paper, *, brief: bool = False) -> None:
+def compare(sweep: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write networks side by side, a line for each cell of a sweep: what each axis sends, and what the tightest needs."""
-    axes, rows = sweep.axes, sweep.cells
+    axes, rows = sweep.shown
     target.print(sweep.command, style="bold", soft_wrap=True)
     answers = [answer for _, answer in rows if not isinstance(answer, Error)]
     sent = list(dict.fromkeys(need.axis for answer in answers for need in answer.needs))

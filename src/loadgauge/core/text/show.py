@@ -48,9 +48,7 @@ def show(answer: Answer, how: How) -> int:
     elif how.csv:
         from loadgauge.core.text.rows import print_csv  # with the sweeps
 
-        rows = shown.table_rows or [
-            {**entry.keys, "value": entry.value, "unit": entry.unit} for entry in shown.ledger()
-        ]
+        rows = shown.table or [{**entry.keys, "value": entry.value, "unit": entry.unit} for entry in shown.ledger()]
         print_csv(rows, list(dict.fromkeys(name for row in rows for name in row)))
     elif how.markdown:
         paper = Markdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -41,8 +40,8 @@ def _chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], 
 class Simulated(Answer, frozen=True, kw_only=True):
     """A simulated run. said: how its layout was found, in a sentence; what_if: with single changes in full"""
 
-    FORM: ClassVar[str] = "fleet.run"
-    WRITER: ClassVar[str] = "loadgauge.fleets.text.fleet:write"
+    form: str = "fleet.run"
+    writer: str = "loadgauge.fleets.text.fleet:write"
     TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Where the time goes", "shares", "of", "shares"),)
     found: Fleet
     said: str
@@ -216,29 +215,13 @@ def _what_if(target: Paper, found: Fleet, changes: list[Change]) -> None:
     draw(target, columns, rows, "What if", [0])
 
 
-class Sought(Answer, frozen=True, kw_only=True):
-    """The answer to an inverse question. head: in a line; said: the run; names, tried: a table; best: the row that is chosen"""
-
-    FORM: ClassVar[str] = "fleet.find"
-    WRITER: ClassVar[str] = "loadgauge.fleets.text.fleet:write_sought"
-    head: str
-    said: str
-    names: Sequence[str]
-    tried: list[list[str]]
-    best: int
-    plain: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.plain | {"assumed": self.assumed}
-
-
-def write_sought(answer: Sought, target: Paper, *, brief: bool = False) -> None:
+def write_sought(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the answer to an inverse question; brief: without what was tried"""
-    target.print(answer.head, style="bold", soft_wrap=True)
-    points(target, [answer.said], "")
+    head, said, names, tried, best = answer.shown
+    target.print(head, style="bold", soft_wrap=True)
+    points(target, [said], "")
     if not brief:
-        columns = [Column(answer.names[0]), *(Column(name, "right") for name in answer.names[1:])]
-        draw(target, columns, answer.tried, "Tried", [answer.best])
+        draw(target, [Column(names[0]), *(Column(name, "right") for name in names[1:])], tried, "Tried", [best])
 
 
 def find_planned(request: PlanRequest) -> Answer:
@@ -298,8 +281,12 @@ def _find(
         plain = {"oversubscription": factor, "tried": [{"oversubscription": a, "step": b} for a, b in steps]}
         strong = [one for one, _ in steps].index(factor)
     words = f"{said} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()
-    return Sought(
-        head=head, said=words, names=names, tried=rows, best=strong, plain=plain, assumed=assumed | base.assumed
+    return Answer(
+        form="fleet.find",
+        writer="loadgauge.fleets.text.fleet:write_sought",
+        shown=(head, words, names, rows, strong),
+        document=plain | {"assumed": assumed | base.assumed},
+        assumed=assumed | base.assumed,
     )
 
 

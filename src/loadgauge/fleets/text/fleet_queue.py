@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -20,25 +20,13 @@ from loadgauge.core.text.plan.progress import clear, progress
 from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.fleets.fleet import Options, fleet
 from loadgauge.fleets.layouts import chosen
-from loadgauge.fleets.queue import Packed, Want, pack, read_jobs
+from loadgauge.fleets.queue import Want, pack, read_jobs
 
 MORE = (1.0, 1.1, 1.25, 1.5)
 """Times the fleet."""
 
 
-class Queue(Answer, frozen=True, kw_only=True):
-    """Runs that share a fleet. packed: when each has its GPUs; grown: the same on larger fleets"""
-
-    FORM: ClassVar[str] = "fleet.jobs"
-    WRITER: ClassVar[str] = "loadgauge.fleets.text.fleet_queue:write"
-    packed: Packed
-    grown: list[Packed]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"fleet": msgspec.to_builtins(self.packed), "more": [msgspec.to_builtins(one) for one in self.grown]}
-
-
-def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, Any]) -> Queue:
+def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, Any]) -> Answer:
     """Return when each run of a file has its GPUs, and what more GPUs bring.
 
     model, flags: what holds for every run that does not say otherwise
@@ -49,12 +37,18 @@ def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, 
     if size is None:
         raise ConfigError("is needed: those of the whole fleet", key="gpus")
     wants = [_want(number, dict(job), model, common, given, file) for number, job in enumerate(jobs)]
-    return Queue(packed=pack(wants, size), grown=[pack(wants, int(size * factor)) for factor in MORE])
+    packed, grown = pack(wants, size), [pack(wants, int(size * factor)) for factor in MORE]
+    return Answer(
+        form="fleet.jobs",
+        writer="loadgauge.fleets.text.fleet_queue:write",
+        shown=(packed, grown),
+        document={"fleet": msgspec.to_builtins(packed), "more": [msgspec.to_builtins(one) for one in grown]},
+    )
 
 
-def write(answer: Queue, target: Paper, *, brief: bool = False) -> None:
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write when each run has its GPUs; brief: the whole queue in a line, and what a tenth more GPUs bring"""
-    packed, grown = answer.packed, answer.grown
+    packed, grown = answer.shown
     target.print(
         f"{packed.days:,.1f} DAYS  {len(packed.slots)} runs on {packed.gpus:,} GPUs: {packed.used:.0%} of the GPU-days are used, a"
         f" run waits {packed.waited:,.1f} days",
@@ -143,7 +137,7 @@ def work(cell: Cell, files: dict[str, bytes]) -> Row:
     }
 
 
-def sweep(job: Job, given: dict[str, Any], more: dict[str, Any]) -> Fleets:
+def sweep(job: Job, given: dict[str, Any], more: dict[str, Any]) -> Answer:
     """Simulate every combination of values, those that the output has already left out."""
     axes: dict[str, list[str]] = {}
     for text in more["sweep"]:
@@ -183,34 +177,25 @@ def sweep(job: Job, given: dict[str, Any], more: dict[str, Any]) -> Fleets:
     finally:
         clear()
     listed = [rows[cell.key] for cell in cells]
-    return Fleets(cells=listed, axes=list(axes), missing=len(missing), command=job.command("fleet"))
+    return Answer(
+        form="fleet.sweep",
+        writer="loadgauge.fleets.text.fleet_queue:write_sweep",
+        shown=(list(axes), len(missing)),
+        document={"cells": listed},
+        table=listed,
+        command=job.command("fleet"),
+    )
 
 
-class Fleets(Answer, frozen=True, kw_only=True):
-    """Fleets side by side. axes: what is swept; missing: those that were simulated now"""
-
-    FORM: ClassVar[str] = "fleet.sweep"
-    WRITER: ClassVar[str] = "loadgauge.fleets.text.fleet_queue:write_sweep"
-    cells: list[Row]
-    axes: list[str]
-    missing: int
-
-    @property
-    def table_rows(self) -> Sequence[Row]:
-        return self.cells
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"cells": self.cells}
-
-
-def write_sweep(answer: Fleets, target: Paper, *, brief: bool = False) -> None:
+def write_sweep(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write fleets side by side."""
+    axes, missing = answer.shown
     columns = [
-        *(Column(name.replace("_", "-")) for name in answer.axes),
+        *(Column(name.replace("_", "-")) for name in axes),
         *(Column(name, "right") for name in ("days", "80 %", "goodput", "GPU-hours")),
     ]
-    title = f"{len(answer.cells)} fleets, {answer.missing} simulated now"
-    draw(target, columns, [_row(row, answer.axes) for row in answer.cells], title, [])
+    title = f"{len(answer.table)} fleets, {missing} simulated now"
+    draw(target, columns, [_row(row, axes) for row in answer.table], title, [])
 
 
 def _through(workers: Any, missing: list[Cell], rows: dict[str, Row], output: str | None, whole: int) -> None:
@@ -222,7 +207,7 @@ def _through(workers: Any, missing: list[Cell], rows: dict[str, Row], output: st
         progress(len(rows), whole)
 
 
-def _row(row: Row, axes: list[str]) -> list[str]:
+def _row(row: Mapping[str, Any], axes: list[str]) -> list[str]:
     said = [str(row.get(name, "")) for name in axes]
     if "error" in row:
         return [*said, row["error"][:60], "", "", ""]

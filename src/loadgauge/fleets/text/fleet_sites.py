@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -59,56 +59,32 @@ def _plain(one: Local) -> dict[str, Any]:
     }
 
 
-class Split(Answer, frozen=True, kw_only=True):
-    """A run on several sites with local steps. said: how its layout was found; found, others: with local steps, and as one job"""
-
-    FORM: ClassVar[str] = "fleet.sites"
-    WRITER: ClassVar[str] = "loadgauge.fleets.text.fleet_sites:write"
-    found: Local
-    others: list[Across]
-    said: str
-    tokens: float
-    price: float | None
-
-    @property
-    def days(self) -> float:
-        """Days of the run without failures."""
-        return self.tokens / self.found.tokens_per_second / DAY
-
-    @property
-    def hours(self) -> float:
-        """GPU-hours of these days on all sites."""
-        return float(self.days * 24 * self.found.estimate.layout.gpus * self.found.sites.sites)
-
-    def to_dict(self) -> dict[str, Any]:
-        cost = None if self.price is None else self.price * self.hours
-        return (
-            _plain(self.found)
-            | {"days_without_failures": self.days, "gpu_hours": self.hours, "cost": cost}
-            | {"one_job": [msgspec.structs.asdict(one) for one in self.others]}
-            | {"assumed": self.assumed, "not_counted": list(self.not_counted)}
-        )
-
-
-def split(result: Estimate, given: dict[str, Any], said: str, job: Job, assumed: dict[str, str]) -> Split:
+def split(result: Estimate, given: dict[str, Any], said: str, job: Job, assumed: dict[str, str]) -> Answer:
     """Return what a run takes on the sites of the flags."""
     asked = _read(result, given)
-    return Split(
-        found=local(result, asked),
-        others=list(across(result, asked)),
-        said=said,
-        tokens=parse_count(job.tokens or "", "tokens"),
-        price=job.price,
+    found, others, tokens = local(result, asked), list(across(result, asked)), parse_count(job.tokens or "", "tokens")
+    days = tokens / found.tokens_per_second / DAY
+    hours = days * 24 * result.layout.gpus
+    whole = {
+        "days_without_failures": days,
+        "gpu_hours": hours,
+        "cost": None if job.price is None else job.price * hours,
+    }
+    document = _plain(found) | whole | {"one_job": [msgspec.structs.asdict(one) for one in others]}
+    return Answer(
+        form="fleet.sites",
+        writer="loadgauge.fleets.text.fleet_sites:write",
+        shown=(asked, found, others, said, tokens, days, hours, job.price),
+        document=document | {"assumed": assumed, "not_counted": list(NOT_COUNTED)},
         assumed=assumed,
         not_counted=NOT_COUNTED,
         command=job.command("fleet"),
     )
 
 
-def write(answer: Split, target: Paper, *, brief: bool = False) -> None:
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write what the sites take."""
-    found, said, tokens, price = answer.found, answer.said, answer.tokens, answer.price
-    asked, days, hours, others = found.sites, answer.days, answer.hours, answer.others
+    asked, found, others, said, tokens, days, hours, price = answer.shown
     time = found.estimate.time
     assert time is not None
     target.print(
@@ -146,29 +122,23 @@ def _words(one: Across, asked: Sites) -> str:
     )
 
 
-class MostSites(Answer, frozen=True, kw_only=True):
-    """The most sites that cost no more than `slack` of the tokens/s; tried: each number of sites"""
-
-    FORM: ClassVar[str] = "fleet.find-sites"
-    WRITER: ClassVar[str] = "loadgauge.fleets.text.fleet_sites:write_most"
-    best: int
-    tried: list[Local]
-    slack: float
-
-    def to_dict(self) -> dict[str, Any]:
-        tried = [_plain(one) for one in self.tried]
-        return {"sites": self.best, "tried": tried, "assumed": self.assumed, "not_counted": list(self.not_counted)}
-
-
-def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str]) -> MostSites:
+def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str]) -> Answer:
     """Return the most sites that cost no more than `slack` of the tokens/s."""
     best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
-    return MostSites(best=best, tried=list(tried), slack=slack, assumed=assumed, not_counted=NOT_COUNTED)
+    plain = {"sites": best, "tried": [_plain(one) for one in tried]}
+    return Answer(
+        form="fleet.find-sites",
+        writer="loadgauge.fleets.text.fleet_sites:write_most",
+        shown=(best, tried, slack),
+        document=plain | {"assumed": assumed, "not_counted": list(NOT_COUNTED)},
+        assumed=assumed,
+        not_counted=NOT_COUNTED,
+    )
 
 
-def write_most(answer: MostSites, target: Paper, *, brief: bool = False) -> None:
+def write_most(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the most sites; brief: without what was tried"""
-    best, tried, slack = answer.best, answer.tried, answer.slack
+    best, tried, slack = answer.shown
     plural = "s" if best > 1 else ""
     target.print(
         f"{best} SITE{plural.upper()}  keep{'' if plural else 's'} {1 - slack:.1%} of one site's tokens/s",

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
@@ -60,7 +60,7 @@ class Progress:
         return f", {self.failed:,} failed" if self.failed else ""
 
 
-def answer(file: str, output: str | None, workers: int | None, ray: str | None) -> Cells:
+def answer(file: str, output: str | None, workers: int | None, ray: str | None) -> Answer:
     """Plan the cells of a sweep file that have no result yet, and return all results.
 
     output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster. Raises `Error` when
@@ -90,54 +90,35 @@ def answer(file: str, output: str | None, workers: int | None, ray: str | None) 
     others = sum(key not in done for key in there)
     given_up = sum(row["code"] == 2 and row["deaths"] >= DEATHS for row in rows)
     seconds = time.perf_counter() - started
-    code = 2 if given_up else min(int(row["code"]) for row in rows)
-    return Cells(rows=rows, output=output, resumed=resumed, others=others, lost=given_up, seconds=seconds, code=code)
+    counts = [sum(row["code"] == code for row in rows) for code in (0, 1, 2)]
+    return Answer(
+        form="plan.sweep",
+        writer="loadgauge.sheets.sweep.text:write",
+        shown=(rows, output, counts, resumed, others, given_up, seconds),
+        document={
+            "output": output,
+            "cells": len(rows),
+            "resumed": resumed,
+            "planned": len(rows) - resumed,
+            "others": others,
+            **dict(zip(("fits", "nothing_fits", "cannot_tell"), counts, strict=True)),
+            "lost": given_up,
+            "seconds": seconds,
+            "best": [row["cell"] for row in leaders(rows)],
+            "results": [{name: value for name, value in row.items() if value is not None} for row in rows],
+        },
+        table=[{name: row.get(name) for name in columns()} for row in rows],
+        code=2 if given_up else min(int(row["code"]) for row in rows),
+    )
 
 
-class Cells(Answer, frozen=True, kw_only=True):
-    """The results of a sweep.
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the results of a sweep; brief: without every cell
 
     resumed: cells that had a result already; others: results of other cells; lost: cells whose workers died
     """
-
-    FORM: ClassVar[str] = "plan.sweep"
-    WRITER: ClassVar[str] = "loadgauge.sheets.sweep.text:write"
-    rows: Sequence[Row]
-    output: str
-    resumed: int
-    others: int
-    lost: int
-    seconds: float
-
-    @property
-    def counts(self) -> list[int]:
-        """Cells that fit, in which nothing fits, and that cannot be told."""
-        return [sum(row["code"] == code for row in self.rows) for code in (0, 1, 2)]
-
-    @property
-    def table_rows(self) -> Sequence[Row]:
-        return [{name: row.get(name) for name in columns()} for row in self.rows]
-
-    def to_dict(self) -> dict[str, Any]:
-        counts = dict(zip(("fits", "nothing_fits", "cannot_tell"), self.counts, strict=True))
-        return {
-            "output": self.output,
-            "cells": len(self.rows),
-            "resumed": self.resumed,
-            "planned": len(self.rows) - self.resumed,
-            "others": self.others,
-            **counts,
-            "lost": self.lost,
-            "seconds": self.seconds,
-            "best": [row["cell"] for row in leaders(self.rows)],
-            "results": [{name: value for name, value in row.items() if value is not None} for row in self.rows],
-        }
-
-
-def write(answer: Cells, target: Paper, *, brief: bool = False) -> None:
-    """Write the results of a sweep; brief: without every cell"""
-    rows, counts, best = answer.rows, answer.counts, leaders(answer.rows)
-    output, resumed, others, lost, seconds = answer.output, answer.resumed, answer.others, answer.lost, answer.seconds
+    rows, output, counts, resumed, others, lost, seconds = answer.shown
+    best = leaders(rows)
     if best:
         _table(target, rows, best)
     if len(rows) > len(best) and not brief:

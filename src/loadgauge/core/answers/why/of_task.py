@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from loadgauge.core.answers.why.reason import Line, Reason
 from loadgauge.core.base.errors import ConfigError
@@ -21,7 +21,7 @@ TOPICS = ("kv", "logprobs", "sync", "tail")
 class OfTask(Reason, frozen=True, kw_only=True):
     """A reason of a run of a task; its formulas are in words."""
 
-    FORM: ClassVar[str] = "estimate.posttrain.explain"
+    form: str = "estimate.posttrain.explain"
 
     def to_dict(self) -> dict[str, Any]:
         said = [

@@ -40,8 +40,8 @@ class Rows(msgspec.Struct, frozen=True):
 class Reason(Answer, frozen=True, kw_only=True):
     """Why a total is what it is. columns, rows: what it is summed from, in words and numbers; tables: more of these"""
 
-    FORM: ClassVar[str] = "network.explain"
-    WRITER: ClassVar[str] = "loadgauge.core.text.estimate.reason:write"
+    form: str = "network.explain"
+    writer: str = "loadgauge.core.text.estimate.reason:write"
     PLAIN: ClassVar[tuple[str, ...]] = (
         "topic", "what", "value", "unit", "basis", "rule", "lines", "columns", "rows", "notes", "see", "sources",
     )  # fmt: skip

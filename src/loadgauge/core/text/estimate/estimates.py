@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import NO, ConfigError
@@ -24,31 +24,28 @@ SHORT = {"fits": "", "unknown": "", "depends": " depends", "tight": " tight", "d
 class Swept(Answer, frozen=True, kw_only=True):
     """A sweep of estimates. output: the file that has every column, if any; `command` is without what is swept"""
 
-    FORM: ClassVar[str] = "estimate.sweep"
-    WRITER: ClassVar[str] = "loadgauge.core.text.estimate.estimates:write"
+    form: str = "estimate.sweep"
+    writer: str = "loadgauge.core.text.estimate.estimates:write"
     cells: list[Row]
     axes: Mapping[str, Sequence[Any]]
     output: str | None = None
 
     @classmethod
-    def of(cls, cells: list[Row], *, allow_tight: bool = False, **more: Any) -> Swept:
+    def of(
+        cls, cells: list[Row], axes: Mapping[str, Sequence[Any]], *, allow_tight: bool = False, **more: Any
+    ) -> Swept:
         """Return the answer that cells are; its code is 0 where one of them fits."""
         outcomes = {row["outcome"] for row in cells} - {CANNOT_TELL}
         code = min((exit_code(word, allow_tight=allow_tight) for word in outcomes), default=NO)
         failed = "" if outcomes else f"no cell of the sweep is a run: {cells[0]['error']}"
-        return cls(cells=cells, code=code, failed=failed, **more)
-
-    @property
-    def table_rows(self) -> Sequence[Row]:
-        return [{name: row.get(name) for name in columns_of(list(self.axes))} for row in self.cells]
+        table = [{name: row.get(name) for name in columns_of(list(axes))} for row in cells]
+        document = {"axes": axes, "cells": cells}
+        return cls(cells=cells, axes=axes, code=code, failed=failed, table=table, document=document, **more)
 
     def plot(self, file: Path, figure: str) -> None:
         if figure != "all":
             raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
         need("FIGURES").plot_sweep(self.cells, self.axes, file, self.command)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"axes": self.axes, "cells": self.cells}
 
 
 def write(answer: Swept, target: Paper, *, brief: bool = False) -> None:

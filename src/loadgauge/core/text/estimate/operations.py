@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from loadgauge.core.answers.estimate import Tabled
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.estimate.tables import Table
 from loadgauge.core.text.table import Column, Paper, draw, points
 
 HEADS = {
@@ -15,9 +16,9 @@ LAST = {"kind": 1, "moved": 2, "sent": 1, "products": 3, "shards": 1, "trainable
 """Columns that are left out first where a terminal is narrow."""
 
 
-def write(answer: Tabled, target: Paper, *, brief: bool = False) -> None:
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write a table: its rows, their sum over the stage, and what the columns are; brief: the sum alone."""
-    table = answer.table
+    table: Table = answer.shown
     target.print(table.of, style="bold", soft_wrap=True)
     target.print()
     names = list(table.rows[0]) if table.rows else []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -32,62 +32,36 @@ SHARE = 0.1
 """Default of the largest share of the step for exposed communication."""
 
 
-class Found(Answer, frozen=True, kw_only=True):
-    """The answers to an inverse question, each with its best layout; beside: sizes near the one that is found"""
-
-    FORM: ClassVar[str] = "plan.find"
-    request: PlanRequest
-    setup: Setup
-    answers: list[inverse.Answer]
-    beside: tuple[Sized, ...] = ()
-    left_out: Sequence[str] = ()
-
-    def alternatives(self) -> list[tuple[str, Any]]:
-        return [(f"--gpus {one.gpus}", one.best) for one in self.beside]
-
-    def text(self, paper: Any, *, brief: bool = False) -> None:
-        answers, request = self.answers, self.request
-        for answer in answers:
-            asked = question_words(answer.best.memory)
-            points(paper, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
-        if (assumed := _pace(request).measured) is not None:
-            points(paper, [f"All times are at the utilisation that is assumed ({assumed}), none is predicted."], "")
-        if request.find == "gpu" and request.prices is None:
-            days = sorted(offer.read for offers in listed().values() for offer in offers)
-            prices = f"List prices on demand, US dollars, read from {days[0]} to {days[-1]}; --prices takes yours."
-            points(paper, [prices], "")
-        several = len(answers) > 1
-        table(paper, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
-        paper.print()
-        for answer in answers:
-            show_command(paper, _complete(self.setup, answer, request)(answer.best).command())
-        if brief:
-            return
-        if answers[0].curve:
-            _curve(paper, answers[0].curve)
-        if self.beside:
-            _beside(paper, self.beside, answers[0].value)
-        if self.left_out:
-            heading(paper, "Left out")
-            points(paper, self.left_out)
-        assumptions(paper, msgspec.structs.replace(self.setup, file=""))
-
-    def to_dict(self) -> dict[str, Any]:
-        documents = [_document(self.setup, answer, self.request) for answer in self.answers]
-        sizes = [
-            {
-                "gpus": one.gpus,
-                "fits": one.best is not None,
-                "days": None if one.best is None else one.days,
-                "flags": None if one.best is None else layout_flags(one.best),
-            }
-            for one in self.beside
-        ]
-        more = {"sizes": sizes} if sizes else {}
-        return {"answers": documents, **more, "left_out": self.left_out, "assumed": self.setup.assumed}
+def write(found: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the answers to an inverse question, each with its best layout; brief: without what lies beside it"""
+    request, setup, answers, beside, left_out = found.shown
+    for answer in answers:
+        asked = question_words(answer.best.memory)
+        points(target, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
+    if (assumed := _pace(request).measured) is not None:
+        points(target, [f"All times are at the utilisation that is assumed ({assumed}), none is predicted."], "")
+    if request.find == "gpu" and request.prices is None:
+        days = sorted(offer.read for offers in listed().values() for offer in offers)
+        prices = f"List prices on demand, US dollars, read from {days[0]} to {days[-1]}; --prices takes yours."
+        points(target, [prices], "")
+    several = len(answers) > 1
+    table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
+    target.print()
+    for answer in answers:
+        show_command(target, _complete(setup, answer, request)(answer.best).command())
+    if brief:
+        return
+    if answers[0].curve:
+        _curve(target, answers[0].curve)
+    if beside:
+        _beside(target, beside, answers[0].value)
+    if left_out:
+        heading(target, "Left out")
+        points(target, left_out)
+    assumptions(target, msgspec.structs.replace(setup, file=""))
 
 
-def found(request: PlanRequest) -> Found:
+def found(request: PlanRequest) -> Answer:
     """Answer an inverse question (`find`), with progress on the terminal. Raises `NothingFits` without an answer."""
     setup, cases = planned_cases(request)
     left_out: list[str] = []
@@ -107,12 +81,22 @@ def found(request: PlanRequest) -> Found:
             answers = [_answer(request, setup, cases[-1])]
     finally:
         clear()
-    return Found(
-        request=request,
-        setup=setup,
-        answers=answers,
-        beside=beside,
-        left_out=left_out,
+    documents = [_document(setup, answer, request) for answer in answers]
+    sizes = [
+        {
+            "gpus": one.gpus,
+            "fits": one.best is not None,
+            "days": None if one.best is None else one.days,
+            "flags": None if one.best is None else layout_flags(one.best),
+        }
+        for one in beside
+    ]
+    more = {"sizes": sizes} if sizes else {}
+    return Answer(
+        form="plan.find",
+        writer="loadgauge.core.text.plan.inverse:write",
+        shown=(request, setup, answers, beside, left_out),
+        document={"answers": documents, **more, "left_out": left_out, "assumed": setup.assumed},
         assumed=setup.assumed,
         command=_complete(setup, answers[0], request)(answers[0].best).command(),
     )

@@ -44,7 +44,7 @@ LEAST = ("net GB/s", "tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 class Planned(Answer, frozen=True, kw_only=True):
     """A plan: its layouts, single changes of the best one each planned again, and why another one is not the best."""
 
-    FORM: ClassVar[str] = "plan.layouts"
+    form: str = "plan.layouts"
     TOPICS: ClassVar[tuple[str, ...]] = Estimated.TOPICS
     TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Seconds of a step", "layouts.time.parts", "command", "parts"),)
     plan: Plan
@@ -78,7 +78,7 @@ class Planned(Answer, frozen=True, kw_only=True):
 class Missed(Answer, frozen=True, kw_only=True):
     """The nearest miss where no layout fits, and what would make it fit."""
 
-    FORM: ClassVar[str] = "plan.layouts"
+    form: str = "plan.layouts"
     TOPICS: ClassVar[tuple[str, ...]] = Estimated.TOPICS
     error: NothingFits
     request: PlanRequest

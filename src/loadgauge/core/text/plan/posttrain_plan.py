@@ -26,8 +26,8 @@ FOUND = {
 class OfTask(Answer, frozen=True, kw_only=True):
     """The plan of a run of a task. sought, value: the field that is looked for, and the largest that fits"""
 
-    FORM: ClassVar[str] = "plan.task"
-    WRITER: ClassVar[str] = "loadgauge.core.text.plan.posttrain_plan:write"
+    form: str = "plan.task"
+    writer: str = "loadgauge.core.text.plan.posttrain_plan:write"
     TOPICS: ClassVar[tuple[str, ...]] = RunOfTask.TOPICS
     found: Found
     sought: str | None = None

@@ -22,8 +22,8 @@ SAYS = {
 class Server(Answer, frozen=True, kw_only=True):
     """The plan of a server. sought: what is looked for; top: how many choices are shown"""
 
-    FORM: ClassVar[str] = "plan.serving"
-    WRITER: ClassVar[str] = "loadgauge.core.text.plan.serving_plan:write"
+    form: str = "plan.serving"
+    writer: str = "loadgauge.core.text.plan.serving_plan:write"
     TOPICS: ClassVar[tuple[str, ...]] = Served.TOPICS
     plan: Plan
     sought: Sought | None
