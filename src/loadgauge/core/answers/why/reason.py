@@ -6,10 +6,11 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.algebra import Size
 
 
@@ -27,9 +28,23 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     legend: dict[str, tuple[str, float]] = {}
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a total is what it is. columns, rows: what it is summed from, in words and numbers"""
+class Rows(msgspec.Struct, frozen=True):
+    """A table of a reason, in words and numbers: its title, its heads, its rows; the last one is their sum where `summed`."""
 
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float, ...], ...]
+    summed: bool = False
+
+
+class Reason(Answer, frozen=True, kw_only=True):
+    """Why a total is what it is. columns, rows: what it is summed from, in words and numbers; tables: more of these"""
+
+    form: str = "network.explain"
+    writer: str = "loadgauge.core.text.estimate.reason:write"
+    PLAIN: ClassVar[tuple[str, ...]] = (
+        "topic", "what", "value", "unit", "basis", "rule", "lines", "columns", "rows", "notes", "see", "sources",
+    )  # fmt: skip
     topic: str
     what: str
     value: float | None
@@ -43,11 +58,14 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     see: tuple[str, ...] = ()
     """Commands and flags that show more."""
     sources: tuple[str, ...] = ()
+    where: str = ""
+    """What the value is of, in a sentence."""
+    tables: tuple[Rows, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reason as plain values for JSON."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
+        return {name: plain[name] for name in self.PLAIN}
 
 
 _OPERATORS: dict[type, Callable[[float, float], float]] = {
