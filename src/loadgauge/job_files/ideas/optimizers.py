@@ -132,8 +132,12 @@ def instantiated(
             {in_backward: True if options else False if keys.has(in_backward) else None} if in_backward else {}
         )
 
-    owned = (component, fused, foreach, momentum, *beside, *([in_backward] if in_backward else []))
-    return Idea(keys=owned, facts=("optimizer",), read=read, write=write)
+    return Idea(
+        keys=(component, fused, foreach, momentum, *beside, *([in_backward] if in_backward else [])),
+        facts=("optimizer",),
+        read=read,
+        write=write,
+    )
 
 
 def _blocks(names: list[str]) -> bool:

@@ -107,8 +107,12 @@ def _recipe() -> Idea:
                 keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
         return {}
 
-    owned = (*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model")
-    return Idea(keys=owned, facts=(), read=read, write=lambda facts, keys: {})
+    return Idea(
+        keys=(*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model"),
+        facts=(),
+        read=read,
+        write=lambda facts, keys: {},
+    )
 
 
 def _zero() -> Idea:

@@ -84,8 +84,7 @@ def tensor_parallel(tp: str, sp: str, default: bool = False, older: str = "") ->
             values[sp] = shared if shared or default or keys.document.syntax != "argv" else None
         return values
 
-    owned = (tp, sp, older) if older else (tp, sp)
-    return Idea(keys=owned, facts=("tp", "sequence_parallel"), read=read, write=write)
+    return Idea(keys=(tp, sp, older) if older else (tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
 
 
 def pipeline(keys_of: dict[str, str]) -> Idea:

@@ -106,23 +106,26 @@ def _layout() -> Idea:
         values |= {distributed: stage > 0, host: out == "optimizer", part: 1.0 if out == "optimizer" else 0.0}
         return values
 
-    facts = names_in("tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp")
-    owned = (
-        *of_megatron.values(),
-        *of_dtensor.values(),
-        shared,
-        other,
-        *switches,
-        moved,
-        stays,
-        *again,
-        what,
-        modules,
-        distributed,
-        host,
-        part,
+    return Idea(
+        keys=(
+            *of_megatron.values(),
+            *of_dtensor.values(),
+            shared,
+            other,
+            *switches,
+            moved,
+            stays,
+            *again,
+            what,
+            modules,
+            distributed,
+            host,
+            part,
+        ),
+        facts=names_in("tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp"),
+        read=read,
+        write=write,
     )
-    return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
 def _precision() -> Idea:
@@ -228,9 +231,12 @@ def _gpus() -> Idea:
             return values | {own_each: split[1], own_nodes: None}
         return values | ({own_each: sizes[0], own_nodes: split[1] // sizes[0]} if split[1] % sizes[0] == 0 else {})
 
-    owned = (each, nodes, together, own_each, own_nodes, late, age, *of_ppo, *scores)
-    facts = names_in("gpus gpus_per_node nodes placement staleness")
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+    return Idea(
+        keys=(each, nodes, together, own_each, own_nodes, late, age, *of_ppo, *scores),
+        facts=names_in("gpus gpus_per_node nodes placement staleness"),
+        read=read,
+        write=write,
+    )
 
 
 def _task() -> Idea:
@@ -295,8 +301,12 @@ def _task() -> Idea:
         switch = {whole: task == "gspo"} if task == "gspo" or keys.has(whole) else {}
         return switch | {weight: (stated or 0.01) if refers else 0}
 
-    owned = (weight, of_dpo, kind, whole, preference, teacher, critic, "teachers", *skipped)
-    return Idea(keys=owned, facts=names_in("task reference teacher critic frozen_offload"), read=read, write=write)
+    return Idea(
+        keys=(weight, of_dpo, kind, whole, preference, teacher, critic, "teachers", *skipped),
+        facts=names_in("task reference teacher critic frozen_offload"),
+        read=read,
+        write=write,
+    )
 
 
 def _batch() -> Idea:
@@ -367,18 +377,21 @@ def _batch() -> Idea:
             | ({scored: rows} if rows else {})
         )
 
-    owned = (
-        whole,
-        micro,
-        scored,
-        passes,
-        of_critic,
-        *prompts.values(),
-        *samples.values(),
-        *(key for names in joined.values() for key in names),
+    return Idea(
+        keys=(
+            whole,
+            micro,
+            scored,
+            passes,
+            of_critic,
+            *prompts.values(),
+            *samples.values(),
+            *(key for names in joined.values() for key in names),
+        ),
+        facts=names_in("global_batch micro_batch prompts samples logprob_batch logprob_tokens epochs critic_batch"),
+        read=read,
+        write=write,
     )
-    facts = names_in("global_batch micro_batch prompts samples logprob_batch logprob_tokens epochs critic_batch")
-    return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
 def _lengths() -> Idea:
@@ -443,8 +456,12 @@ def _adapter() -> Idea:
             dropped: facts.get("lora_dropout") or 0.0,
         }
 
-    facts = names_in("adapter qlora lora_rank lora_targets lora_dropout")
-    return Idea(keys=(*both[False], *both[True], every), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(*both[False], *both[True], every),
+        facts=names_in("adapter qlora lora_rank lora_targets lora_dropout"),
+        read=read,
+        write=write,
+    )
 
 
 def _optimizer() -> Idea:

@@ -77,8 +77,12 @@ def _gpus() -> Idea:
         theirs = APART[not on_its_own(keys)]
         return values | dict(zip(theirs, machines({"gpus": split[1]}, keys.whole(theirs[0])), strict=True))
 
-    owned = (EACH, NODES, *STARTED, *APART[0], *APART[1])
-    return Idea(keys=owned, facts=names_in("gpus gpus_per_node nodes"), read=read, write=write)
+    return Idea(
+        keys=(EACH, NODES, *STARTED, *APART[0], *APART[1]),
+        facts=names_in("gpus gpus_per_node nodes"),
+        read=read,
+        write=write,
+    )
 
 
 def _placement() -> Idea:
@@ -212,9 +216,13 @@ def _layout() -> Idea:
             group: pieces * ranks if replicated and pieces is not None else None,
         }
 
-    keys = (*megatron, *dense, older, newer, group, reshard, policy, once, *chosen)
     facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas gradient_sync")
-    return Idea(keys=keys, facts=(*sizes, *facts), read=read, write=write)
+    return Idea(
+        keys=(*megatron, *dense, older, newer, group, reshard, policy, once, *chosen),
+        facts=(*sizes, *facts),
+        read=read,
+        write=write,
+    )
 
 
 def _known_gpus(keys: Keys) -> int | None:
@@ -358,8 +366,12 @@ def _batch() -> Idea:
         prompts, left = divmod(batch, samples)
         return values | ({mini: batch, count: 1} if left else {mini: prompts})
 
-    owned = (mini, count, step, epochs, batches)
-    return Idea(keys=owned, facts=names_in("global_batch prompts samples epochs"), read=read, write=write)
+    return Idea(
+        keys=(mini, count, step, epochs, batches),
+        facts=names_in("global_batch prompts samples epochs"),
+        read=read,
+        write=write,
+    )
 
 
 def _micro_batch() -> Idea:
