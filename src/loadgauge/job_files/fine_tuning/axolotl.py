@@ -9,7 +9,7 @@ from loadgauge.job_files.fine_tuning.axolotl_rl import LOGPROBS, completions, le
 from loadgauge.job_files.hugging_face import deepspeed
 from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, dropout, sharding, targets
 from loadgauge.job_files.ideas.evaluation import asked, saving
-from loadgauge.job_files.ideas.lenses import product, quantised, sayable, whole_and_dora
+from loadgauge.job_files.ideas.lenses import degree, product, quantised, sayable, whole_and_dora
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.partial import adapted_layers, unfrozen
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Missing, row
@@ -369,36 +369,31 @@ def _evaluation() -> Idea:
 
 
 def _degrees() -> Idea:
-    copies, shards, tp = "dp_replicate_size", "dp_shard_size", "tensor_parallel_size"
-    cp, ep = ("context_parallel_size", "sequence_parallel_degree"), "expert_parallel_size"
+    copies, shards = "dp_replicate_size", "dp_shard_size"
+    inner = product(
+        degree("tp", "tensor_parallel_size"),
+        degree("cp", "context_parallel_size", "sequence_parallel_degree"),
+        degree("ep", "expert_parallel_size"),
+    )
 
     def read(keys: Keys) -> Facts:
-        replicas, parts, experts = keys.whole(copies), keys.whole(shards), keys.whole(ep) or 1
-        facts: Facts = {"tp": keys.whole(tp) or 1, "cp": keys.agreed(cp, keys.whole) or 1, "ep": experts}
+        facts, replicas, parts = inner.read(keys), keys.whole(copies), keys.whole(shards)
         if replicas is not None:
-            facts["replicas"] = replicas if parts is None or parts * experts > 1 else 1
+            facts["replicas"] = replicas if parts is None or parts * facts["ep"] > 1 else 1
         if parts is not None:
-            facts["dp"] = parts * (replicas or 1) * experts  # an axis beside the others (`utils/distributed.py`)
+            facts["dp"] = parts * (replicas or 1) * facts["ep"]  # an axis beside the others (`utils/distributed.py`)
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        replicas, ranks, tensor = facts.get("replicas") or 1, facts.get("cp") or 1, facts.get("tp") or 1
-        experts = facts.get("ep") or 1
-        values: dict[str, Any] = {
-            ep: experts if experts > 1 else None,
-            tp: tensor if tensor > 1 or keys.has(tp) else None,
-            cp[0]: ranks if ranks > 1 or keys.has(cp[0]) else None,
-            cp[1]: None,
-        }
-        whole = facts.get("dp")
+        values, replicas, whole = inner.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
         if not facts.get("zero"):
             return values | {copies: None, shards: None}
-        if replicas > 1 or keys.has(shards, copies) or ranks > 1 or tensor > 1:
+        if replicas > 1 or keys.has(shards, copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1:
             values[copies] = replicas if replicas > 1 or keys.has(copies) else None
-            values[shards] = whole // replicas // experts if whole is not None else None
+            values[shards] = whole // replicas // (facts.get("ep") or 1) if whole is not None else None
         return values
 
-    return Idea(keys=(copies, shards, tp, *cp, ep), facts=("tp", "cp", "ep", "replicas", "dp"), read=read, write=write)
+    return Idea(keys=(copies, shards, *inner.keys), facts=(*inner.facts, "replicas", "dp"), read=read, write=write)
 
 
 CORRECTS = "and what corrects the weights"

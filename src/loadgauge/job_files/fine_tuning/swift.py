@@ -315,18 +315,12 @@ def _precision() -> Idea:
 
 
 def _checkpointing() -> Idea:
-    key, new = "gradient_checkpointing", "activation_checkpointing"
+    names = ("gradient_checkpointing", "activation_checkpointing")
+    plain = row("recompute", *names, words={"true": "full", "false": "none"}, default="full")
 
-    def read(keys: Keys) -> Facts:
-        flag = keys.agreed((key, new), keys.flag)
-        return {"recompute": "full" if flag is not False or keys.raw("fsdp") == FSDP else "none"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        present = [name for name in (key, new) if keys.has(name)] or [key]
-        return dict.fromkeys(present, word == "full") if word in ("none", "full") else {}
-
-    return Idea(keys=(key, new), facts=("recompute",), read=read, write=write)
+    return msgspec.structs.replace(
+        plain, read=lambda keys: {"recompute": "full"} if keys.raw("fsdp") == FSDP else plain.read(keys)
+    )
 
 
 PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm")}

@@ -14,7 +14,7 @@ from loadgauge.job_files.ideas.evaluation import evaluation, saving
 from loadgauge.job_files.ideas.lenses import product, quantised, whole_and_dora
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
+from loadgauge.job_files.ideas.words import ATTENTION, RESHARDED, SHARDING, TORCH_OPTIMIZERS
 from loadgauge.job_files.pre_training.megatron import launched
 
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -85,19 +85,10 @@ def sharding(switched: bool = True) -> Idea:
         if switch is False:
             return {"framework": "huggingface", "zero": 0}
         version = keys.whole(first(keys, "version") or keyed["version"][0]) or keys.whole("fsdp_version")
-        zero, facts = 3, None
-        for word in words:
-            if word.upper() in SHARDING:
-                zero = SHARDING[word.upper()]
+        zero = next((SHARDING[word.upper()] for word in reversed(words) if word.upper() in SHARDING), 3)
         strategy, reshard = first(keys, "sharding_strategy"), first(keys, "reshard_after_forward")
-        if strategy is not None:
-            facts = keys.choice(strategy, SHARDING)
-        elif reshard is not None:
-            raw = str(keys.raw(reshard)).lower()
-            if raw in ("true", "false"):
-                facts = 3 if raw == "true" else 2
-            else:
-                facts = keys.choice(reshard, SHARDING)
+        if (key := strategy or reshard) is not None:
+            zero = keys.choice(key, SHARDING | RESHARDED)
         if strategy is not None and version == 2:
             raise keys.wrong(strategy, "goes with version 1 of FSDP, not with 2")
         moved = "offload" in words or any(
@@ -105,7 +96,7 @@ def sharding(switched: bool = True) -> Idea:
         )
         return {
             "framework": "huggingface",
-            "zero": zero if facts is None else facts,
+            "zero": zero,
             "offload": "all" if moved else "none",
         }
 

@@ -52,25 +52,33 @@ def fixed(*keys: str, **facts: Any) -> Idea:
 
 
 class Spelled(Keys):
-    """Look-ups by names that a file spells otherwise; what is noted is noted of the file's own keys."""
+    """Look-ups by names that a file spells otherwise; what is noted is noted of the file's own keys.
 
-    def __init__(self, keys: Keys, spell: Callable[[Keys, str], str]) -> None:
-        super().__init__(_View(keys, spell), keys.file, keys.auto, keys.version, keys.given)
+    spell: how a file spells a name; over: values that go before the file's; said: what is said of the document in its place
+    """
+
+    def __init__(
+        self, keys: Keys, spell: Callable[[Keys, str], str], over: Mapping[str, Any] | None = None, **said: Any
+    ) -> None:
+        super().__init__(_View(keys, spell, over or {}, said), keys.file, keys.auto, keys.version, keys.given)
         self.left, self.noted, self.remarks, self.alone = keys.left, keys.noted, keys.remarks, keys.alone
 
 
 class _View:
     """A document whose keys are looked up by other names."""
 
-    def __init__(self, keys: Keys, spell: Callable[[Keys, str], str]) -> None:
-        self.own, self.keys, self.spell = keys.document, keys, spell
+    def __init__(
+        self, keys: Keys, spell: Callable[[Keys, str], str], over: Mapping[str, Any], said: Mapping[str, Any]
+    ) -> None:
+        self.own, self.keys, self.spell, self.over = keys.document, keys, spell, over
+        self.__dict__.update(said)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)
 
     def get(self, key: str) -> Any:
         """The value of a key, or `MISSING`."""
-        return self.own.get(self.spell(self.keys, key))
+        return self.over[key] if key in self.over else self.own.get(self.spell(self.keys, key))
 
     def shown(self, key: str) -> str:
         """The key as the file spells it."""
@@ -219,6 +227,11 @@ def quantised(
 def sayable(facts: Facts, bases: tuple[str, ...] = SAYABLE) -> bool:
     """Return whether a base is one of those that a file can say, or not quantised."""
     return not facts.get("qlora") or (facts.get("base") or "nf4") in bases
+
+
+def degree(axis: str, *keys: str) -> Idea:
+    """The idea of a degree of parallelism, 1 where nothing is said, which a file has a key for where it is more, or has it."""
+    return row(axis, *keys, default=1, quiet=1)
 
 
 def adapters(

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import machines
@@ -465,47 +466,23 @@ def _adapter() -> Idea:
 
 
 def _optimizer() -> Idea:
-    name, fused, many, of_megatron = (
-        f"{P}optimizer.name",
-        f"{P}optimizer.kwargs.fused",
-        f"{P}optimizer.kwargs.foreach",
-        f"{M}optimizer.optimizer",
-    )
-    named = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd", FUSED: "adamw"}
     theirs = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
+    classes = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd", FUSED: "adamw"}
+    megatron = row("optimizer", f"{M}optimizer.optimizer", words=theirs, default="adamw")
+    torch = instantiated(f"{P}optimizer.name", classes, arguments=f"{P}optimizer.kwargs")
 
     def read(keys: Keys) -> Facts:
         if megatron_trains(keys):
-            return {"optimizer": keys.choice(of_megatron, theirs) or "adamw"}
-        chosen = keys.choice(name, named) or "adamw"
-        if chosen != "adamw":
-            return {"optimizer": chosen}
-        kind = (
-            "-fused"
-            if keys.flag(fused) or keys.word(name) == FUSED
-            else "-loop"
-            if keys.flag(many) is False
-            else "-foreach"
-        )
-        return {"optimizer": f"adamw{kind}"}
+            return megatron.read(keys)
+        return {"optimizer": "adamw-fused"} if keys.word(torch.keys[0]) == FUSED else torch.read(keys)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["optimizer"]
+        name = facts["optimizer"]
         if facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts):
-            word = next(
-                (word for word, ours in theirs.items() if ours == wanted.partition("-")[0] or ours == wanted), None
-            )
-            return {of_megatron: word} if word else {}
-        plain, _, kind = wanted.partition("-")
-        word = next((word for word, ours in named.items() if ours == plain), None)
-        if word is None or kind not in ("", "loop", "fused", "foreach"):
-            return {}
-        values: dict[str, Any] = {name: word}
-        if not kind:
-            return values | {key: None for key in (fused, many) if keys.has(key)}
-        return values | {fused: kind == "fused", many: kind == "foreach"}
+            return megatron.write({"optimizer": name if name in theirs.values() else name.partition("-")[0]}, keys)
+        return torch.write(facts, keys)
 
-    return Idea(keys=(name, fused, many, of_megatron), facts=("optimizer",), read=read, write=write)
+    return Idea(keys=(*torch.keys, *megatron.keys), facts=("optimizer",), read=read, write=write)
 
 
 def _loss() -> Idea:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, Unknown, names_in, row
@@ -239,31 +241,14 @@ def _known_gpus(keys: Keys) -> int | None:
 
 def _host() -> Idea:
     """The optimizer of Megatron in host memory; of a part of it the rest stays."""
-    whole = offload(OVER)
-    part = whole.keys[1]
+    inner = offload(OVER)
 
-    def read(keys: Keys) -> Facts:
-        share = keys.real(part)
-        if engine_of(keys) != "megatron":
-            return {}
-        if share not in (None, 0.0, 1.0) and keys.flag(whole.keys[0]):
-            keys.note(
-                part,
-                "so much of the optimizer is in host memory, and none is counted there",
-                "saves",
-                "optimizer",
-                share,
-            )
-            return {"offload": "none"}
-        return whole.read(keys)
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        said = facts.get("offload") == "optimizer" or keys.has(*inner.keys)
+        return inner.write(facts, keys) if said else {}
 
-    return Idea(
-        keys=whole.keys,
-        facts=("offload",),
-        read=read,
-        write=lambda facts, keys: (
-            whole.write(facts, keys) if facts.get("offload") == "optimizer" or keys.has(*whole.keys) else {}
-        ),
+    return msgspec.structs.replace(
+        inner, read=lambda keys: inner.read(keys) if engine_of(keys) == "megatron" else {}, write=write
     )
 
 
