@@ -181,7 +181,8 @@ def _median(rows: Sequence[tuple[float, float, str]]) -> float:
 def centred(found: Sequence[Residual], by: dict[str, float]) -> list[Residual]:
     """Return the residuals around the middle of their class."""
     return [
-        one._replace(value=one.value - by[one.card], floor=one.floor - by[one.card]) if one.card else one for one in found
+        one._replace(value=one.value - by[one.card], floor=one.floor - by[one.card]) if one.card else one
+        for one in found
     ]
 
 
