@@ -72,7 +72,8 @@ def answer(command: str, subject: str, flags: Flags | None, text: str = "", shap
 def estimate(model: str, flags: Flags | None = None) -> dict[str, Any]:
     """Estimate a job: does it fit, where does every byte go, how long does it take.
 
-    model: a name, a config.json, or a job file of a tool. With the flag task: post-training ("dpo", "grpo", ...) or serving ("generate").
+    model: a name, a config.json, or a job file of a tool. With the flag task: post-training ("dpo", "grpo", ...) or serving
+    ("generate").
     """
     return answer("estimate", model, flags)
 
