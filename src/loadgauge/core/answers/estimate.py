@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -28,8 +28,8 @@ class Estimated(Answer, frozen=True, kw_only=True):
 
     form: str = "estimate.train"
     writer: str = "loadgauge.core.text.estimate.estimate:write"
-    TOPICS: ClassVar[tuple[str, ...]] = (*PARTS, *TOPICS)
-    TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Through one step", "memory.moments.parts", "name", "parts"),)
+    topics: tuple[str, ...] = (*PARTS, *TOPICS)
+    pivots: tuple[Pivot, ...] = (Pivot("Through one step", "memory.moments.parts", "name", "parts"),)
     given: Setup
     result: Estimate
     counter: Counter | None = None

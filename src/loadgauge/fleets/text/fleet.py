@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -37,25 +37,15 @@ def _chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], 
         clear()
 
 
-class Simulated(Answer, frozen=True, kw_only=True):
-    """A simulated run. said: how its layout was found, in a sentence; what_if: with single changes in full"""
+def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
+    """Simulate the run of a job; its code is 1 where its step does not fit."""
+    result, assumed, said = _chosen(job, given)
+    found = fleet(result, job.tokens or "", Options(**given), price=job.price)
+    verdict, assumed = result.memory.verdict, assumed | found.assumed
 
-    form: str = "fleet.run"
-    writer: str = "loadgauge.fleets.text.fleet:write"
-    TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Where the time goes", "shares", "of", "shares"),)
-    found: Fleet
-    said: str
-    what_if: bool = False
-
-    def alternatives(self) -> list[tuple[str, Any]]:
-        return [(change.flags, change.fleet) for change in changed(self.found)]
-
-    def why(self, topic: str) -> Answer:
-        return reason(self.found, topic)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = self.found.to_dict() | {"assumed": self.assumed, "layout_flags": layout_flags(self.found.estimate)}
-        if self.what_if:
+    def document() -> dict[str, Any]:
+        plain = found.to_dict() | {"assumed": assumed, "layout_flags": layout_flags(result)}
+        if what_if:
             plain["what_if"] = [
                 {
                     "flags": change.flags,
@@ -64,38 +54,36 @@ class Simulated(Answer, frozen=True, kw_only=True):
                     "goodput": change.fleet.goodput[1],
                     "gpu_hours": change.fleet.gpu_hours,
                 }
-                for change in changed(self.found)
+                for change in changed(found)
             ]
         return plain
 
-
-def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Simulated:
-    """Simulate the run of a job; its code is 1 where its step does not fit."""
-    result, assumed, said = _chosen(job, given)
-    found = fleet(result, job.tokens or "", Options(**given), price=job.price)
-    verdict = result.memory.verdict
-    return Simulated(
-        found=found,
-        said=said,
-        what_if=what_if,
+    return Answer(
+        form="fleet.run",
+        writer="loadgauge.fleets.text.fleet:write",
+        explains=lambda topic: reason(found, topic),
+        pivots=(Pivot("Where the time goes", "shares", "of", "shares"),),
+        tried=lambda: [(change.flags, change.fleet) for change in changed(found)],
+        shown=(found, said, what_if),
+        document=document,
         verdict=verdict,
         code=exit_code(verdict),
-        assumed=assumed | found.assumed,
+        assumed=assumed,
         not_counted=NOT_COUNTED,
         command=job.command("fleet"),
     )
 
 
-def write(answer: Simulated, target: Paper, *, brief: bool = False) -> None:
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write a simulated run; brief: the verdict, what is lost, and the next step"""
-    found = answer.found
+    found, said, what_if = answer.shown
     changes = list(changed(found))
-    _verdict(target, found, answer.said, changes)
+    _verdict(target, found, said, changes)
     if brief:
         return
     _where(target, found)
     _tiers(target, found)
-    if answer.what_if:
+    if what_if:
         _what_if(target, found, changes)
     print_assumed(target, answer.assumed)
     heading(target, "Not counted")
