@@ -16,7 +16,7 @@ from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, run_options
 from loadgauge.core.command_line.options.param_types import POSITIVE, Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
-from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.time.bandwidth_needs import SHARE, Network, NetworkCase
 from loadgauge.core.plan.space.estimates import cells, read_axes
@@ -115,7 +115,7 @@ def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rai
         given.layout,
         given.training,
         given.cluster,
-        efficiencies(given.gpu.id),
+        of_cluster(given.cluster),
         oversubscription=oversubscription,
         pod=pod,
         rails=rails,

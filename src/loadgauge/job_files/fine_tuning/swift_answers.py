@@ -277,39 +277,42 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
             moved[1]: True if out in ("optimizer", "all") else None,
         }
 
-    owned = (
-        samples_of,
-        steps,
-        times,
-        reward,
-        teacher,
-        share,
-        sequences,
-        epochs,
-        parts,
-        forward,
-        response,
-        switch,
-        mode,
-        asleep,
-        used,
-        width,
-        stages,
-        length,
-        most,
-        eager,
-        prefixes,
-        *moved,
-        away,
-        server,
-        BATCH,
-        scheduler,
-        turns,
-        LONGEST,
-        likeliest,
+    return Idea(
+        keys=(
+            samples_of,
+            steps,
+            times,
+            reward,
+            teacher,
+            share,
+            sequences,
+            epochs,
+            parts,
+            forward,
+            response,
+            switch,
+            mode,
+            asleep,
+            used,
+            width,
+            stages,
+            length,
+            most,
+            eager,
+            prefixes,
+            *moved,
+            away,
+            server,
+            BATCH,
+            scheduler,
+            turns,
+            LONGEST,
+            likeliest,
+        ),
+        facts=names_in(
+            "task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout rollout_offload"
+            " old_logprobs logprob_batch frozen_offload on_policy loss_terms"
+        ),
+        read=read,
+        write=write,
     )
-    facts = names_in(
-        "task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout rollout_offload"
-        " old_logprobs logprob_batch frozen_offload on_policy loss_terms"
-    )
-    return Idea(keys=owned, facts=facts, read=read, write=write)

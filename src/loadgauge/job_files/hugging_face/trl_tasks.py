@@ -346,9 +346,13 @@ def task() -> Idea:
             "vllm_enable_sleep_mode": True if engine.sleep else None,
         }
 
-    facts = names_in(
-        "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
-        " old_logprobs placement"
-    )
     unread = key_lists("trl").stops
-    return Idea(keys=tuple(key for key in EVERY if key not in unread), facts=facts, read=read, write=write)
+    return Idea(
+        keys=tuple(key for key in EVERY if key not in unread),
+        facts=names_in(
+            "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
+            " old_logprobs placement"
+        ),
+        read=read,
+        write=write,
+    )

@@ -9,12 +9,13 @@ import tomllib
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import (
-    STRATEGIES,
     context,
     experts,
     launched,
@@ -23,6 +24,7 @@ from loadgauge.job_files.pre_training.megatron import (
     pipeline,
     recompute,
     tensor_parallel,
+    zero,
 )
 
 RECIPES = {
@@ -107,37 +109,26 @@ def _recipe() -> Idea:
                 keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
         return {}
 
-    owned = (*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model")
-    return Idea(keys=owned, facts=(), read=read, write=lambda facts, keys: {})
+    return Idea(
+        keys=(*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model"),
+        facts=(),
+        read=read,
+        write=lambda facts, keys: {},
+    )
 
 
 def _zero() -> Idea:
-    optimizer, instances = "ddp.use_distributed_optimizer", "ddp.num_distributed_optimizer_instances"
-    fsdp, strategy = "ddp.use_megatron_fsdp", "ddp.data_parallel_sharding_strategy"
-    also = ("dist.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
-
-    def read(keys: Keys) -> Facts:
-        replicas = keys.whole(instances) or 1
-        stage = 0
-        if keys.flag(fsdp) or keys.flag(also[0]):
-            passed = keys.choice(strategy, STRATEGIES)
-            stage = 3 if passed is None else passed
-        elif keys.flag(optimizer) or keys.flag(also[1]):
-            stage = 1
-        elif not keys.has(optimizer, also[1], fsdp):
-            return {}
-        return {"zero": stage, "replicas": replicas if stage else 1}
+    """Megatron's, whose section a recipe that is not known may set."""
+    inner = zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp")
+    switches = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", *inner.keys[-2:])
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stage, replicas = (facts.get("zero") or 0), facts.get("replicas") or 1
-        values: dict[str, Any] = {optimizer: stage > 0, fsdp: stage > 1 if stage > 1 or keys.has(fsdp) else None}
-        values[also[1]] = stage > 0 if keys.has(also[1]) else None
-        values[also[0]] = stage > 1 if keys.has(also[0]) else None
-        values[strategy] = {number: word for word, number in STRATEGIES.items()}[stage] if stage > 1 else None
-        values[instances] = replicas if replicas > 1 and stage else None
-        return values
+        values, switch = inner.write(facts, keys), switches[0]
+        return values | {switch: bool(values[switch])}
 
-    return Idea(keys=(optimizer, instances, fsdp, strategy, *also), facts=("zero", "replicas"), read=read, write=write)
+    return msgspec.structs.replace(
+        inner, read=lambda keys: inner.read(keys) if keys.has(*switches) else {}, write=write
+    )
 
 
 def _lora() -> Idea:

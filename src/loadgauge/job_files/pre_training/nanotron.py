@@ -100,8 +100,12 @@ def _layout() -> Idea:
             values[mode] = "REDUCE_SCATTER" if facts.get("sequence_parallel") else "ALL_REDUCE"
         return values
 
-    owned = (*(f"{P}{key}" for key in degrees.values()), engine, mode)
-    return Idea(keys=owned, facts=("gpus", "tp", "pp", "cp", "ep", "etp", "sequence_parallel"), read=read, write=write)
+    return Idea(
+        keys=(*(f"{P}{key}" for key in degrees.values()), engine, mode),
+        facts=("gpus", "tp", "pp", "cp", "ep", "etp", "sequence_parallel"),
+        read=read,
+        write=write,
+    )
 
 
 def _precision() -> Idea:

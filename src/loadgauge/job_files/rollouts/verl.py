@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, Unknown, names_in, row
@@ -77,8 +79,12 @@ def _gpus() -> Idea:
         theirs = APART[not on_its_own(keys)]
         return values | dict(zip(theirs, machines({"gpus": split[1]}, keys.whole(theirs[0])), strict=True))
 
-    owned = (EACH, NODES, *STARTED, *APART[0], *APART[1])
-    return Idea(keys=owned, facts=names_in("gpus gpus_per_node nodes"), read=read, write=write)
+    return Idea(
+        keys=(EACH, NODES, *STARTED, *APART[0], *APART[1]),
+        facts=names_in("gpus gpus_per_node nodes"),
+        read=read,
+        write=write,
+    )
 
 
 def _placement() -> Idea:
@@ -212,9 +218,13 @@ def _layout() -> Idea:
             group: pieces * ranks if replicated and pieces is not None else None,
         }
 
-    keys = (*megatron, *dense, older, newer, group, reshard, policy, once, *chosen)
     facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas gradient_sync")
-    return Idea(keys=keys, facts=(*sizes, *facts), read=read, write=write)
+    return Idea(
+        keys=(*megatron, *dense, older, newer, group, reshard, policy, once, *chosen),
+        facts=(*sizes, *facts),
+        read=read,
+        write=write,
+    )
 
 
 def _known_gpus(keys: Keys) -> int | None:
@@ -231,31 +241,14 @@ def _known_gpus(keys: Keys) -> int | None:
 
 def _host() -> Idea:
     """The optimizer of Megatron in host memory; of a part of it the rest stays."""
-    whole = offload(OVER)
-    part = whole.keys[1]
+    inner = offload(OVER)
 
-    def read(keys: Keys) -> Facts:
-        share = keys.real(part)
-        if engine_of(keys) != "megatron":
-            return {}
-        if share not in (None, 0.0, 1.0) and keys.flag(whole.keys[0]):
-            keys.note(
-                part,
-                "so much of the optimizer is in host memory, and none is counted there",
-                "saves",
-                "optimizer",
-                share,
-            )
-            return {"offload": "none"}
-        return whole.read(keys)
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        said = facts.get("offload") == "optimizer" or keys.has(*inner.keys)
+        return inner.write(facts, keys) if said else {}
 
-    return Idea(
-        keys=whole.keys,
-        facts=("offload",),
-        read=read,
-        write=lambda facts, keys: (
-            whole.write(facts, keys) if facts.get("offload") == "optimizer" or keys.has(*whole.keys) else {}
-        ),
+    return msgspec.structs.replace(
+        inner, read=lambda keys: inner.read(keys) if engine_of(keys) == "megatron" else {}, write=write
     )
 
 
@@ -358,8 +351,12 @@ def _batch() -> Idea:
         prompts, left = divmod(batch, samples)
         return values | ({mini: batch, count: 1} if left else {mini: prompts})
 
-    owned = (mini, count, step, epochs, batches)
-    return Idea(keys=owned, facts=names_in("global_batch prompts samples epochs"), read=read, write=write)
+    return Idea(
+        keys=(mini, count, step, epochs, batches),
+        facts=names_in("global_batch prompts samples epochs"),
+        read=read,
+        write=write,
+    )
 
 
 def _micro_batch() -> Idea:

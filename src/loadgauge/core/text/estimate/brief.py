@@ -71,7 +71,7 @@ def _run(given: Setup, result: Estimate) -> str:
     layout, lora = result.layout, result.training.lora
     how = "" if lora is None else f" {lora.name},"
     where = "" if given.gpu is None else f" {layout.gpus:,} x {given.gpu.id},"
-    if result.model.listed is not None and not result.model.listed.has_length:
+    if not result.model.own.has_length:
         return f"{result.model.name},{how}{where} {batch_words(result.model, layout.micro_batch, 1)}"
     return f"{result.model.name},{how}{where} {layout.micro_batch} x {length_words(result.model, layout.seq_len)}"
 

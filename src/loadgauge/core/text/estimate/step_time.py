@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadgauge.core.base.units import count, days_words, seconds
-from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.hardware.calibration import efficiencies, of_cluster
 from loadgauge.core.definitions.hardware.prices import listed
 from loadgauge.core.definitions.training.software import TUNINGS, USUAL, kind_of
 from loadgauge.core.estimate.result import Estimate, Time
@@ -69,7 +69,7 @@ def basis(result: Estimate) -> str:
     assert result.gpu is not None
     if result.time.scale != 1.0:
         return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.time.scale:.3f}."
-    calibration = efficiencies(result.gpu)
+    calibration = efficiencies(result.gpu) if result.cluster is None else of_cluster(result.cluster)
     own = result.cluster.sustained if result.cluster is not None else None
     others = (f"x {kind_of(tuning=name).factor:.2f} under --tuning {name}" for name in TUNINGS if name != USUAL)
     at = f" Tuning taken: {result.training.tuning}; compute of the usual takes {' and '.join(others)}."

@@ -19,7 +19,7 @@ from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.core.families.hf import LARGEST_FILE, decode
 
 if TYPE_CHECKING:
-    from loadgauge.pytorch.capture.record import Sized
+    from loadgauge.pytorch.trace.programs.training import Sized
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
 LIBRARIES = ("diffusers", "timm", "torchvision")
@@ -96,20 +96,13 @@ def usual_precision(keys: Mapping[str, Any], target: str) -> str | None:
     return found
 
 
-def library_version(keys: Mapping[str, Any]) -> str:
-    """The version of the library that a model is of."""
-    from importlib.metadata import version
-
-    return version(str(keys.get("library", "diffusers")))
-
-
 def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     """The training of a model of a library, from its config or its name. Raises ConfigError and NotModelled."""
     import torch
 
     from loadgauge.pytorch.capture.inputs.inputs import tree
-    from loadgauge.pytorch.capture.record import Sized
-    from loadgauge.pytorch.trace.programs.jobs import mean_loss
+    from loadgauge.pytorch.device.patches import default_dtype
+    from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
     from loadgauge.pytorch.trace.torch_run import ATTENTIONS
 
     library, row = str(keys.get("library", "diffusers")), _row(keys, target)
@@ -125,13 +118,8 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     config: dict[str, Any] = {}
 
     def build(device: str) -> Any:
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(run.dtype)
-        try:
-            with torch.device(device), _no_initial_values():
-                module, read = _made(library, keys, target)
-        finally:
-            torch.set_default_dtype(default)
+        with default_dtype(run.dtype), torch.device(device), _no_initial_values():
+            module, read = _made(library, keys, target)
         config.clear()
         config.update(read)
         if recompute:
