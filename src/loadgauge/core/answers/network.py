@@ -23,14 +23,14 @@ NOT_COUNTED = (
 
 def networked(given: Setup, case: NetworkCase) -> Answer:
     """Return what the network must carry in a step of a run, and whether it can."""
-    found = case.answer()
+    result = case.answer()
 
     def explained(axis: str) -> Answer:
         from loadgauge.core.answers.equations.run_forms import bandwidth_lines  # brings SymPy
 
         assert given.cluster is not None
-        closed = bandwidth_lines(axis, closed_numbers(case, found))
-        return need_reason(case, found, axis, given.cluster.gpus_per_node, closed)
+        closed = bandwidth_lines(axis, closed_numbers(case, result))
+        return need_reason(case, result, axis, given.cluster.gpus_per_node, closed)
 
     return Answer(
         form="network.needs",
@@ -38,11 +38,11 @@ def networked(given: Setup, case: NetworkCase) -> Answer:
         topics=AXES,
         explains=explained,
         pivots=(Pivot("Seconds of the collectives of a step", "network.seconds", "axis", "what"),),
-        tried=lambda: [(change.name, change.result) for change in what_if(case, found)],
-        shown=(given, case, found),
-        document=lambda: _plain(given, case, found),
-        verdict="enough" if found.enough else "not enough",
-        code=YES if found.enough else NO,
+        tried=lambda: [(change.name, change.result) for change in what_if(case, result)],
+        shown=(given, case, result),
+        document=lambda: _plain(given, case, result),
+        verdict="enough" if result.enough else "not enough",
+        code=YES if result.enough else NO,
         assumed=given.assumed,
         not_counted=NOT_COUNTED,
         command=given.job.command("network"),

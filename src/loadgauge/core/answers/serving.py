@@ -11,7 +11,7 @@ from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.serving.result import Answer as Inferred
 
 TOPICS = ("memory", "first", "token")
-"""What is explained of inference."""
+"""Topics of inference."""
 
 
 def served(found: Inferred, *, allow_tight: bool = False, **more: Any) -> Answer:
@@ -45,10 +45,10 @@ def _explained(found: Inferred, topic: str) -> Reason:
         parts = {**run.lanes, "traffic": sum(row.seconds for row in run.traffic)}
         total, unit = run.seconds, "s"
         rule = "each operation takes the longer of computing and moving its bytes; traffic is added"
-    what = {
+    quantity = {
         "memory": "bytes of the fullest rank",
         "first": "seconds of the prompts",
         "token": "seconds of a token",
     }[topic]
-    lines = (summed(what, parts, total, unit),)
-    return Reason(topic=topic, what=what, value=total, unit=unit, basis="derived", rule=rule, lines=lines)
+    lines = (summed(quantity, parts, total, unit),)
+    return Reason(topic=topic, what=quantity, value=total, unit=unit, basis="derived", rule=rule, lines=lines)

@@ -39,7 +39,7 @@ def _chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], 
 
 def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
     """Simulate the run of a job; its code is 1 where its step does not fit."""
-    result, assumed, said = _chosen(job, given)
+    result, assumed, searched = _chosen(job, given)
     found = fleet(result, job.tokens or "", Options(**given), price=job.price)
     verdict, assumed = result.memory.verdict, assumed | found.assumed
 
@@ -64,7 +64,7 @@ def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
         explains=lambda topic: reason(found, topic),
         pivots=(Pivot("Where the time goes", "shares", "of", "shares"),),
         tried=lambda: [(change.flags, change.fleet) for change in changed(found)],
-        shown=(found, said, what_if),
+        shown=(found, searched, what_if),
         document=document,
         verdict=verdict,
         code=exit_code(verdict),
@@ -76,9 +76,9 @@ def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write a simulated run; brief: the verdict, what is lost, and the next step"""
-    found, said, what_if = answer.shown
+    found, searched, what_if = answer.shown
     changes = list(changed(found))
-    _verdict(target, found, said, changes)
+    _verdict(target, found, searched, changes)
     if brief:
         return
     _where(target, found)
@@ -102,12 +102,12 @@ def verdict(found: Fleet) -> str:
     )
 
 
-def _verdict(target: Paper, found: Fleet, said: str, changes: list[Change]) -> None:
+def _verdict(target: Paper, found: Fleet, searched: str, changes: list[Change]) -> None:
     line = verdict(found)
     first_line(target, line, line.partition("  ")[0], "bold")
     run, layout = found.run, found.estimate.layout
     steps = found.tokens / (found.tokens / run.work * found.step)
-    lines = [f"{said} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]
+    lines = [f"{searched} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]
     lines.append(
         f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(found.tokens_per_second)} tokens/s of progress."
     )
@@ -205,9 +205,9 @@ def _what_if(target: Paper, found: Fleet, changes: list[Change]) -> None:
 
 def write_sought(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the answer to an inverse question; brief: without what was tried"""
-    head, said, names, tried, best = answer.shown
+    head, searched, names, tried, best = answer.shown
     target.print(head, style="bold", soft_wrap=True)
-    points(target, [said], "")
+    points(target, [searched], "")
     if not brief:
         draw(target, [Column(names[0]), *(Column(name, "right") for name in names[1:])], tried, "Tried", [best])
 
@@ -242,7 +242,7 @@ def _find(
     slack: float = SLACK,
     price: float | None = None,
 ) -> Answer:
-    result, assumed, said = layout
+    result, assumed, searched = layout
     if question == "sites":
         return fleet_sites.most_sites(result, local, slack, assumed)
     base = fleet(result, tokens, msgspec.structs.replace(options, runs=min(options.runs, FEW)), price=price)
@@ -268,7 +268,7 @@ def _find(
         names = ("oversubscription", "step", "change")
         plain = {"oversubscription": factor, "tried": [{"oversubscription": a, "step": b} for a, b in steps]}
         strong = [one for one, _ in steps].index(factor)
-    words = f"{said} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()
+    words = f"{searched} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()
     return Answer(
         form="fleet.find",
         writer="loadgauge.fleets.text.fleet:write_sought",
@@ -280,13 +280,13 @@ def _find(
 
 def sites(job: Job, given: dict[str, Any], local: dict[str, Any]) -> Answer:
     """Answer for several sites."""
-    result, assumed, said = _chosen(job, given)
-    _of_steps(said, given, "--sites")
-    return fleet_sites.split(result, local, said, job, assumed)
+    result, assumed, searched = _chosen(job, given)
+    _of_steps(searched, given, "--sites")
+    return fleet_sites.split(result, local, searched, job, assumed)
 
 
 def _of_steps(searched: str, given: dict[str, Any], question: str) -> None:
     """Refuses options of a fleet where only steps are asked about, and no layout was searched by goodput."""
-    said = [name for name in given if name not in ("runs", "seed")]
-    if said and not searched:
-        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=said[0])
+    stated = [name for name in given if name not in ("runs", "seed")]
+    if stated and not searched:
+        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=stated[0])

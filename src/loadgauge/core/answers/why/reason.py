@@ -40,7 +40,7 @@ class Rows(msgspec.Struct, frozen=True):
 PLAIN = (
     "topic", "what", "value", "unit", "basis", "rule", "lines", "columns", "rows", "notes", "see", "sources",
 )  # fmt: skip
-"""What the document of a reason has of it."""
+"""Fields of a reason that its document has."""
 
 
 class Reason(Answer, frozen=True, kw_only=True):
@@ -62,12 +62,12 @@ class Reason(Answer, frozen=True, kw_only=True):
     """Commands and flags that show more."""
     sources: tuple[str, ...] = ()
     where: str = ""
-    """What the value is of, in a sentence."""
+    """A sentence on the place and the moment of the value."""
     tables: tuple[Rows, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reason as plain values for JSON."""
-        return {name: msgspec.to_builtins(getattr(self, name)) for name in PLAIN}
+        return super().to_dict() or {name: msgspec.to_builtins(getattr(self, name)) for name in PLAIN}
 
 
 _OPERATORS: dict[type, Callable[[float, float], float]] = {

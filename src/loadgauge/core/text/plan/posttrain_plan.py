@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.post_training import TOPICS, answered, time_document
+from loadgauge.core.answers.post_training import answered, time_document
+from loadgauge.core.answers.why.of_task import TOPICS
 from loadgauge.core.base.errors import NO, YES
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import needs
