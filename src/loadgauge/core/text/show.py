@@ -12,7 +12,7 @@ from loadgauge.core.text.table import Markdown, console, document
 
 
 class How(NamedTuple):
-    """The form in which an answer is asked for. json, csv, markdown, brief: its form; topic: to be explained; file, figure: to be drawn"""
+    """The form in which an answer is asked for. topic: to be explained; file, figure: to be drawn; the others: how it is printed"""
 
     json: bool = False
     csv: bool = False
