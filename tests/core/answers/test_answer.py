@@ -94,7 +94,7 @@ def test_the_numbers_of_an_answer_are_the_same_in_every_form(kind: str, monkeypa
         whole, brief = printed(answer, topic=asked, brief=False), printed(answer, topic=asked, brief=True)
         marked = printed(answer, topic=asked, markdown=True)
         assert numbers(whole) == numbers(marked)
-        assert kind in ("generate", "forward") or all(pivot.table(answer.ledger()) for pivot in answer.TABLES)
+        assert kind in ("generate", "forward") or all(pivot.table(answer.ledger()) for pivot in answer.pivots)
         if kind not in ("sweep", "table"):  # what is swept and what is summed is told in other words
             assert not numbers(brief.partition("\n")[0]) - numbers(whole)
         rows = list(csv.DictReader(io.StringIO(printed(answer, topic=asked, csv=True))))
@@ -114,7 +114,7 @@ def test_the_numbers_of_an_answer_are_the_same_in_every_form(kind: str, monkeypa
 def test_parts_are_pivots_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = answer_of(KINDS["post-training"][0], monkeypatch)
     ledger = answer.ledger()
-    (table,) = (pivot.table(ledger) for pivot in answer.TABLES)
+    (table,) = (pivot.table(ledger) for pivot in answer.pivots)
     for phase in answer.to_dict()["memory"]["phases"]:
         assert sum(table[phase["phase"]].values()) == pytest.approx(phase["total"])
     assert {entry.unit for entry in ledger if entry.keys["of"].startswith("memory.phases.")} == {"byte"}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -62,7 +62,7 @@ class Pivot(NamedTuple):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a question. Kinds of answers that explain or compute more are subclasses.
 
-    TOPICS: what `why` explains; TABLES: tables of the ledger
+    topics: what `why` explains, by `explains`; pivots: tables of the ledger; tried: changes, as flags, with what each gives
 
     form: name of the document's shape (`loadgauge schema`); writer: address of the function that writes it on paper,
     `write(answer, paper, brief=...)`; shown: what that writes; document: that of `--json`; table: rows of an answer that is one
@@ -71,12 +71,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     command: the command line that reproduces it; failed: why there is no answer in what is printed
     """
 
-    TOPICS: ClassVar[tuple[str, ...]] = ()
-    TABLES: ClassVar[tuple[Pivot, ...]] = ()
+    topics: tuple[str, ...] = ()
+    explains: Callable[[str], Answer] | None = None
+    pivots: tuple[Pivot, ...] = ()
+    tried: Callable[[], Iterable[tuple[str, Any]]] = tuple
     form: str = ""
     writer: str = ""
     shown: Any = None
-    document: dict[str, Any] = {}
+    document: dict[str, Any] | Callable[[], dict[str, Any]] = {}
     table: Sequence[Mapping[str, Any]] = ()
     verdict: str = ""
     code: int = YES
@@ -88,13 +90,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def alternatives(self) -> Iterable[tuple[str, Any]]:
         """Return changes that were tried, as flags, with what each gives: the next steps."""
-        return ()
+        return self.tried()
 
     def why(self, topic: str) -> Answer:
         """Explain a number. Raises `ConfigError` for one that the answer does not explain."""
-        raise ConfigError(
-            f"{topic!r} is not explained here (known: {', '.join(self.TOPICS) or 'nothing'})", key="explain"
-        )
+        if self.explains is None or (self.topics and topic not in self.topics):
+            known = ", ".join(self.topics) or "nothing"
+            raise ConfigError(f"{topic!r} is not explained here (known: {known})", key="explain")
+        return self.explains(topic)
 
     def plot(self, file: Path, figure: str) -> None:
         """Draw the answer to a file. Raises `ConfigError` where it has no figure."""
@@ -102,7 +105,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `--json`."""
-        return self.document
+        return self.document() if callable(self.document) else self.document
 
     def text(self, paper: Any, *, brief: bool = False) -> None:
         """Write the answer on paper (`core.text.table`), whole or in ten lines."""

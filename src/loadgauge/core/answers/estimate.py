@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.of_estimate import TOPICS, reason
 from loadgauge.core.answers.why.of_memory import memory_reason
-from loadgauge.core.answers.why.reason import Reason
 from loadgauge.core.base.errors import NO
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.verdict import exit_code, host_holds, needs
@@ -28,8 +27,8 @@ class Estimated(Answer, frozen=True, kw_only=True):
 
     form: str = "estimate.train"
     writer: str = "loadgauge.core.text.estimate.estimate:write"
-    TOPICS: ClassVar[tuple[str, ...]] = (*PARTS, *TOPICS)
-    TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Through one step", "memory.moments.parts", "name", "parts"),)
+    topics: tuple[str, ...] = (*PARTS, *TOPICS)
+    pivots: tuple[Pivot, ...] = (Pivot("Through one step", "memory.moments.parts", "name", "parts"),)
     given: Setup
     result: Estimate
     counter: Counter | None = None
@@ -67,7 +66,7 @@ class Estimated(Answer, frozen=True, kw_only=True):
         else:
             return super().why(topic)
         document = estimate_document(self.given, self.result) | {"explain": plain}
-        return OfEstimate(**msgspec.structs.asdict(found) | {"document": document, "form": "estimate.train"})
+        return msgspec.structs.replace(found, document=document, form=self.form)
 
     def plot(self, file: Path, figure: str) -> None:
         need("FIGURES").plot(self.given, self.result, file, figure)
@@ -77,15 +76,6 @@ class Estimated(Answer, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         return estimate_document(self.given, self.result, outcomes=True)
-
-
-class OfEstimate(Reason, frozen=True, kw_only=True):
-    """A reason of an estimate. document: that of the estimate, with the reason in it"""
-
-    form: str = "estimate.train"
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.document
 
 
 def estimate_document(given: Setup, result: Estimate, *, outcomes: bool = False) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -21,46 +21,32 @@ NOT_COUNTED = (
 )
 
 
-class Networked(Answer, frozen=True, kw_only=True):
-    """What the network must carry in a step of a run, and whether it can."""
+def networked(given: Setup, case: NetworkCase) -> Answer:
+    """Return what the network must carry in a step of a run, and whether it can."""
+    result = case.answer()
 
-    form: str = "network.needs"
-    writer: str = "loadgauge.core.text.network:write"
-    TOPICS: ClassVar[tuple[str, ...]] = AXES
-    TABLES: ClassVar[tuple[Pivot, ...]] = (
-        Pivot("Seconds of the collectives of a step", "network.seconds", "axis", "what"),
-    )
-    given: Setup
-    case: NetworkCase
-    result: Network
-
-    @classmethod
-    def of(cls, given: Setup, case: NetworkCase) -> Networked:
-        """Return the answer that the needs of a run are."""
-        found = case.answer()
-        return cls(
-            given=given,
-            case=case,
-            result=found,
-            verdict="enough" if found.enough else "not enough",
-            code=YES if found.enough else NO,
-            assumed=given.assumed,
-            not_counted=NOT_COUNTED,
-            command=given.job.command("network"),
-        )
-
-    def alternatives(self) -> list[tuple[str, Any]]:
-        return [(change.name, change.result) for change in what_if(self.case, self.result)]
-
-    def why(self, topic: str) -> Answer:
+    def explained(axis: str) -> Answer:
         from loadgauge.core.answers.equations.run_forms import bandwidth_lines  # brings SymPy
 
-        assert self.given.cluster is not None
-        closed = bandwidth_lines(topic, closed_numbers(self.case, self.result)) if topic in AXES else ()
-        return need_reason(self.case, self.result, topic, self.given.cluster.gpus_per_node, closed)
+        assert given.cluster is not None
+        closed = bandwidth_lines(axis, closed_numbers(case, result))
+        return need_reason(case, result, axis, given.cluster.gpus_per_node, closed)
 
-    def to_dict(self) -> dict[str, Any]:
-        return _plain(self.given, self.case, self.result)
+    return Answer(
+        form="network.needs",
+        writer="loadgauge.core.text.network:write",
+        topics=AXES,
+        explains=explained,
+        pivots=(Pivot("Seconds of the collectives of a step", "network.seconds", "axis", "what"),),
+        tried=lambda: [(change.name, change.result) for change in what_if(case, result)],
+        shown=(given, case, result),
+        document=lambda: _plain(given, case, result),
+        verdict="enough" if result.enough else "not enough",
+        code=YES if result.enough else NO,
+        assumed=given.assumed,
+        not_counted=NOT_COUNTED,
+        command=given.job.command("network"),
+    )
 
 
 def side_by_side(job: Job, axes: list[str], cells: list[tuple[dict[str, Any], Network | Error]]) -> Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -28,8 +28,8 @@ class RunOfTask(Answer, frozen=True, kw_only=True):
 
     form: str = "estimate.posttrain"
     writer: str = "loadgauge.core.text.post_training.posttrain:write"
-    TOPICS: ClassVar[tuple[str, ...]] = TOPICS
-    TABLES: ClassVar[tuple[Pivot, ...]] = (
+    topics: tuple[str, ...] = TOPICS
+    pivots: tuple[Pivot, ...] = (
         Pivot("GiB on the fullest card, by phase and role", "memory.phases.parts.bytes", "phase", "role"),
     )
     job: Job

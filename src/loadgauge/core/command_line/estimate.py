@@ -216,16 +216,16 @@ def _estimate(
 
 def _infer(job: Job, why: Untrained | None, task: str, given: dict[str, Any], *, allow_tight: bool) -> Answer:
     """Estimates a forward pass or generation. why: a job file in place of a model trains nothing"""
-    from loadgauge.core.answers.serving import Served
+    from loadgauge.core.answers.serving import served
     from loadgauge.core.resolve.inference import resolve_inference
 
     if why is None:
         found, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
-        return Served.of(found, assumed=assumed, allow_tight=allow_tight)
+        return served(found, assumed=assumed, allow_tight=allow_tight)
     read = need("DIALECTS").served(job, why)
     merged = read.given | {name: value for name, value in given.items() if value is not None}
     found, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
-    return Served.of(found, assumed=assumed | read.assumed, unread=list(read.unread), allow_tight=allow_tight)
+    return served(found, assumed=assumed | read.assumed, unread=list(read.unread), allow_tight=allow_tight)
 
 
 def _sweep(job: Job, texts: tuple[str, ...], output: str | None, *, allow_tight: bool) -> Answer:

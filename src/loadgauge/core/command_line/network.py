@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.network import Networked, side_by_side
+from loadgauge.core.answers.network import networked, side_by_side
 from loadgauge.core.answers.why.of_needs import AXES
 from loadgauge.core.base.errors import ConfigError, Error, NotStated
 from loadgauge.core.base.units import parse
@@ -84,7 +84,7 @@ def command(
     if sweeps:
         return _side_by_side(job, sweeps, how)
     given = resolve_job(job)
-    return Networked.of(given, _setup(given, **how))
+    return networked(given, _setup(given, **how))
 
 
 def _side_by_side(job: Job, sweeps: tuple[str, ...], how: dict[str, Any]) -> Answer:

@@ -9,7 +9,7 @@ import msgspec
 from click.core import ParameterSource
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.errors import NO, YES, ConfigError
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import parse as parse_unit
 from loadgauge.core.command_line.options import project
@@ -111,7 +111,7 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     from loadgauge.core.plan.serving import Limits, plan_serving
     from loadgauge.core.resolve.inference import TAKEN
     from loadgauge.core.serving.passes import AXES_OF
-    from loadgauge.core.text.plan.serving_plan import Server
+    from loadgauge.core.text.plan.serving_plan import server
 
     context = click.get_current_context()
     flags_given = {
@@ -137,16 +137,7 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
         if name not in TAKEN:
             raise ConfigError("is no question of a plan with --task generate", key=name)
     plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought)
-    shown = plan.choices[0] if plan.choices else plan.nearest
-    return Server(
-        plan=plan,
-        sought="gpus" if requests is not None else sought,
-        top=top,
-        assumed=plan.assumed,
-        command="" if shown is None else shown.command,
-        verdict="" if shown is None else shown.answer.memory.verdict,
-        code=YES if plan.choices else NO,
-    )
+    return server(plan, "gpus" if requests is not None else sought, top)
 
 
 @click.command("plan", cls=Grouped)

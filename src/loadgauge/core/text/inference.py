@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from loadgauge.core.answers.serving import Served
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import count, flops, in_gib, seconds
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.serving.decode import Steady
 from loadgauge.core.serving.passes import AXES_OF
-from loadgauge.core.serving.result import Answer, known_range
+from loadgauge.core.serving.result import Answer as Inferred
+from loadgauge.core.serving.result import known_range
 from loadgauge.core.serving.time import Pass
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
@@ -15,10 +16,10 @@ from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.core.text.verdict import WORDS, left_out_words, verdict_words
 
 
-def write(served: Served, target: Paper, *, brief: bool = False) -> None:
+def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write memory, the largest batch, the work and time of the prompts and of a token, traffic and what is not counted; brief:
     the verdict, what is run, the parts of the memory, the largest batch and the times"""
-    answer = served.result
+    answer: Inferred = served.shown
     asked, memory = answer.asked, answer.memory
     head = [*left_out_words(answer.model, 2), _run(answer)]
     if brief:
@@ -61,7 +62,7 @@ def write(served: Served, target: Paper, *, brief: bool = False) -> None:
         points(target, [f"Range of times: {_source(answer)}."])
 
 
-def _run(answer: Answer) -> str:
+def _run(answer: Inferred) -> str:
     """Return what is run, and on what."""
     asked = answer.asked
     what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
@@ -75,7 +76,7 @@ def _run(answer: Answer) -> str:
     )
 
 
-def _source(answer: Answer) -> str:
+def _source(answer: Inferred) -> str:
     if answer.served is not None:
         known = serving()
         return f"80 % of {known.points:,} measured points of servers ({known.source}), each model left out in turn"
@@ -84,7 +85,7 @@ def _source(answer: Answer) -> str:
     )
 
 
-def _working(target: Paper, answer: Answer, found: Steady) -> None:
+def _working(target: Paper, answer: Inferred, found: Steady) -> None:
     """Prints what a first token and a token of a server wait for."""
     asked, engine = answer.asked, serving().engines[answer.asked.server or ""]
     read = "with it" if engine.mixed else "between"
@@ -104,7 +105,7 @@ def _working(target: Paper, answer: Answer, found: Steady) -> None:
     draw(target, [Column("of a"), Column("time", "right"), Column("", wrap=True)], rows, title)
 
 
-def _largest(answer: Answer) -> list[str]:
+def _largest(answer: Inferred) -> list[str]:
     if answer.largest is None:
         return []
     if not answer.largest:
@@ -115,7 +116,7 @@ def _largest(answer: Answer) -> list[str]:
     ]
 
 
-def _cache_note(answer: Answer) -> str:
+def _cache_note(answer: Inferred) -> str:
     asked = answer.asked
     each = answer.memory.cache / (asked.batch * asked.context)
     return (
@@ -123,7 +124,7 @@ def _cache_note(answer: Answer) -> str:
     )
 
 
-def _headline(answer: Answer) -> list[str]:
+def _headline(answer: Inferred) -> list[str]:
     known = known_range()
     if answer.first is None:
         return [f"No times: {answer.untimed}."]
@@ -149,7 +150,7 @@ def _headline(answer: Answer) -> list[str]:
     return lines
 
 
-def _served(answer: Answer, found: Steady) -> list[str]:
+def _served(answer: Inferred, found: Steady) -> list[str]:
     rates, asked = serving(), answer.asked
     low, high = (found.token * factor for factor in answer.token_range)
     more = asked.answer > 1
@@ -170,7 +171,7 @@ def _served(answer: Answer, found: Steady) -> list[str]:
     return lines
 
 
-def _work(target: Paper, answer: Answer) -> None:
+def _work(target: Paper, answer: Inferred) -> None:
     passes: list[tuple[str, Pass, int]] = []
     asked = answer.asked
     sequences = asked.batch * asked.attentions
@@ -197,7 +198,7 @@ def _work(target: Paper, answer: Answer) -> None:
     draw(target, columns, rows, "Work and time, by roofline")
 
 
-def _traffic(target: Paper, answer: Answer) -> None:
+def _traffic(target: Paper, answer: Inferred) -> None:
     rows = [
         [name, row.axis, row.collective, f"{row.calls:,.0f}", f"{row.wire / 1e6:,.2f} MB", seconds(row.seconds)]
         for name, one in (("prompts", answer.first), ("one more token each", answer.last))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.network import Networked
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GB, MIB, count, seconds
 from loadgauge.core.definitions.layout.axes import RANK_ORDER
@@ -17,9 +16,9 @@ NAMES = {"inner": "node", "outer": "network"}
 """The links, in a table."""
 
 
-def write(answer: Networked, target: Paper, *, brief: bool = False) -> None:
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the answer of `loadgauge network`; brief: the verdict, and what each axis needs."""
-    given, setup, network = answer.given, answer.case, answer.result
+    given, setup, network = answer.shown
     _verdict(target, given, setup, network)
     if network.traffic:
         _needs(target, setup, network)

@@ -12,7 +12,7 @@ from loadgauge.core.text.table import Markdown, console, document
 
 
 class How(NamedTuple):
-    """What is asked of an answer. json, csv, markdown, brief: its form; topic: what is explained; file, figure: what is drawn"""
+    """The form in which an answer is asked for. topic: to be explained; file, figure: to be drawn; the others: how it is printed"""
 
     json: bool = False
     csv: bool = False
@@ -24,7 +24,7 @@ class How(NamedTuple):
 
     @property
     def short(self) -> bool:
-        """Whether a text is short: where it is asked for, and by default on a terminal."""
+        """Return whether a text is short: where it is asked for, and by default on a terminal."""
         return sys.stdout.isatty() if self.brief is None else self.brief
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Paper: TypeAlias = "Console | Markdown"
-"""What a text is written on."""
+"""A terminal, a file, or a sheet of Markdown."""
 GLUE = "\0"
 NARROWEST = 40
 """Columns for which text is laid out where the terminal is narrower still."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -37,25 +37,15 @@ def _chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], 
         clear()
 
 
-class Simulated(Answer, frozen=True, kw_only=True):
-    """A simulated run. said: how its layout was found, in a sentence; what_if: with single changes in full"""
+def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
+    """Simulate the run of a job; its code is 1 where its step does not fit."""
+    result, assumed, searched = _chosen(job, given)
+    found = fleet(result, job.tokens or "", Options(**given), price=job.price)
+    verdict, assumed = result.memory.verdict, assumed | found.assumed
 
-    form: str = "fleet.run"
-    writer: str = "loadgauge.fleets.text.fleet:write"
-    TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Where the time goes", "shares", "of", "shares"),)
-    found: Fleet
-    said: str
-    what_if: bool = False
-
-    def alternatives(self) -> list[tuple[str, Any]]:
-        return [(change.flags, change.fleet) for change in changed(self.found)]
-
-    def why(self, topic: str) -> Answer:
-        return reason(self.found, topic)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = self.found.to_dict() | {"assumed": self.assumed, "layout_flags": layout_flags(self.found.estimate)}
-        if self.what_if:
+    def document() -> dict[str, Any]:
+        plain = found.to_dict() | {"assumed": assumed, "layout_flags": layout_flags(result)}
+        if what_if:
             plain["what_if"] = [
                 {
                     "flags": change.flags,
@@ -64,38 +54,36 @@ class Simulated(Answer, frozen=True, kw_only=True):
                     "goodput": change.fleet.goodput[1],
                     "gpu_hours": change.fleet.gpu_hours,
                 }
-                for change in changed(self.found)
+                for change in changed(found)
             ]
         return plain
 
-
-def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Simulated:
-    """Simulate the run of a job; its code is 1 where its step does not fit."""
-    result, assumed, said = _chosen(job, given)
-    found = fleet(result, job.tokens or "", Options(**given), price=job.price)
-    verdict = result.memory.verdict
-    return Simulated(
-        found=found,
-        said=said,
-        what_if=what_if,
+    return Answer(
+        form="fleet.run",
+        writer="loadgauge.fleets.text.fleet:write",
+        explains=lambda topic: reason(found, topic),
+        pivots=(Pivot("Where the time goes", "shares", "of", "shares"),),
+        tried=lambda: [(change.flags, change.fleet) for change in changed(found)],
+        shown=(found, searched, what_if),
+        document=document,
         verdict=verdict,
         code=exit_code(verdict),
-        assumed=assumed | found.assumed,
+        assumed=assumed,
         not_counted=NOT_COUNTED,
         command=job.command("fleet"),
     )
 
 
-def write(answer: Simulated, target: Paper, *, brief: bool = False) -> None:
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write a simulated run; brief: the verdict, what is lost, and the next step"""
-    found = answer.found
+    found, searched, what_if = answer.shown
     changes = list(changed(found))
-    _verdict(target, found, answer.said, changes)
+    _verdict(target, found, searched, changes)
     if brief:
         return
     _where(target, found)
     _tiers(target, found)
-    if answer.what_if:
+    if what_if:
         _what_if(target, found, changes)
     print_assumed(target, answer.assumed)
     heading(target, "Not counted")
@@ -114,12 +102,12 @@ def verdict(found: Fleet) -> str:
     )
 
 
-def _verdict(target: Paper, found: Fleet, said: str, changes: list[Change]) -> None:
+def _verdict(target: Paper, found: Fleet, searched: str, changes: list[Change]) -> None:
     line = verdict(found)
     first_line(target, line, line.partition("  ")[0], "bold")
     run, layout = found.run, found.estimate.layout
     steps = found.tokens / (found.tokens / run.work * found.step)
-    lines = [f"{said} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]
+    lines = [f"{searched} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]
     lines.append(
         f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(found.tokens_per_second)} tokens/s of progress."
     )
@@ -217,9 +205,9 @@ def _what_if(target: Paper, found: Fleet, changes: list[Change]) -> None:
 
 def write_sought(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the answer to an inverse question; brief: without what was tried"""
-    head, said, names, tried, best = answer.shown
+    head, searched, names, tried, best = answer.shown
     target.print(head, style="bold", soft_wrap=True)
-    points(target, [said], "")
+    points(target, [searched], "")
     if not brief:
         draw(target, [Column(names[0]), *(Column(name, "right") for name in names[1:])], tried, "Tried", [best])
 
@@ -254,7 +242,7 @@ def _find(
     slack: float = SLACK,
     price: float | None = None,
 ) -> Answer:
-    result, assumed, said = layout
+    result, assumed, searched = layout
     if question == "sites":
         return fleet_sites.most_sites(result, local, slack, assumed)
     base = fleet(result, tokens, msgspec.structs.replace(options, runs=min(options.runs, FEW)), price=price)
@@ -280,7 +268,7 @@ def _find(
         names = ("oversubscription", "step", "change")
         plain = {"oversubscription": factor, "tried": [{"oversubscription": a, "step": b} for a, b in steps]}
         strong = [one for one, _ in steps].index(factor)
-    words = f"{said} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()
+    words = f"{searched} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()
     return Answer(
         form="fleet.find",
         writer="loadgauge.fleets.text.fleet:write_sought",
@@ -292,13 +280,13 @@ def _find(
 
 def sites(job: Job, given: dict[str, Any], local: dict[str, Any]) -> Answer:
     """Answer for several sites."""
-    result, assumed, said = _chosen(job, given)
-    _of_steps(said, given, "--sites")
-    return fleet_sites.split(result, local, said, job, assumed)
+    result, assumed, searched = _chosen(job, given)
+    _of_steps(searched, given, "--sites")
+    return fleet_sites.split(result, local, searched, job, assumed)
 
 
 def _of_steps(searched: str, given: dict[str, Any], question: str) -> None:
     """Refuses options of a fleet where only steps are asked about, and no layout was searched by goodput."""
-    said = [name for name in given if name not in ("runs", "seed")]
-    if said and not searched:
-        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=said[0])
+    stated = [name for name in given if name not in ("runs", "seed")]
+    if stated and not searched:
+        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=stated[0])

@@ -59,7 +59,7 @@ def _plain(one: Local) -> dict[str, Any]:
     }
 
 
-def split(result: Estimate, given: dict[str, Any], said: str, job: Job, assumed: dict[str, str]) -> Answer:
+def split(result: Estimate, given: dict[str, Any], searched: str, job: Job, assumed: dict[str, str]) -> Answer:
     """Return what a run takes on the sites of the flags."""
     asked = _read(result, given)
     found, others, tokens = local(result, asked), list(across(result, asked)), parse_count(job.tokens or "", "tokens")
@@ -74,7 +74,7 @@ def split(result: Estimate, given: dict[str, Any], said: str, job: Job, assumed:
     return Answer(
         form="fleet.sites",
         writer="loadgauge.fleets.text.fleet_sites:write",
-        shown=(asked, found, others, said, tokens, days, hours, job.price),
+        shown=(asked, found, others, searched, tokens, days, hours, job.price),
         document=document | {"assumed": assumed, "not_counted": list(NOT_COUNTED)},
         assumed=assumed,
         not_counted=NOT_COUNTED,
@@ -84,7 +84,7 @@ def split(result: Estimate, given: dict[str, Any], said: str, job: Job, assumed:
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write what the sites take."""
-    asked, found, others, said, tokens, days, hours, price = answer.shown
+    asked, found, others, searched, tokens, days, hours, price = answer.shown
     time = found.estimate.time
     assert time is not None
     target.print(
@@ -95,7 +95,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     )
     hidden = "hidden under the next round" if not found.shown else f"of which {seconds(found.shown)} are not hidden"
     lines = [
-        f"{said} On each site {layout_words(found.estimate.layout)}; a step of {seconds(time.step)}.".strip(),
+        f"{searched} On each site {layout_words(found.estimate.layout)}; a step of {seconds(time.step)}.".strip(),
         f"Each site sends {found.sent / 1e9:,.4g} GB a round of {seconds(found.compute)}, at {bandwidth(asked.between)} in"
         f" {seconds(found.exchange)}, {hidden}.",
         f"{bandwidth(found.needed)} from each site hide it, with an outer step that is one round late (--stale).",

@@ -31,7 +31,7 @@ def memory_reason(explained: Explanation) -> Reason:
         tables.append(
             Rows(f"Tensors that {which}", ("tensor", "elements", "bytes", "kept by"), tuple(rows), summed=True)
         )
-    formulas = {(one.letters, one.numbers, one.nbytes): one for one in reversed(explained.formulas)}
+    formulas = {(each.letters, each.numbers, each.nbytes): each for each in reversed(explained.formulas)}
     return Reason(
         topic=explained.part,
         what="",

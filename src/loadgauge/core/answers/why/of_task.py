@@ -15,7 +15,7 @@ from loadgauge.core.post_training.step import SOFTWARE, StepTime
 from loadgauge.core.post_training.tail import expected_longest
 
 TOPICS = ("kv", "logprobs", "sync", "tail")
-"""What is explained of a run with a rollout or log-probabilities."""
+"""Topics of a run with a rollout or log-probabilities."""
 
 
 class OfTask(Reason, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class OfTask(Reason, frozen=True, kw_only=True):
     form: str = "estimate.posttrain.explain"
 
     def to_dict(self) -> dict[str, Any]:
-        said = [
+        lines = [
             {
                 "what": one.what,
                 "formula": one.letters,
@@ -35,7 +35,7 @@ class OfTask(Reason, frozen=True, kw_only=True):
             }
             for one in self.lines
         ]
-        return {"part": self.topic, "lines": said, "source": "; ".join(self.sources)}
+        return {"part": self.topic, "lines": lines, "source": "; ".join(self.sources)}
 
 
 def explain(run: Run, memory: PostMemory, topic: str, time: StepTime | None = None) -> Reason:
@@ -52,11 +52,13 @@ def explain(run: Run, memory: PostMemory, topic: str, time: StepTime | None = No
     return _kv(run, memory) if topic == "kv" else _sync(run, memory, time)
 
 
-def _reason(topic: str, what: str, lines: list[Line], *sources: str, rule: str, notes: tuple[str, ...] = ()) -> Reason:
+def _reason(
+    topic: str, value_of: str, lines: list[Line], *sources: str, rule: str, notes: tuple[str, ...] = ()
+) -> Reason:
     last = lines[-1]
     return OfTask(
         topic=topic,
-        what=what,
+        what=value_of,
         value=last.value,
         unit=last.unit,
         basis="derived",
@@ -67,8 +69,8 @@ def _reason(topic: str, what: str, lines: list[Line], *sources: str, rule: str, 
     )
 
 
-def _line(what: str, value: float, unit: str = "byte", formula: str = "", numbers: str = "") -> Line:
-    return Line(what=what, letters=formula, numbers=numbers, value=float(value), unit=unit)
+def _line(name: str, value: float, unit: str = "byte", formula: str = "", numbers: str = "") -> Line:
+    return Line(what=name, letters=formula, numbers=numbers, value=float(value), unit=unit)
 
 
 def _amount(value: float, unit: str) -> str:

@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -37,14 +37,17 @@ class Rows(msgspec.Struct, frozen=True):
     summed: bool = False
 
 
+PLAIN = (
+    "topic", "what", "value", "unit", "basis", "rule", "lines", "columns", "rows", "notes", "see", "sources",
+)  # fmt: skip
+"""Fields of a reason that its document has."""
+
+
 class Reason(Answer, frozen=True, kw_only=True):
     """Why a total is what it is. columns, rows: what it is summed from, in words and numbers; tables: more of these"""
 
     form: str = "network.explain"
     writer: str = "loadgauge.core.text.estimate.reason:write"
-    PLAIN: ClassVar[tuple[str, ...]] = (
-        "topic", "what", "value", "unit", "basis", "rule", "lines", "columns", "rows", "notes", "see", "sources",
-    )  # fmt: skip
     topic: str
     what: str
     value: float | None
@@ -59,13 +62,12 @@ class Reason(Answer, frozen=True, kw_only=True):
     """Commands and flags that show more."""
     sources: tuple[str, ...] = ()
     where: str = ""
-    """What the value is of, in a sentence."""
+    """A sentence on the place and the moment of the value."""
     tables: tuple[Rows, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reason as plain values for JSON."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: plain[name] for name in self.PLAIN}
+        return super().to_dict() or {name: msgspec.to_builtins(getattr(self, name)) for name in PLAIN}
 
 
 _OPERATORS: dict[type, Callable[[float, float], float]] = {

@@ -11,8 +11,10 @@ from loadgauge.core.text.table import Column, Paper, draw, heading, points
 
 def write(reason: Reason, target: Paper, *, brief: bool = False) -> None:
     """Write a reason: the value, each formula in letters and in numbers, what it is summed from, notes and sources."""
-    said = [text for text in (reason.what, "" if reason.value is None else measured(reason.value, reason.unit)) if text]
-    target.print(f"{reason.topic}: {': '.join(said)}", style="bold", soft_wrap=True)
+    texts = [
+        text for text in (reason.what, "" if reason.value is None else measured(reason.value, reason.unit)) if text
+    ]
+    target.print(f"{reason.topic}: {': '.join(texts)}", style="bold", soft_wrap=True)
     points(target, [*([reason.where] if reason.where else []), f"Rule: {reason.rule}. Basis: {reason.basis}."], "")
     if brief:
         return

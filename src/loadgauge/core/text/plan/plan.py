@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from io import StringIO
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.estimate import Estimated
+from loadgauge.core.answers.why.of_estimate import TOPICS
 from loadgauge.core.base.errors import NO, ConfigError, LayoutError, NothingFits
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import gib, in_gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL
+from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.replan import Replanned, what_next, what_would_fit
 from loadgauge.core.plan.answer import Plan
@@ -45,8 +47,8 @@ class Planned(Answer, frozen=True, kw_only=True):
     """A plan: its layouts, single changes of the best one each planned again, and why another one is not the best."""
 
     form: str = "plan.layouts"
-    TOPICS: ClassVar[tuple[str, ...]] = Estimated.TOPICS
-    TABLES: ClassVar[tuple[Pivot, ...]] = (Pivot("Seconds of a step", "layouts.time.parts", "command", "parts"),)
+    topics: tuple[str, ...] = (*PARTS, *TOPICS)
+    pivots: tuple[Pivot, ...] = (Pivot("Seconds of a step", "layouts.time.parts", "command", "parts"),)
     plan: Plan
     changes: Sequence[Replanned] = ()
     refused: Sequence[str] = ()
@@ -79,7 +81,7 @@ class Missed(Answer, frozen=True, kw_only=True):
     """The nearest miss where no layout fits, and what would make it fit."""
 
     form: str = "plan.layouts"
-    TOPICS: ClassVar[tuple[str, ...]] = Estimated.TOPICS
+    topics: tuple[str, ...] = (*PARTS, *TOPICS)
     error: NothingFits
     request: PlanRequest
     setup: Setup

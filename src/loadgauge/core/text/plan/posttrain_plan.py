@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.post_training import RunOfTask, answered, time_document
+from loadgauge.core.answers.post_training import answered, time_document
+from loadgauge.core.answers.why.of_task import TOPICS
 from loadgauge.core.base.errors import NO, YES
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import needs
@@ -23,25 +24,7 @@ FOUND = {
 }  # fmt: skip
 
 
-class OfTask(Answer, frozen=True, kw_only=True):
-    """The plan of a run of a task. sought, value: the field that is looked for, and the largest that fits"""
-
-    form: str = "plan.task"
-    writer: str = "loadgauge.core.text.plan.posttrain_plan:write"
-    TOPICS: ClassVar[tuple[str, ...]] = RunOfTask.TOPICS
-    found: Found
-    sought: str | None = None
-    value: int | None = None
-
-    def why(self, topic: str) -> Answer:
-        shown = self.found.best or self.found.nearest
-        return super().why(topic) if shown is None else answered(shown.job).why(topic)
-
-    def to_dict(self) -> dict[str, Any]:
-        return document(self.found) | ({} if self.sought is None else {"find": self.sought, "value": self.value})
-
-
-def planned(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = None) -> OfTask:
+def planned(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = None) -> Answer:
     """Return the plan of a run of a task. Raises `ConfigError`.
 
     given: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
@@ -53,21 +36,25 @@ def planned(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = No
         job = job.replace(gpus=MOST_GPUS)
     found = plan_task(job, Space.of(job, given))
     shown = found.best or found.nearest
-    return OfTask(
-        found=found,
-        sought=sought,
-        value=value,
+    plain = {} if sought is None else {"find": sought, "value": value}
+    return Answer(
+        form="plan.task",
+        writer="loadgauge.core.text.plan.posttrain_plan:write",
+        topics=TOPICS,
+        explains=None if shown is None else lambda topic: answered(shown.job).why(topic),
+        shown=(found, sought, value),
+        document=lambda: document(found) | plain,
         verdict="" if shown is None else shown.memory.verdict,
         code=NO if found.best is None else YES,
         command="" if shown is None else shown.job.command(),
     )
 
 
-def write(answer: OfTask, target: Paper, *, brief: bool = False) -> None:
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the plan; brief: the best run alone."""
-    found = answer.found
-    if answer.value is not None:
-        target.print(f"{FOUND[str(answer.sought)]}: {answer.value:,}", style="bold", soft_wrap=True)
+    found, sought, value = answer.shown
+    if value is not None:
+        target.print(f"{FOUND[str(sought)]}: {value:,}", style="bold", soft_wrap=True)
     counted = f"{found.candidates:,} candidates timed, {found.looked:,} looked at in memory"
     if found.best is None:
         if found.nearest is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.serving import Served
+from loadgauge.core.answers.serving import TOPICS, served
+from loadgauge.core.base.errors import NO, YES
 from loadgauge.core.base.units import gib, in_gib, seconds
 from loadgauge.core.base.verdict import needs
 from loadgauge.core.plan.serving import Choice, Plan, Sought
@@ -19,27 +20,27 @@ SAYS = {
 }  # fmt: skip
 
 
-class Server(Answer, frozen=True, kw_only=True):
-    """The plan of a server. sought: what is looked for; top: how many choices are shown"""
+def server(plan: Plan, sought: Sought | None, top: int) -> Answer:
+    """Return the answer that a plan of a server is. sought: what is looked for; top: how many choices are shown"""
+    shown = plan.choices[0] if plan.choices else plan.nearest
+    return Answer(
+        form="plan.serving",
+        writer="loadgauge.core.text.plan.serving_plan:write",
+        topics=TOPICS,
+        explains=None if shown is None else served(shown.answer).why,
+        tried=lambda: [(choice.command, choice) for choice in plan.choices[1:]],
+        shown=(plan, sought, top),
+        document=lambda: document(plan),
+        assumed=plan.assumed,
+        command="" if shown is None else shown.command,
+        verdict="" if shown is None else shown.answer.memory.verdict,
+        code=YES if plan.choices else NO,
+    )
 
-    form: str = "plan.serving"
-    writer: str = "loadgauge.core.text.plan.serving_plan:write"
-    TOPICS: ClassVar[tuple[str, ...]] = Served.TOPICS
-    plan: Plan
-    sought: Sought | None
-    top: int
 
-    def why(self, topic: str) -> Answer:
-        shown = self.plan.choices[0] if self.plan.choices else self.plan.nearest
-        return super().why(topic) if shown is None else Served.of(shown.answer).why(topic)
-
-    def to_dict(self) -> dict[str, Any]:
-        return document(self.plan)
-
-
-def write(answer: Server, target: Paper, *, brief: bool = False) -> None:
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the best choice with its command, the next ones, and those between tokens a GPU and tokens a user."""
-    plan, sought, top = answer.plan, answer.sought, answer.top
+    plan, sought, top = answer.shown
     if not plan.choices:
         points(target, [f"Nothing keeps the limits: {plan.looked:,} layouts and batches were estimated."], "")
         if plan.nearest is not None:
