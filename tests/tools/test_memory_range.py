@@ -14,6 +14,7 @@ from accuracy.memory_range import (
     Residual,
     bounds,
     calibrated_level,
+    card_bounds,
     centred,
     covered,
     left_out,
@@ -67,6 +68,23 @@ def test_a_bias_moves_the_range_and_the_prediction_stays_in_it() -> None:
     assert high > math.exp(0.3)
 
 
+def test_the_range_of_cards_is_the_shortest_that_holds_its_share() -> None:
+    """By trying every pair of ends: its lower one is a factor on the floor of each row."""
+    drawn = random.Random(3)
+    found = [Residual("S", "x, card", drawn.gauss(0, 0.2), 1.0, floor=-0.3 * drawn.random()) for _ in range(25)]
+    lows = [min(one.value - one.floor, 0.0) for one in found]
+    highs = [max(one.value, 0.0) for one in found]
+
+    def width(low: float, high: float) -> float:
+        return sum(math.exp(high) - math.exp(low + one.floor) for one in found)
+
+    def held(low: float, high: float) -> int:
+        return sum(low <= one.value - one.floor + 1e-9 and one.value <= high + 1e-9 for one in found)
+
+    best = min((width(low, high), low, high) for low in lows for high in highs if held(low, high) >= 20)
+    assert card_bounds(found, 0.8) == pytest.approx([math.exp(end) for end in best[1:]])
+
+
 def test_few_sources_are_pooled() -> None:
     found = made(6, 4, 0.1) + made(2, 4, 0.1, stack="fine-tuning")
     assert len(pool(found, "pretraining")) == 24
@@ -87,7 +105,7 @@ def test_adapters_and_what_a_card_holds_are_classes_of_their_own() -> None:
 def test_the_middle_of_cards_is_drawn_to_that_of_all_and_left_out_with_its_source() -> None:
     def cards(stack: str, bias: float) -> list[Residual]:
         name = f"{stack}{CARD}"
-        return [one._replace(stack=name, card=name) for one in made(8, 4, 0.001, bias)]
+        return [one._replace(stack=name, card=name, floor=0.2) for one in made(8, 4, 0.001, bias)]
 
     few = [one for one in cards("adapters", 0.1) if one.source == "S0"]
     found = [one._replace(source=f"other {one.source}") for one in cards("fine-tuning", 0.3)] + few

@@ -74,7 +74,7 @@ FEWEST = round(COVERAGE / (1 - COVERAGE))
 class Residual(NamedTuple):
     """How far a row lies from its prediction, as log(measured / nearest end of the known range), and its weight.
 
-    card: of a card, the class that its middle is of
+    card: of a card, the class that its middle is of; floor: what the tensors need with the least of all else, over the prediction
     """
 
     source: str
@@ -82,6 +82,7 @@ class Residual(NamedTuple):
     value: float
     weight: float
     card: str = ""
+    floor: float = 0.0
 
 
 def residual(measured: float, low: float | None, high: float | None) -> float:
@@ -124,7 +125,7 @@ def reported(file: Path = REPORTS) -> list[Residual]:
 
     Reports that are far off for a known cause, more than twice or less than half, are left out.
     """
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     with file.open(newline="", encoding="utf-8") as rows:
         for row in csv.DictReader(rows):
             try:
@@ -138,16 +139,18 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             adapters, split = training.lora is not None, estimate.layout.tp > 1
             stack = class_of(training.framework.stack, adapters=adapters, card=card, split=split)
             if card:
-                usual = memory.margins.shown(memory.allocated) / memory.margins.spread.middle
-                value = math.log((measured - memory.margins.outside.value) / usual)
+                margins = memory.margins
+                usual = margins.shown(memory.allocated) / margins.spread.middle
+                floor = memory.allocated * (1 + margins.fragmentation.needed.low)
+                value, least = (math.log(of / usual) for of in (measured - margins.outside.value, floor))
             else:
                 shown = reading(Counter.parse(row["counter"]), estimate, calibrated=False)
-                value = residual(measured, shown.low, shown.high)
-            found.setdefault((row["source"], stack), []).append(value)
+                value, least = residual(measured, shown.low, shown.high), 0.0
+            found.setdefault((row["source"], stack), []).append((value, least))
     return [
-        Residual(*key, value, 1.0, key[1] if key[1].endswith(CARD) else "")
+        Residual(*key, value, 1.0, key[1] if key[1].endswith(CARD) else "", least)
         for key, values in found.items()
-        for value in values
+        for value, least in values
     ]
 
 
@@ -177,7 +180,19 @@ def _median(rows: Sequence[tuple[float, float, str]]) -> float:
 
 def centred(found: Sequence[Residual], by: dict[str, float]) -> list[Residual]:
     """Return the residuals around the middle of their class."""
-    return [one._replace(value=one.value - by[one.card]) if one.card else one for one in found]
+    return [
+        one._replace(value=one.value - by[one.card], floor=one.floor - by[one.card]) if one.card else one
+        for one in found
+    ]
+
+
+def within(one: Residual, low: float, high: float) -> bool:
+    """Return whether a range holds a row; its lower end is a factor on what is predicted, of a card on the least of it (`floor`).
+
+    >>> within(Residual("A", "FSDP, card", -0.1, 1.0, floor=-0.05), 0.9, 1.2), within(Residual("A", "FSDP", -0.1, 1.0), 0.9, 1.2)
+    (True, False)
+    """
+    return math.log(low) - 1e-9 <= one.value - one.floor and one.value <= math.log(high) + 1e-9
 
 
 def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
@@ -200,6 +215,24 @@ def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
             best = ends
     assert best is not None
     return best
+
+
+def card_bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
+    """Return the factors of the range of cards that is shortest on average: on the least of what is predicted, and on all of it.
+
+    >>> rows = [Residual("X", "FSDP, card", value / 10, 1.0, floor=-0.2) for value in (-9, 0, 1, 2, 3)]
+    >>> [round(factor, 3) for factor in card_bounds(rows, 0.8)]
+    [1.0, 1.35]
+    """
+    ordered = sorted(found, key=lambda one: one.value)
+    wanted = math.ceil(level * len(ordered) - 1e-9)
+    floor, best = sum(math.exp(one.floor) for one in ordered) / len(ordered), (math.inf, 0.0, 0.0)
+    for low in {min(one.value - one.floor, 0.0) for one in ordered}:
+        held = [one.value for one in ordered if one.value - one.floor >= low]
+        if len(held) >= wanted:
+            ends = math.exp(low), math.exp(max(held[wanted - 1], 0.0))
+            best = min(best, (ends[1] - ends[0] * floor, *ends))
+    return best[1:]
 
 
 def pool(found: Sequence[Residual], stack: str) -> list[Residual]:
@@ -233,8 +266,8 @@ def left_out(found: Sequence[Residual], level: float) -> list[Left]:
         others = pool(centred(rest, by), stack)
         if not others:
             continue
-        low, high = bounds(others, level)
-        inside = sum(one.weight for one in own if math.log(low) - 1e-9 <= one.value <= math.log(high) + 1e-9)
+        low, high = (card_bounds if stack.endswith(CARD) else bounds)(others, level)
+        inside = sum(one.weight for one in own if within(one, low, high))
         votes = sum(one.weight for one in own)
         result.append(Left(source, stack, len(own), low, high, inside / votes, votes))
     return result
@@ -267,7 +300,7 @@ def ranges(found: Sequence[Residual]) -> list[Made]:
         if not used:
             continue
         level = COVERAGE if stack.endswith(CARD) else calibrated_level(used)
-        low, high = bounds(centred(used, by), level)
+        low, high = (card_bounds if stack.endswith(CARD) else bounds)(centred(used, by), level)
         middle = round(math.exp(by[stack]), 3) if stack.endswith(CARD) else 1.0
         own = {one.source for one in found if one.stack == stack}
         left = tuple(one for one in left_out(used, level) if one.source in own)

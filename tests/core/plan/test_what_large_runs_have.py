@@ -76,6 +76,26 @@ def test_a_micro_batch_that_nobody_said_is_the_largest_that_fits():
         assert not resolve_job(job.replace(micro_batch=2 * size)).estimate().memory.roomy
 
 
+def test_where_each_micro_batch_gathers_the_weights_the_fastest_of_what_fits_is_assumed():
+    """By trying every micro-batch with and without recomputation."""
+    words = {"gpu": "a100-sxm4-80gb", "gpus": 992, "tp": 8, "zero": 3, "seq_len": 2048, "global_batch": 992}
+    job = Job("opt-175b", **words, precision="fp16", framework="fsdp")
+    open_ = resolve_job(job).estimate()
+    said = [{"micro_batch": size, "recompute": word} for size in (1, 2, 4, 8) for word in ("none", "full")]
+    all_ = [resolve_job(job.replace(**each, sequence_parallel=False)).estimate() for each in said]
+    assert open_.time.step == pytest.approx(min(each.time.step for each in all_ if each.memory.roomy))
+    assert (open_.setup.assumed["--recompute"][:4], open_.setup.assumed["--micro-batch"][0]) == ("full", "8")
+
+
+def test_what_runs_again_for_little_comes_before_everything():
+    words = {"gpu": "h800", "gpus": 2048, "pp": 16, "ep": 64, "zero": 1, "schedule": "dualpipe", "global_batch": 15360}
+    job = Job("deepseek-v3", **words, precision="fp8-blockwise", mtp=True, framework="megatron", seq_len=4096)
+    ladder = ["none", "selective", "modules:core_attn,layernorm,mla_up_proj,moe_act", "full"]
+    words = [resolve_job(job.replace(recompute=word)).untimed_verdict() for word in ladder]
+    mildest = next(word for word, verdict in zip(ladder, words, strict=True) if verdict != "does not fit")
+    assert resolve_job(job).estimate().setup.assumed["--recompute"].split(" ")[0] == mildest == ladder[2]
+
+
 def test_hidden_communication_adds_to_the_frameworks_and_none_replaces_it():
     own = Overlap(tp=True, prefetch=True)
     assert Overlap.parse("dp", own).tp

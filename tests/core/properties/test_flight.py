@@ -235,6 +235,16 @@ def test_a_split_backward_by_hand() -> None:
     assert pending_wgrad(layer) == 2 * narrow + 2 * broad
 
 
+def test_what_waits_for_a_product_in_8_bits_is_quantised() -> None:
+    """Its input and the gradient of its output, a byte an element and a float32 scale for every 128 of a column."""
+    tokens, hidden, wide = 256, 128, 384
+    low = training("megatron", "fp8-blockwise").kernels.products
+    build = Builder(View.of(tokens, 1, kernels=Kernels(activation="fused")), low=low)
+    mlp(build, build.tensor("x", tokens * hidden), Mlp(intermediate_size=wide, gated=False, activation="gelu"), hidden)
+    elements = 2 * tokens * (hidden + wide)
+    assert pending_wgrad(build.layer("mlp")) == elements * (1 + 4 / 128)
+
+
 @given(
     st.lists(st.integers(0, 2), max_size=12),
     st.sampled_from(["none", "full", "full:every=2", "full:every=3", "full:layers=1", "full:layers=5"]),

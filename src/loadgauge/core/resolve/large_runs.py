@@ -17,6 +17,7 @@ from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, share
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.resolve.recompute_words import light_modules
 from loadgauge.core.resolve.setup import Setup
 
 MANY = 64
@@ -64,29 +65,42 @@ def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) 
     return setup
 
 
+class Flag(NamedTuple):
+    """A flag that was changed, its value, the one that was assumed, and the run with all changes but this one."""
+
+    flag: str
+    value: str
+    usual: str
+    without: Callable[[], Setup]
+
+
 class Instead(NamedTuple):
     """A run with what layouts of many GPUs have, where nothing is said of it.
 
-    flags: what was changed: the flag, its value, the one that was assumed, and the run with all changes but this one
+    flags: what was changed
     """
 
     setup: Setup
-    flags: tuple[tuple[str, str, str, Callable[[], Setup]], ...]
+    flags: tuple[Flag, ...]
 
 
-def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) -> Iterator[Instead]:
+def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed: bool = True) -> Iterator[Instead]:
     """The run with what layouts of many GPUs have where nothing is said of it, the mildest first: sequence parallelism, a
-    sharded optimizer, recomputation."""
+    sharded optimizer, recomputation of parts that run again for little, of everything.
+
+    failed: whether it does not fit as assumed; else it fits and is slow, and only recomputation is tried
+    """
     job, layout = setup.job, setup.layout
     changes: list[tuple[str, Any, str, str]] = []
-    if job.sequence_parallel is None and not layout.sequence_parallel and layout.tp > 1:
+    if failed and job.sequence_parallel is None and not layout.sequence_parallel and layout.tp > 1:
         changes.append(("sequence_parallel", True, "on", "off"))
-    if job.zero is None and layout.zero_ranks > 1:
+    if failed and job.zero is None and layout.zero_ranks > 1:
         changes.append(("zero", 1, "1", "0"))
     tried = [changes[:count] for count in range(1, len(changes) + 1)]
     if job.recompute is None:
-        parts = ("selective", "full") if setup.training.framework.recomputes_parts else ("full",)
-        tried += [[*changes, ("recompute", word, word, "none")] for word in parts]
+        parts = ["selective"] if setup.training.framework.recomputes_parts else []
+        parts += [light_modules(setup.model, setup.training)] if setup.training.framework.transformer_engine else []
+        tried += [[*changes, ("recompute", word, word, "none")] for word in (*parts, "full")]
 
     def changed(fields: dict[str, Any]) -> Setup:
         return resolve(job.replace(**fields), setup.model)
@@ -98,7 +112,7 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) -> Iterato
         except (ConfigError, LayoutError, NotModelled):
             continue
         flags = tuple(
-            (
+            Flag(
                 f"--{name.replace('_', '-')}",
                 word,
                 usual,
@@ -106,9 +120,11 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) -> Iterato
             )
             for name, _, word, usual in each
         )
-        why = {flag: f"{word} (with {usual} it does not fit)" for flag, word, usual, _ in flags[-1:]}
+        fault = "it does not fit" if failed else "larger micro-batches do not fit, and each gathers the weights"
+        why = {flag: f"{word} (with {usual} {fault})" for flag, word, usual, _ in flags[-1:]}
         why |= {flag: f"{word} (runs of {MANY} and more GPUs have it)" for flag, word, _, _ in flags[:-1]}
-        yield Instead(msgspec.structs.replace(other, job=job, assumed=other.assumed | why, instead=None), flags)
+        there = msgspec.structs.replace(other, job=job, assumed=other.assumed | why, instead=None)
+        yield Instead(msgspec.structs.replace(there, larger=other.larger and partial(larger, there)), flags)
 
 
 def larger(setup: Setup) -> Iterator[Setup]:

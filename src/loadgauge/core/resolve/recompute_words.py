@@ -85,6 +85,21 @@ def recompute_policy(word: str, model: ModelSpec, training: Training) -> Recompu
     return policy if operations == own else msgspec.structs.replace(policy, word=own)
 
 
+def light_modules(model: ModelSpec, training: Training) -> str:
+    """Return the policy of Megatron's modules that run again for little: all but feed-forwards and experts, whose products
+    and exchanges are most of a layer (megatron-bridge, docs/training/activation-recomputation.md).
+
+    >>> from loadgauge.core.families.reference import llama_model
+    >>> from loadgauge.core.definitions.training.training import training
+    >>> light_modules(llama_model(2, 64, 4, 100), training("megatron"))
+    'modules:core_attn,layernorm'
+    """
+    light = [name for name in MODULES if name not in ("mlp", "moe", "shared_experts")]
+    return "modules:" + ",".join(
+        name for name in light if resolve_recompute(f"modules:{name}", model, training) != "none"
+    )
+
+
 def taken_for(word: str, training: Training) -> str:
     """Return a remark on a word of `--recompute` that means something of the framework's own, or saves nothing in it; else ""."""
     framework = training.framework

@@ -47,7 +47,7 @@ from loadgauge.core.resolve.large_runs import (
 )
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import recompute_policy, taken_for
-from loadgauge.core.resolve.rescale import is_run, scale, sustained
+from loadgauge.core.resolve.rescale import anchor_of, is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.unsaid import (
     attention_of,
@@ -239,6 +239,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     )
     if not file:
         setup = with_alternatives(setup, resolve_job)
+    if (anchor := anchor_of(job, card)) is not None:
+        return msgspec.structs.replace(setup, scale=anchor.scale(resolve_job))
     if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
@@ -369,7 +371,9 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
         adapter = usual[0]
     try:
         found = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
-        return msgspec.structs.replace(found, sustained=sustained(job)), ""
+        anchor = anchor_of(job, card)
+        kernels = None if anchor is None else anchor.kernels
+        return msgspec.structs.replace(found, sustained=sustained(job), kernels=kernels), ""
     except NotStated as error:
         return None, str(error)
 

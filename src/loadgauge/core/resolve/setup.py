@@ -46,7 +46,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Other ways in which the run may train, for what neither the job nor its releases say."""
     uncounted: tuple[Uncounted, ...] = ()
     """Settings of a job file that are not counted."""
-    instead: Callable[[], Iterator[Any]] | None = None
+    instead: Callable[..., Iterator[Any]] | None = None
     """The same run with what such layouts have where nothing is said of it (`resolve.large_runs.Instead`)."""
 
     larger: Callable[[], Iterator[Setup]] | None = None
@@ -63,11 +63,18 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def estimate(self) -> Estimate:
         """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch.
 
-        Where it does not fit, and what nobody said of its layout makes it fit, that is assumed and decides the verdict.
+        Where it does not fit, and what nobody said of its layout makes it fit, that is assumed and decides the verdict. Where
+        weights are gathered for each of several micro-batches, and recomputing leaves room for larger ones, the faster is.
         """
         own = self._filled()
-        if self.instead is None or own.memory.verdict != "does not fit":
+        if self.instead is None:
             return own
+        if own.memory.verdict != "does not fit":
+            layout, slow = own.layout, own.time
+            if self.larger is None or layout.zero < 3 or layout.num_microbatches == 1 or slow is None:
+                return own
+            others = (each.setup._filled() for each in self.instead(failed=False))
+            return min((own, *others), key=lambda each: slow.step if each.time is None else each.time.step)
         for setup, flags in self.instead():
             if setup.untimed_verdict() != "does not fit":
                 there, things = setup._filled(), []

@@ -187,20 +187,26 @@ def efficiencies(gpu: str) -> Efficiencies:
     >>> efficiencies("no-such-gpu").basis, efficiencies("t4").multiprocessors, efficiencies("h100-sxm5-80gb").basis
     ('assumed', 40, 'measured')
     """
+    own: dict[str, Any] = {}
+    with suppress(FileNotFoundError):
+        if not gpu.endswith(".toml"):  # a card of the user's
+            own = dict(read_table(f"calibration/{gpu}.toml"))
+    try:
+        return with_own(gpu, own)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), file=f"data/calibration/{gpu}.toml") from None
+
+
+def with_own(gpu: str, own: dict[str, Any]) -> Efficiencies:
+    """Return the efficiencies of a GPU with figures of its own, in place of those by rule. Raises `msgspec.ValidationError`."""
     card = None
     with suppress(ConfigError):  # of a card that is not in the catalogue nothing more is known
         card = card_named(gpu) if gpu else None
     fields = transferred(card) | {"gpu": gpu}
-    with suppress(FileNotFoundError):
-        if not gpu.endswith(".toml"):  # a card of the user's
-            own = dict(read_table(f"calibration/{gpu}.toml"))
-            for name in ("attention", "memory", "wires"):
-                own[name] = fields[name] | own.get(name, {})
-            fields |= own | {"how": ""}
-    try:
-        return msgspec.convert(fields, Efficiencies)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error), file=f"data/calibration/{gpu}.toml") from None
+    if own:
+        tables = {name: fields[name] | own.get(name, {}) for name in ("attention", "memory", "wires")}
+        fields |= {"how": "", **own, **tables}
+    return msgspec.convert(fields, Efficiencies)
 
 
 LEAST_POWER, MOST_POWER = 0.4, 1.15
@@ -208,11 +214,11 @@ LEAST_POWER, MOST_POWER = 0.4, 1.15
 
 
 def of_cluster(cluster: Cluster) -> Efficiencies:
-    """Return what the kernels of a cluster's GPUs achieve, at the power that somebody measured there.
+    """Return what the kernels of a cluster's GPUs achieve: those measured there, at the power that somebody measured there.
 
     Raises `ConfigError` for a sustained rate that no long 16-bit product of such a GPU has.
     """
-    known = efficiencies(cluster.gpu.id)
+    known: Efficiencies = cluster.kernels or efficiencies(cluster.gpu.id)
     if cluster.sustained is None:
         return known
     peak = cluster.gpu.peak("bf16" if cluster.gpu.bf16 and cluster.gpu.peaks.bf16 is not None else "fp16")

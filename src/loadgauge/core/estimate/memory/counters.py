@@ -121,40 +121,42 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         >>> shown == sorted(shown) and shown[0] == shown[1] == 1e10
         True
         """
-        outside = self.outside if counter == "nvidia-smi" else Assumed(0.0, 0.0, 0.0)
+        others = Assumed(0.0, 0.0, 0.0)
         if counter not in ("reserved", "nvidia-smi"):
-            return self._range(allocated, NONE, outside, self.inside)
-        factor = self.spread if counter == "nvidia-smi" else self.inside
-        own, factors = self.pools, tuple(factor.middle * end for end in (factor.low, 1.0, factor.high))
+            return self._range(allocated, NONE, others)
+        own, factors = self.pools, (self.inside.low, 1.0, self.inside.high)
         if own.most:
             shares = (own.idle.low, own.idle.usual, own.idle.high)
             low, value, high = (own.most * (1 + share) * factor for share, factor in zip(shares, factors, strict=True))
-            outside = Assumed(outside.value + value, outside.low + low, outside.high + high)
-        found = self._range(allocated - own.beside, self.fragmentation.reserved, outside, factor)
+            others = Assumed(value, low, high)
+        held = self._range(allocated - own.beside, self.fragmentation.reserved, others)
         if counter == "reserved":
-            return found
-        least = self.reading("reserved", allocated)  # whose ranges come from other runs
-        return Reading(max(found.low, least.low), max(found.value, least.value), max(found.high, least.high))
+            return held
+        needed, beside = self.needed(allocated), self.outside
+        value = held.value * self.spread.middle + beside.value
+        return Reading(max(needed.low, held.low), value, max(needed.high, held.high + beside.high))
 
     def needed(self, allocated: float) -> Reading:
         """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows.
 
-        The range lies around that value; a full card gets idle segments back, so that its low end is never above what is
-        needed with them given back.
+        The upper end is above that value by what cards of other runs show more. What lies beside the tensors is never less than
+        nothing: the low end is what they need with the least of it (blocks that no request fits, the context, NCCL's
+        buffers), and less by as much as tensors of other runs are below what is predicted.
         """
-        exact = msgspec.structs.replace(self.spread, middle=1.0)
-        found = self._range(allocated, Share(self.held, self.held, self.held), self.outside, exact)
-        least = max(0.0, allocated - self.fewer) * (1 + self.fragmentation.needed.usual) + self.outside.value
-        return Reading(min(found.low, least), found.value, found.high)
+        spread, tensors = self.spread, max(0.0, allocated - self.fewer)
+        return Reading(
+            tensors * (1 + self.fragmentation.needed.low) * spread.low + self.outside.low,
+            self.shown(allocated) + self.outside.value,
+            self.shown(allocated + self.more) * spread.high + self.outside.high,
+        )
 
     def shown(self, allocated: Any) -> Any:
         """Return what the allocator usually holds where it has handed out so many bytes (a number or an array)."""
         return allocated * (1 + self.held)
 
-    def _range(self, allocated: float, idle: Share, outside: Assumed, spread: Spread) -> Reading:
-        middle = spread.middle
+    def _range(self, allocated: float, idle: Share, beside: Assumed) -> Reading:
         return Reading(
-            max(0.0, allocated - self.fewer) * (1 + idle.low) * middle * spread.low + outside.low,
-            allocated * (1 + idle.usual) * middle + outside.value,
-            (allocated + self.more) * (1 + idle.high) * middle * spread.high + outside.high,
+            max(0.0, allocated - self.fewer) * (1 + idle.low) * self.inside.low + beside.low,
+            allocated * (1 + idle.usual) + beside.value,
+            (allocated + self.more) * (1 + idle.high) * self.inside.high + beside.high,
         )

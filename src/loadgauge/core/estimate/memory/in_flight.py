@@ -151,7 +151,8 @@ def pending_wgrad(layer: Layer) -> Size:
     """Return the bytes that a layer's weight gradients still need after its input gradient is computed.
 
     The input of every trained matrix, and the gradient of its output, which has its output's size: 32 s b h for a GPT
-    layer (source: qi2024, table 1). Gradients of norms, biases and tables are computed with the input gradient.
+    layer (source: qi2024, table 1). Gradients of norms, biases and tables are computed with the input gradient. Of a product
+    in 8 or 4 bits the gradient is quantised before it waits, as its input is (transformer-engine, `module/linear.py`).
 
     >>> from loadgauge.core.families.reference import gpt_block
     >>> from loadgauge.core.definitions.model.kernels import PAPER
@@ -165,5 +166,6 @@ def pending_wgrad(layer: Layer) -> Size:
     for operation in layer:
         if operation.trains_matrix:
             inputs.update((tensor.name, tensor) for tensor in operation.keeps)
-            gradients = gradients + sum(tensor.nbytes for tensor in operation.outputs)
+            low = [tensor.itemsize for tensor in operation.keeps if tensor.dtype == "quantised"]
+            gradients = gradients + sum(tensor.numel * (*low, tensor.itemsize)[0] for tensor in operation.outputs)
     return gradients + sum(tensor.nbytes for tensor in inputs.values())

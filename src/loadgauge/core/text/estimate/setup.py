@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from loadgauge.core.definitions.layout.axes import SIZES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.text.table import GLUE, heading, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import GLUE, Paper, heading, points
 
 UNBROKEN = 60
 """Characters of a flag and its value that stay on one line."""
@@ -62,7 +58,7 @@ def batch_words(model: ModelSpec, rows: int, length: int, up_to: bool = False) -
     return f"{rows:,} sequence{several} of {'up to ' if up_to else ''}{length_words(model, length)}"
 
 
-def print_assumed(target: Console, assumed: Mapping[str, str]) -> None:
+def print_assumed(target: Paper, assumed: Mapping[str, str]) -> None:
     """Print what the user did not give: flags with the values assumed for them."""
     if assumed:
         heading(target, "Assumptions (flags not given)")
