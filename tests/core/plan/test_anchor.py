@@ -69,3 +69,14 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, content: str, gpu: 
 
 def test_a_plan_takes_no_run_of_one_layout() -> None:
     assert "--anchor" in typed("plan llama-3.2-1b --gpu h100-sxm5-80gb --gpus 8 --measured step=1s").err
+
+
+def test_a_folder_of_anchors_is_rows_beside_their_predictions(anchor: Path) -> None:
+    again = FILE.replace('step = "900ms"', 'step = "900ms"\nlayers = 4\ncard = "20GiB"')
+    (anchor.parent / "few.toml").write_text(again, encoding="utf-8")
+    (anchor.parent / "bad.toml").write_text("gpu = 3", encoding="utf-8")
+    rows = {(row["id"], row["quantity"]): row for row in document(f"validate --runs {anchor.parent}")["rows"]}
+    assert rows["anchor", "time"]["predicted"] == pytest.approx(step(RUN))
+    assert rows["few", "time"]["predicted"] < 0.5 * step(RUN)
+    assert rows["few-card", "memory"]["measured"] == 20 * 2**30
+    assert "expected `str`" in rows["bad.toml", "time"]["reason"].lower()

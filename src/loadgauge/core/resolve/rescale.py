@@ -156,6 +156,11 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: AnchorRun | None = None
     kernels: Efficiencies | None = None
 
+    def job(self) -> Job:
+        """Return its run as a job. Raises `ConfigError`."""
+        assert self.run is not None
+        return Job.of(self.run.model, {"gpus": 1, **self.run.flags, "gpu": self.gpu})
+
     def scale(self, setup_of: Callable[[Job, ModelSpec], Setup]) -> float:
         """Return measured over predicted seconds of a step of its run; 1 without a run. Raises `ConfigError`.
 
@@ -166,7 +171,7 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         value, unit = parse(self.run.step, "measured", "second")
         if unit != "second" or value <= 0:
             raise ConfigError(f"step cannot be {self.run.step!r} (such as 2.1s)", key="measured")
-        job = Job.of(self.run.model, {"gpus": 1, **self.run.flags, "gpu": self.gpu})
+        job = self.job()
         model = found_model(job).spec
         there = setup_of(job, msgspec.structs.replace(model, pattern=model.pattern[: self.run.layers]))
         if there.cluster is not None:
@@ -184,15 +189,15 @@ def anchor_of(job: Job, card: Gpu | None = None) -> Anchor | None:
     """
     if job.measured is None or not job.measured.endswith(FILE):
         return None
-    anchor = _read(job.measured)
+    anchor = read_anchor(job.measured)
     if card is not None and anchor.gpu != card.id:
         raise ConfigError(f"{job.measured} was measured on {anchor.gpu}, and the job runs on {card.id}", key="measured")
     return anchor
 
 
 @functools.lru_cache
-def _read(name: str) -> Anchor:
-    """Return the content of an anchor file, or of one of `calibrate`."""
+def read_anchor(name: str) -> Anchor:
+    """Return the content of an anchor file, or of one of `calibrate`. Raises `ConfigError`."""
     try:
         content = tomllib.loads(Path(name).read_text(encoding="utf-8"))
         if "matmul" in content:  # all of the file is kernels

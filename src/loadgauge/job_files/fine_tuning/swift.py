@@ -192,7 +192,7 @@ def adapters(usual: str = "lora") -> Idea:
         dora("use_dora"),
         row("lora_dtype", "lora_dtype", words=DTYPES | OLD),
         row("lora_rank", "lora_rank", default=8),
-        layers(listed, ["all-linear"], "all", "ALL"),
+        layers(listed, ["all-linear"], "ALL"),
     )
 
     def read(keys: Keys) -> Facts:

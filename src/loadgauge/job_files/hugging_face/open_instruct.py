@@ -64,7 +64,7 @@ ADAPTERS = adapters(
     fixed(lora_targets=LINEAR),
     # `prepare_model_for_kbit_training` makes float32 of what is not quantised.
     quantised(four=QLORA, upcast="all"),
-    said={LORA: True},
+    switch={LORA: True},
     bare={"lora_rank": 0},
 )
 

@@ -34,7 +34,7 @@ ADAPTERS = adapters(
     fixed(lora_targets="all"),
     quantised(bits=(BITS,), kind=KIND, nested=DOUBLE, upcast="all"),
     dora("use_dora"),
-    said={LORA: True},
+    switch={LORA: True},
     off=lambda keys: {LORA: False if keys.has(LORA) else None},
     bare={"lora_rank": 0},
 )

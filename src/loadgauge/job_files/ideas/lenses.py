@@ -54,13 +54,13 @@ def fixed(*keys: str, **facts: Any) -> Idea:
 class Spelled(Keys):
     """Look-ups by names that a file spells otherwise; what is noted is noted of the file's own keys.
 
-    spell: how a file spells a name; over: values that go before the file's; said: what is said of the document in its place
+    spell: how a file spells a name; over: values that go before the file's; instead: what is said of the document in its place
     """
 
     def __init__(
-        self, keys: Keys, spell: Callable[[Keys, str], str], over: Mapping[str, Any] | None = None, **said: Any
+        self, keys: Keys, spell: Callable[[Keys, str], str], over: Mapping[str, Any] | None = None, **instead: Any
     ) -> None:
-        super().__init__(_View(keys, spell, over or {}, said), keys.file, keys.auto, keys.version, keys.given)
+        super().__init__(_View(keys, spell, over or {}, instead), keys.file, keys.auto, keys.version, keys.given)
         self.left, self.noted, self.remarks, self.alone = keys.left, keys.noted, keys.remarks, keys.alone
 
 
@@ -68,10 +68,10 @@ class _View:
     """A document whose keys are looked up by other names."""
 
     def __init__(
-        self, keys: Keys, spell: Callable[[Keys, str], str], over: Mapping[str, Any], said: Mapping[str, Any]
+        self, keys: Keys, spell: Callable[[Keys, str], str], over: Mapping[str, Any], instead: Mapping[str, Any]
     ) -> None:
         self.own, self.keys, self.spell, self.over = keys.document, keys, spell, over
-        self.__dict__.update(said)
+        self.__dict__.update(instead)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)
@@ -120,24 +120,22 @@ def engine(server: str, *rows: Idea, test: Test = lambda keys: True, plain: tupl
     return Idea(keys=options.keys, facts=("rollout",), read=read, write=write)
 
 
-def layers(
-    key: str, everything: Any = "all-linear", usual: str | None = "all", *also: str, joined: bool = False
-) -> Idea:
+def layers(key: str, everything: Any = "all-linear", *also: str, joined: bool = False) -> Idea:
     """The idea of the linear layers that have adapters: a list of their names, or a word for all.
 
-    everything: how all are written; usual: where none are named; also: further words for all; joined: names are one word
+    everything: how all are written, as they are where none are named; also: further words; joined: names are one word
     """
     words = ([everything], everything, *([word] for word in also))
 
     def read(keys: Keys) -> Facts:
         chosen = keys.words(key)
-        return {"lora_targets": usual if not chosen else "all" if chosen in words else ",".join(chosen)}
+        return {"lora_targets": "all" if not chosen or chosen in words else ",".join(chosen)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts.get("lora_targets") or "all"
         named = list(ATTENTION) if wanted == "attention" else wanted.split(",")
         names = ",".join(named) if joined else named
-        return {key: everything if wanted == "all" else None if wanted == usual else names}
+        return {key: everything if wanted == "all" else names}
 
     return Idea(keys=(key,), facts=("lora_targets",), read=read, write=write)
 
@@ -169,7 +167,7 @@ def quantised(
     model: keys of the model, whose name may say that it is quantised already
     """
     way, libraries = method
-    numbered = bits[:1] and bits[0]
+    numbered = bits[0] if bits else ""
 
     def number_of(keys: Keys) -> int | None:
         if bits:
@@ -205,10 +203,10 @@ def quantised(
         base = "nf4" if base == "int8" and not eight and not bits else base
         fours, twice = base not in ("", "int8"), base == "nf4"
         plain = next((word for word, ours in libraries.items() if not ours), None)
-        values = {
+        values: dict[str, Any] = {
             four: True if fours else False if keys.has(four) else None,
             eight: True if base == "int8" else None,
-            **dict.fromkeys(bits),
+            **dict[str, Any].fromkeys(bits),
             numbered: {"": None, "int8": 8}.get(base, 4),
             kind: "fp4" if base == "fp4" else "nf4" if fours and keys.has(kind) else None,
             nested: twice if fours and not library and (twice != double or keys.has(nested)) else None,
@@ -237,7 +235,7 @@ def degree(axis: str, *keys: str) -> Idea:
 def adapters(
     on: Test,
     *rows: Idea,
-    said: Mapping[str, Any] | None = None,
+    switch: Mapping[str, Any] | None = None,
     off: Callable[[Keys], Mapping[str, Any]] = lambda keys: {},
     bare: Facts | None = None,
     bases: tuple[str, ...] = SAYABLE,
@@ -245,11 +243,11 @@ def adapters(
 ) -> Idea:
     """The idea of LoRA's adapters, with all that is said of them.
 
-    on: whether a file has any; rows: what is said of them; said: what is written beside; off: what is written in a file without
+    on: whether a file has any; rows: what is said of them; switch: what is written beside; off: what is written in a file without
     them, where all else is removed; bare: what is read of such a file; bases: those that a file can say
     alone: whether nothing is written of adapters of another kind
     """
-    inner, beside = product(*rows), said or {}
+    inner, beside = product(*rows), switch or {}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not sayable(facts, bases) or (alone and (facts.get("adapter") or "lora") != "lora"):

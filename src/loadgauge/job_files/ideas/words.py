@@ -62,6 +62,6 @@ SHARDING |= {str(number): stage for number, stage in enumerate(list(SHARDING.val
 """FSDP1's strategies, by name and by number, as ZeRO stages."""
 
 RESHARDED = {"true": 3, "false": 2}
-"""Whether whole weights are dropped after the forward, as ZeRO stages."""
+"""Words for dropping whole weights after the forward, or keeping them, as ZeRO stages."""
 
 CPU, NOWHERE = ("cpu", "nvme"), ("none",)

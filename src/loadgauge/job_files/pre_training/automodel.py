@@ -272,7 +272,7 @@ def _adapter() -> Idea:
         Idea(keys=(modules, every), facts=("lora_targets",), read=named, write=written),
         row("lora_dropout", dropped, kind="real", default=0.0, quiet=0.0),
         quantised(four=four, eight=eight, kind=kind, nested=nested, double=False),
-        said={target: "nemo_automodel.components._peft.lora.PeftConfig"},
+        switch={target: "nemo_automodel.components._peft.lora.PeftConfig"},
     )
 
 

@@ -6,6 +6,7 @@ A command names a recipe, whose settings (`data/bridge_recipes.toml`) are beneat
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -59,6 +60,31 @@ CHOSEN = ("recipe", "recipe_name", "model", "mode", "peft_scheme", "peft")
 """Options that say which recipe."""
 TARGETS = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",)}
 TARGETS |= {"linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}
+
+
+def grouped(chosen: Iterable[str], *, every: bool = True) -> str:
+    """The linear layers of Megatron's, by the names of most models; `every`: whether those that are known are all there are.
+
+    >>> grouped(["linear_proj"]), grouped(TARGETS)
+    ('o_proj', 'all')
+    """
+    named = list(chosen)
+    whole = every and set(named) == set(TARGETS)
+    return "all" if whole else ",".join(name for word in named for name in TARGETS[word])
+
+
+def groups(wanted: str) -> list[str]:
+    """Megatron's names of linear layers that have adapters.
+
+    >>> groups("attention"), groups("o_proj,down_proj")
+    (['linear_qkv', 'linear_proj'], ['linear_proj', 'linear_fc2'])
+    """
+    words = {
+        "all": "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj",
+        "attention": "q_proj k_proj v_proj o_proj",
+    }
+    named = set(words.get(wanted, wanted.replace(",", " ")).split())
+    return [word for word, names in TARGETS.items() if set(names) <= named]
 
 
 @cache
@@ -120,15 +146,17 @@ def _recipe() -> Idea:
 def _zero() -> Idea:
     """Megatron's, whose section a recipe that is not known may set."""
     inner = zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp")
-    switches = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", *inner.keys[-2:])
+    switches = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
+
+    def read(keys: Keys) -> Facts:
+        stated = keys.has(*switches) or keys.flag("dist.use_megatron_fsdp")
+        return inner.read(keys) if stated else {}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values, switch = inner.write(facts, keys), switches[0]
         return values | {switch: bool(values[switch])}
 
-    return msgspec.structs.replace(
-        inner, read=lambda keys: inner.read(keys) if keys.has(*switches) else {}, write=write
-    )
+    return msgspec.structs.replace(inner, read=read, write=write)
 
 
 def _lora() -> Idea:
@@ -152,27 +180,15 @@ def _lora() -> Idea:
             chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
         if any(name not in TARGETS for name in chosen):
             raise keys.wrong(modules, f"read: {', '.join(TARGETS)}")
-        names = [name for word in chosen for name in TARGETS[word]]
-        return {
-            "lora_rank": keys.whole(rank) or 32,
-            "lora_targets": "all" if set(chosen) == set(TARGETS) and not mixers else ",".join(names),
-        }
+        return {"lora_rank": keys.whole(rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
             return {rank: None, modules: None, "peft._target_": None}
-        wanted = facts.get("lora_targets") or "all"
-        chosen = (
-            list(TARGETS)
-            if wanted == "all"
-            else list(TARGETS)[:2]
-            if wanted == "attention"
-            else [word for word, names in TARGETS.items() if set(names) <= set(wanted.split(","))]
-        )
         return {
             "peft._target_": "megatron.bridge.peft.lora.LoRA",
             rank: facts["lora_rank"],
-            modules: chosen,
+            modules: groups(facts.get("lora_targets") or "all"),
         }
 
     return Idea(keys=(rank, modules, "peft._target_"), facts=("lora_rank", "lora_targets"), read=read, write=write)

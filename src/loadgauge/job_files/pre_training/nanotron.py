@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.ideas.lenses import degree, product
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 
 M, P, T, OPTIMIZER = "model.model_config.", "parallelism.", "tokens.", "optimizer."
@@ -90,10 +91,8 @@ def _layout() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         size = {axis: facts.get(axis) or 1 for axis in ("tp", "pp", "cp", "ep")}
-        values: dict[str, Any] = {
-            f"{P}{degrees[axis]}": number for axis, number in size.items() if axis in ("tp", "pp")
-        }
-        values |= {f"{P}{degrees[a]}": size[a] for a in ("cp", "ep") if size[a] > 1 or keys.has(f"{P}{degrees[a]}")}
+        values = product(*(degree(axis, f"{P}{degrees[axis]}") for axis in ("cp", "ep"))).write(size, keys)
+        values |= {f"{P}{axis}": size[axis] for axis in ("tp", "pp")}
         if "gpus" in facts:
             values[f"{P}dp"] = max(1, facts["gpus"] // (size["tp"] * size["pp"] * size["cp"] * size["ep"]))
         if size["tp"] > 1 or keys.has(mode):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.lenses import layers
 from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
@@ -446,16 +447,16 @@ def _adapter() -> Idea:
             return {}
         if not facts.get("lora_rank"):
             return {switch: False if keys.has(switch) else None}
-        words_of = facts.get("lora_targets") or "all"
-        if words_of == "attention":
-            words_of = "q_proj,k_proj,v_proj,o_proj"
-        values: dict[str, Any] = {} if megatron else {every: words_of == "all"}
-        return values | {
-            switch: True,
-            rank: facts["lora_rank"],
-            modules: [] if words_of == "all" else words_of.split(","),
-            dropped: facts.get("lora_dropout") or 0.0,
-        }
+        values: dict[str, Any] = {} if megatron else {every: (facts.get("lora_targets") or "all") == "all"}
+        return (
+            values
+            | layers(modules, []).write(facts, keys)
+            | {
+                switch: True,
+                rank: facts["lora_rank"],
+                dropped: facts.get("lora_dropout") or 0.0,
+            }
+        )
 
     return Idea(
         keys=(*both[False], *both[True], every),

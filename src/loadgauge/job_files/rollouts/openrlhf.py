@@ -384,10 +384,10 @@ def _deepspeed() -> Idea:
         name, out = (facts.get("precision") or "bf16")[:4], facts.get("offload") or "none"
         if wide or out == "all" or name not in ("bf16", "fp16"):
             return {}
-        said = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
+        wanted = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
         packed = {"ds.packing_samples": True} if (facts.get("cp") or 1) > 1 else {}
         hidden = {overlap: "dp" in facts["overlap"].split(",")} if facts.get("overlap") else {}
-        return inner.write(said, keys) | packed | hidden
+        return inner.write(wanted, keys) | packed | hidden
 
     return Idea(
         keys=(*inner.keys, overlap, "ds.packing_samples", "bf16"),
@@ -441,8 +441,8 @@ def _kernels() -> Idea:
         usual = {"attention": "flash", "recompute": "none", "kernels": "native"}
         values = inner.write(usual | {name: value for name, value in facts.items() if value is not None}, keys)
         # It runs FlashAttention-2 where nothing is said.
-        said = facts.get("attention") not in quick or keys.has(attention)
-        return values if said else {key: value for key, value in values.items() if key != attention}
+        stated = facts.get("attention") not in quick or keys.has(attention)
+        return values if stated else {key: value for key, value in values.items() if key != attention}
 
     return msgspec.structs.replace(inner, write=write)
 

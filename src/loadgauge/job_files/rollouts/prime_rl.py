@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.lenses import layers
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in
 
 V = "inference.vllm."
@@ -447,12 +448,10 @@ def _adapter() -> Idea:
         if not facts.get("lora_rank"):
             there = keys.document.get(_of(keys, section)) is not MISSING
             return {_of(keys, name): None for name in (rank, modules, dropped, saved, section)} if there else {}
-        wanted = facts.get("lora_targets") or "all"
-        listed = ["q_proj", "k_proj", "v_proj", "o_proj"] if wanted == "attention" else wanted.split(",")
         kept = facts.get("modules_to_save")
         return {
             _of(keys, rank): facts["lora_rank"],
-            _of(keys, modules): None if wanted == "all" else listed,
+            **layers(_of(keys, modules), None).write(facts, keys),
             _of(keys, dropped): facts.get("lora_dropout"),
             _of(keys, saved): kept.split(",") if kept else None,
         } | {name: facts["lora_rank"] for name in others if keys.has(name)}

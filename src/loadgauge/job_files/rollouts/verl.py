@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.lenses import layers
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES, TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.automodel import LEFT
-from loadgauge.job_files.pre_training.bridge import TARGETS
+from loadgauge.job_files.pre_training.bridge import TARGETS, grouped, groups
 from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute
 from loadgauge.job_files.rollouts import verl_step
 from loadgauge.job_files.rollouts.verl_loss import liger, loss, next_tokens
@@ -244,8 +245,8 @@ def _host() -> Idea:
     inner = offload(OVER)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        said = facts.get("offload") == "optimizer" or keys.has(*inner.keys)
-        return inner.write(facts, keys) if said else {}
+        stated = facts.get("offload") == "optimizer" or keys.has(*inner.keys)
+        return inner.write(facts, keys) if stated else {}
 
     return msgspec.structs.replace(
         inner, read=lambda keys: inner.read(keys) if engine_of(keys) == "megatron" else {}, write=write
@@ -469,33 +470,23 @@ def _lora() -> Idea:
         if engine_of(keys) == "megatron":
             number = keys.whole(of_bridge[0], minimum=0) or 0
             chosen = [word for word in keys.words(of_bridge[1]) or TARGETS if word in TARGETS]
-            names = [name for word in chosen for name in TARGETS[word]]
-            return {"lora_rank": number} | (
-                {"lora_targets": "all" if set(chosen) == set(TARGETS) else ",".join(names)} if number else {}
-            )
+            return {"lora_rank": number} | ({"lora_targets": grouped(chosen)} if number else {})
         if not number:
             return {"lora_rank": 0}
-        chosen = keys.words(modules) or ["all-linear"]
-        facts: Facts = {"lora_rank": number, "lora_targets": "all" if chosen == ["all-linear"] else ",".join(chosen)}
+        facts = {"lora_rank": number, **layers(modules).read(keys)}
         if keys.word(dtype) not in ("bf16", "bfloat16"):
             # What is trained is loaded in float32 before it is given adapters (`workers/engine/fsdp/transformer_impl.py`).
             facts |= {"precision": "bf16", "weights": "float32"}
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        words = facts.get("lora_targets") or "all"
-        if words == "attention":
-            words = "q_proj,k_proj,v_proj,o_proj"
-        megatron = facts.get("framework") == "megatron" or engine_of(keys) == "megatron"
         if not facts.get("lora_rank"):
-            return {key: 0 if keys.has(key) else None for key in (rank, of_bridge[0])} | dict.fromkeys(
-                (modules, of_bridge[1])
-            )
-        if megatron:
-            named = [word for word, names in TARGETS.items() if words == "all" or set(names) <= set(words.split(","))]
-            return {of_bridge[0]: facts["lora_rank"], of_bridge[1]: named or None, rank: None, modules: None}
-        chosen = "all-linear" if words == "all" else words.split(",")
-        return {rank: facts["lora_rank"], modules: chosen, of_bridge[0]: None, of_bridge[1]: None}
+            off = {key: 0 if keys.has(key) else None for key in (rank, of_bridge[0])}
+            return off | dict.fromkeys((modules, of_bridge[1]))
+        if facts.get("framework") == "megatron" or engine_of(keys) == "megatron":
+            named = groups(facts.get("lora_targets") or "all") or None
+            return {of_bridge[0]: facts["lora_rank"], of_bridge[1]: named, rank: None, modules: None}
+        return {rank: facts["lora_rank"], **layers(modules).write(facts, keys), **dict.fromkeys(of_bridge)}
 
     return Idea(
         keys=(rank, modules, *of_bridge),

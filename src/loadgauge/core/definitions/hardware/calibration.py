@@ -8,14 +8,13 @@ each measured GPU holds its own figures. What software adds beside its kernels i
 from __future__ import annotations
 
 import functools
-import tomllib
 from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, NotStated
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.hardware.hardware import gpu as card_named
 
@@ -182,12 +181,6 @@ def chip_of(card: Gpu) -> str:
 
 
 @functools.cache
-def _common() -> dict[str, Any]:
-    """`common.toml`: the fields that all GPUs share, and `chips`."""
-    return tomllib.loads(read_data("calibration/common.toml"))
-
-
-@functools.cache
 def efficiencies(gpu: str) -> Efficiencies:
     """Return what the kernels of a GPU achieve, by its id; of one without a file of its own, by rule. Raises `ConfigError`.
 
@@ -197,7 +190,7 @@ def efficiencies(gpu: str) -> Efficiencies:
     own: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         if not gpu.endswith(".toml"):  # a card of the user's
-            own = tomllib.loads(read_data(f"calibration/{gpu}.toml"))
+            own = dict(read_table(f"calibration/{gpu}.toml"))
     try:
         return with_own(gpu, own)
     except msgspec.ValidationError as error:
@@ -245,7 +238,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
     The share of its products is, in this order: that of measured GPUs of its chip, by the watts for each FLOP/s; `MEASURED_BEST`
     of the best product ever found on it; that of all chips by its watts; `SHARE`.
     """
-    common = dict(common or _common())
+    common = dict(common or read_table("calibration/common.toml"))
     chips = {name: msgspec.convert(chip, Chip) for name, chip in common.pop("chips").items()}
     every, pcie, kind = chips.pop("any"), chips[PCIE_CHIP].wires, "" if card is None else chip_of(card)
     chip = chips.get(kind, every)

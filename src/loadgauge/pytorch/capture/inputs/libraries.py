@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
 from loadgauge.core.base.files import read_start
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.core.families.hf import LARGEST_FILE, decode
 
@@ -45,7 +44,9 @@ def library_keys(target: str) -> dict[str, Any]:
     loadgauge...ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
     """
     library, _, name = target.partition(":")
-    keys = {"library": library, _CLASS: name} | (_table()["named"].get(name, {}) if library == "diffusers" else {})
+    keys = {"library": library, _CLASS: name} | (
+        read_table("capture/libraries.toml")["named"].get(name, {}) if library == "diffusers" else {}
+    )
     _row(keys, target)
     _needs(library)
     return keys
@@ -212,7 +213,7 @@ def _no_initial_values() -> Iterator[None]:
 
 
 def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
-    table = _table()
+    table = read_table("capture/libraries.toml")
     library = str(keys.get("library", "diffusers"))
     found = table[library] if library != "diffusers" else table[library].get(keys[_CLASS])
     for part in (found or {}).values() if library != "diffusers" else ():
@@ -233,8 +234,3 @@ def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
 def _needs(library: str) -> None:
     if find_spec(library) is None:
         raise ConfigError(f"needs {library}: pip install {library}")
-
-
-@functools.cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(read_data("capture/libraries.toml"))

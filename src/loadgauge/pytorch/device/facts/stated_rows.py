@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import linecache
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.pytorch.device.facts.fact_kinds import Known, Rows, Same
 
 MOST = "most"
@@ -134,7 +132,7 @@ def most_at(line: str) -> tuple[int, str] | None:
     """
     file, _, number = line.rpartition(":")
     text = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
-    for one in _table():
+    for one in read_table("capture/bounds.toml")["bound"]:
         if one["line"] == text and PurePath(file).as_posix().endswith(one["file"]):
             return _product(one["rows"], _running(file, int(number)))
     return None
@@ -160,9 +158,3 @@ def _running(file: str, number: int) -> Any:
     while frame is not None and (frame.f_lineno != number or frame.f_code.co_filename != file):
         frame = frame.f_back
     return frame
-
-
-@functools.cache
-def _table() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = tomllib.loads(read_data("capture/bounds.toml"))["bound"]
-    return found
