@@ -8,7 +8,7 @@ import click
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, options
 from loadgauge.core.command_line.options.param_types import POSITIVE, Whole
@@ -149,9 +149,8 @@ def command(model: str | None, find: str | None, what_if: bool, **flags: Any) ->
         raise ConfigError("goes with --find oversubscription or sites", key="slack")
     if find is not None:
         _asked_for(find, given, flags)
-    for name in ("output", "workers", "ray"):
-        if more[name] is not None and not more["sweep"]:
-            raise ConfigError("goes with --sweep", key=name)
+    if not more["sweep"]:
+        refuse({name: more[name] for name in ("output", "workers", "ray")}, "goes with --sweep")
     asked = [
         name
         for name, value in (

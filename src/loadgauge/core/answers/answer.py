@@ -161,14 +161,15 @@ def _entries(value: Any, shapes: Shapes, path: str, keys: Mapping[str, str]) -> 
             numbered = keys if isinstance(item, dict) and _texts(item) else {**keys, f"{path}#": str(number)}
             yield from _entries(item, _within(shapes, None), path, numbered)
     elif isinstance(value, dict):
-        keys = {**keys, **_texts(value)} if path else keys
+        names = _texts(value)
+        unit = names.pop("unit", "")
+        keys = {**keys, **names} if path else keys
         mapped = any(isinstance(shape.get("additionalProperties"), dict) for _, shape in _named(shapes))
         for key, item in value.items():
             inner, name = _within(shapes, key), path.rpartition(".")[2]
-            if mapped:
-                yield from _entries(item, inner, path, {**keys, name: key})
-            else:
-                yield from _entries(item, inner, f"{path}.{key}".lstrip("."), keys)
+            own = {**keys, "unit": unit} if unit and isinstance(item, int | float) else keys
+            below, more = (path, {name: key}) if mapped else (f"{path}.{key}".lstrip("."), {})
+            yield from _entries(item, inner, below, {**own, **more})
 
 
 def _texts(value: Mapping[str, Any]) -> dict[str, str]:

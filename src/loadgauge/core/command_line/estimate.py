@@ -16,7 +16,7 @@ from loadgauge.core.base.files import write_text
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import share
 from loadgauge.core.command_line.options import project
-from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import (
     AFTER,
@@ -146,15 +146,15 @@ def command(
     of_training = {"table": table, "html": page, "timeline": timeline, "counter": counter}
     if task in (None, "train"):
         if sweeps:
-            _refuse(of_training, "is of one estimate; leave out --sweep")
+            refuse(of_training, "is of one estimate; leave out --sweep")
         elif output is not None:
             raise ConfigError("goes with --sweep", key="output")
     else:
-        _refuse(of_training | {"sweep": sweeps, "output": output, "at": at}, "is of --task train")
+        refuse(of_training | {"sweep": sweeps, "output": output, "at": at}, "is of --task train")
     job = Job(model=model, task=task if task in AFTER else None, **flags)
     if task in TASKS:
         return _infer(job, reader, task, of_inference, allow_tight=allow_tight)
-    _refuse(of_inference, "goes with --task generate or forward")
+    refuse(of_inference, "goes with --task generate or forward")
     if task in AFTER:
         from loadgauge.core.answers.post_training import answered
 
@@ -162,13 +162,6 @@ def command(
     if sweeps:
         return _sweep(job, sweeps, output, allow_tight=allow_tight)
     return _estimate(job, counter=counter, at=at, table=table, page=page, timeline=timeline, allow_tight=allow_tight)
-
-
-def _refuse(flags: dict[str, Any], why: str) -> None:
-    """Raises `ConfigError` where a flag is given."""
-    for name, value in flags.items():
-        if value:
-            raise ConfigError(why, key=name)
 
 
 def _estimate(

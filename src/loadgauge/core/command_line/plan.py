@@ -13,7 +13,7 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import parse as parse_unit
 from loadgauge.core.command_line.options import project
-from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, option, options
 from loadgauge.core.command_line.options.param_types import Whole
@@ -176,21 +176,16 @@ def command(model: str | None, **flags: Any) -> Answer:
     file, output, workers, ray = (flags.pop(name) for name in SWEEP)
     if file is not None:
         return _sweep(file, output, workers, ray, flags)
-    for name, value in (("output", output), ("workers", workers), ("ray", ray)):
-        if value is not None:
-            raise ConfigError("goes with --sweep", key=name)
+    refuse({"output": output, "workers": workers, "ray": ray}, "goes with --sweep")
     if flags["task"] == "generate":
         return _serve(model_or_usage(model, flags), flags)
-    for name in (*inference_fields(), "max_ttft", "max_tpot", "requests"):
-        if flags.pop(name) is not None:
-            raise ConfigError("goes with --task generate", key=name)
+    of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests")
+    refuse({name: flags.pop(name) for name in of_inference}, "goes with --task generate")
     if flags["task"] is not None:
         return _task(model_or_usage(model, flags), flags)
     if flags["find"] == "answers":
         raise ConfigError("answers goes with --task", key="find")
-    for name in POSTTRAIN:
-        if flags.pop(name) is not None:
-            raise ConfigError("goes with --task", key=name)
+    refuse({name: flags.pop(name) for name in POSTTRAIN}, "goes with --task")
     request = PlanRequest.of(model_or_usage(model, flags), flags)
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
     if request.find in fleet_finds():

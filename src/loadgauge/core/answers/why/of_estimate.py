@@ -63,22 +63,16 @@ def reason(result: Estimate, topic: str, budget: Budget | None = None) -> Reason
         return _kind(result, result.time, topic)
     if topic in ("time", "mfu"):
         return _time(result, result.time, topic)
-    if topic == "network":
-        return _network(result, result.time, [lane for lane in COMMUNICATION if result.time.parts.get(lane)], topic)
-    lane = OF_LANES[topic]
-    if not result.time.parts.get(lane):
+    lanes = [lane for lane in COMMUNICATION if result.time.parts.get(lane)]
+    lane = OF_LANES.get(topic, "")
+    if lane and not result.time.parts.get(lane):
         raise ConfigError(
             f"this run has no {topic} in its time (it has {', '.join(_lanes(result.time))})", key="explain"
         )
-    if lane in COMMUNICATION:
-        return _network(result, result.time, [lane], topic)
-    if lane == "bubble":
-        return _bubble(result, result.time)
-    if lane == "host":
-        return _host(result, result.time)
-    if lane == "optimizer":
-        return _optimizer(result, result.time)
-    return _computed(result, result.time, lane)
+    if not lane or lane in COMMUNICATION:
+        return _network(result, result.time, [lane] if lane else lanes, topic)
+    own = {"bubble": _bubble, "host": _host, "optimizer": _optimizer}
+    return own[lane](result, result.time) if lane in own else _computed(result, result.time, lane)
 
 
 # -- FLOPs ------------------------------------------------------------------------------------------------------------

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.text.show import How, show
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
+
+
+def refuse(flags: Mapping[str, object], why: str) -> None:
+    """Raise `ConfigError` where a flag is given: one that is neither None nor an empty list."""
+    for name, value in flags.items():
+        if value is not None and value != ():
+            raise ConfigError(why, key=name)
 
 
 def answering(

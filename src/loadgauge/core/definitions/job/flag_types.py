@@ -32,9 +32,12 @@ def stub() -> str:
     """Return the text of `flag_types.pyi`."""
 
     def lines(names: list[str]) -> list[str]:
-        words = {name: getattr(_KINDS[name], "__name__", "") for name in names}
-        literal = {name: ", ".join(f'"{word}"' for word in get_args(_KINDS[name])) for name in names}
-        return [f"    {name}: {f'Literal[{literal[name]}]' if literal[name] else words[name]}" for name in names]
+        words = {name: ", ".join(f'"{word}"' for word in get_args(_KINDS[name])) for name in names}
+        flat = {name: f"Literal[{words[name]}]" if words[name] else _KINDS[name].__name__ for name in names}
+        return [
+            f"    {name}: {kind}" if len(kind) < 110 else f"    {name}: Literal[\n        {words[name]}\n    ]"
+            for name, kind in flat.items()
+        ]
 
     own = list(Flags.__annotations__)
     return "\n".join(
