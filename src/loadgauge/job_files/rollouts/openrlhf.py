@@ -143,7 +143,7 @@ def _rewards(keys: Keys) -> str | None:
 
 
 SCRIPTED = ("reward.remote_url", "train.agent_func_path")
-"""What scores in the place of a model."""
+"""Keys of a server or a function that scores in the place of a model."""
 KINDS = {"ppo": "gae", "rloo": "rloo", "grpo": "group_norm", "dapo": "group_norm", "gspo": "group_norm"}
 """The estimator that a new file has for a task."""
 

@@ -302,10 +302,8 @@ def _batch() -> Idea:
     )
 
 
-WIDTH, STAGES, EXPERTS, GROUPS, JOINED = (
-    "rollout_num_gpus_per_engine",
-    *(f"sglang_{name}" for name in ("pp_size", "ep_size", "dp_size", "enable_dp_attention")),
-)
+WIDTH, STAGES, EXPERTS = "rollout_num_gpus_per_engine", "sglang_pp_size", "sglang_ep_size"
+GROUPS, JOINED = "sglang_dp_size", "sglang_enable_dp_attention"
 OLDER = {
     STAGES: "sglang_pipeline_parallel_size",
     EXPERTS: "sglang_expert_parallel_size",
