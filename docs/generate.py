@@ -14,6 +14,7 @@ from loadgauge.core.command_line.equation import command
 from loadgauge.core.command_line.estimate import command as estimate
 from loadgauge.core.command_line.options.grouped import groups
 from loadgauge.core.definitions.job import spoken
+from loadgauge.core.definitions.job.flag_types import stub
 from loadgauge.core.definitions.model.model import (
     Attention,
     Block,
@@ -375,6 +376,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "equations.md": equations_page,
     "flags.md": flags_page,
     "loadgauge.1": man_page,
+    "../src/loadgauge/core/definitions/job/flag_types.pyi": stub,
 }
 """Each generated page, and what makes it."""
 

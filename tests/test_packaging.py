@@ -127,6 +127,7 @@ NEEDS = {
     "compare": "torch",
     "saved": "torch",
     "serve": "web",
+    "mcp": "mcp",
     "--plot": "plot",
     "article 5": "torch",
     "bitnet.json": "torch",

@@ -50,8 +50,8 @@ class Step(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and write it down."""
-        from loadgauge.pytorch.capture.record import views
         from loadgauge.pytorch.record.allocations import op_name
+        from loadgauge.pytorch.record.recording import views
         from loadgauge.pytorch.record.sizes import leaves
 
         name = func._schema.name.partition("::")[2]

@@ -27,9 +27,10 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.pytorch.capture import road
 from loadgauge.pytorch.capture.inputs.kinds import of_config
 from loadgauge.pytorch.capture.inputs.small import small_config
-from loadgauge.pytorch.capture.record import Recorded, Sized, record
+from loadgauge.pytorch.capture.record import Recorded, record
 from loadgauge.pytorch.capture.requests import list_request
 from loadgauge.pytorch.trace import subprocess
+from loadgauge.pytorch.trace.programs.training import Sized
 from loadgauge.pytorch.trace.torch_run import TorchRun
 
 PAGE = Path(__file__).parents[1] / "docs" / "captured-tuning.md"

@@ -5,168 +5,32 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 import msgspec
 
+from loadgauge.core.answers.post_training import RunOfTask, answered
 from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.cluster import cluster as cluster_of
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
+from loadgauge.core.definitions.job.flag_types import Flags, TaskFlags
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.layout.layout import Layout, Schedule
+from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate as of_specifications
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.families.reader import shown
-from loadgauge.core.post_training.memory import PostMemory, memory
-from loadgauge.core.post_training.roles import Run
-from loadgauge.core.post_training.step import StepTime, timed
-from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import resolve_job
 
 
-class Flags(TypedDict, total=False):
-    """The flags of `loadgauge estimate` with underscores, except the model and the GPU. A test compares it with `Job`."""
-
-    hub: bool
-    road: Literal["written", "captured"]
-    inputs: str
-    rows: str
-    memory: str
-    gpus: int
-    tp: int
-    pp: int
-    vpp: int
-    cp: int
-    ep: int
-    etp: int
-    zero: int
-    sequence_parallel: bool
-    schedule: Schedule
-    recompute: str
-    stage_layers: str
-    micro_batch: int
-    global_batch: int
-    seq_len: int
-    target_len: int
-    audio: float
-    pictures: str
-    video: str
-    max_pixels: int
-    tower: Literal["frozen", "projector", "adapters", "trained"]
-    lengths: str
-    precision: str
-    beside: str
-    dialect: str
-    base_model: str
-    strict: bool
-    ignore: str
-    variables: str
-    weights: Literal["auto", "float32", "bfloat16", "float16"]
-    version: str
-    optimizer: str
-    attention: Literal["flash", "eager", "fa1", "fa2", "fa3", "fa4", "cudnn", "aiter", "vendor"]
-    loss: str
-    framework: str
-    lora_rank: int
-    adapter: Literal["lora", "ia3", "vera", "adalora", "loha", "lokr", "oft", "prompt", "p-tuning"]
-    virtual_tokens: int
-    lora_targets: str
-    qlora: bool
-    base: str
-    lora_dropout: float
-    lora_dtype: Literal["float32", "bfloat16", "float16"]
-    kbit_upcast: Literal["none", "norms", "all"]
-    use_dora: bool
-    modules_to_save: str
-    lora_layers: str
-    train: str
-    kernels: Literal["native", "liger", "lora", "liger-lora"]
-    compile: bool
-    padding: Literal["free", "dynamic", "max-length"]
-    eval_batch: int
-    eval_batches: int
-    generate: int
-    save: Literal["sharded", "full"]
-    offload: Literal["none", "optimizer", "all"]
-    offload_to: Literal["cpu", "nvme"]
-    end_units: Literal["root", "apart"]
-    gradient_sync: Literal["each", "last"]
-    engine: str
-    activation_offload: Literal["none", "checkpoints", "all"]
-    pin_memory: bool
-    host_link: str
-    host_bandwidth: str
-    host_memory: str
-    nvme_bandwidth: str
-    gpus_per_node: int
-    link_bandwidth: str
-    nic_bandwidth: str
-    topology: str
-    cp_comm: Literal["ring", "all_gather", "all_to_all"]
-    mtp: bool
-    expert_imbalance: float
-    replicas: int
-    order: str
-    overlap: str
-    tokens: str
-    price: float
-    electricity: str
-    days: float
-    mtbf_hours: float
-    checkpoint_seconds: float
-    restart_seconds: float
-    measured: str
-    tuning: Literal["recipe", "usual", "first"]
-
-
-class TaskFlags(Flags, total=False):
-    """The flags of `loadgauge estimate --task` of what comes after pre-training. A test compares it with `Job`."""
-
-    gpu: str
-    task: str
-    prompts: int
-    samples: int
-    prompt_len: int
-    answers: str
-    epochs: int
-    old_logprobs: Literal["pass", "none"]
-    logprob_batch: int
-    logprob_tokens: int
-    on_policy: float
-    rollout: str
-    placement: str
-    staleness: int
-    reference: Literal["model", "adapter", "adapter-off", "precomputed", "none"]
-    loss_terms: Literal["kl", "no-kl", "nll", "no-nll", "jsd", "forward-kl", "reverse-kl", "top-k"]
-    teacher: str
-    reward_model: str
-    critic: str
-    critic_batch: int
-    steps: int
-    frozen_offload: bool
-    frozen_weights: Literal["float32", "bfloat16", "float16"]
-    rollout_offload: Literal["none", "weights", "optimizer", "all"]
-
-
-class TaskAnswer(msgspec.Struct, frozen=True):
-    """Needs of a post-training task. run: its roles, sequences and engine; memory: by phase and role
-
-    time: of a step, by phase; None where `untimed` says why
-    """
-
-    run: Run
-    memory: PostMemory
-    time: StepTime | None = None
-    untimed: str = ""
-
-
-def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> TaskAnswer:
+def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> RunOfTask:
     """Return memory and time of a step of preference tuning, distillation or reinforcement learning, by phase and role.
+
+    run: its roles, sequences and engine; memory: by phase and role; time: of a step, by phase; None where `untimed` says why
 
     model: a name in the catalogue, the path of a config.json, or a `Job` with a `task`, which has no other arguments
     flags: those of `loadgauge estimate --task`, with underscores
@@ -183,12 +47,8 @@ def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> TaskAnswer:
     if isinstance(model, Job):
         if flags:
             raise ConfigError("a Job is estimated as it is; change it with job.replace(...)", key="model")
-        job = model
-    else:
-        job = Job.of(model, flags)
-    run, _ = resolve_posttrain(job)
-    held = memory(run)
-    return TaskAnswer(run, held, *timed(run, held))
+        return answered(model)
+    return answered(Job.of(model, flags))
 
 
 @overload

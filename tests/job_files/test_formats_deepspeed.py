@@ -134,6 +134,20 @@ def test_a_file_whose_name_is_an_argument_is_asked_for(tmp_path: Path) -> None:
     assert "$1" not in {item.key for item in read(script, file=place, variables={"1": "b"}).uncounted}
 
 
+def test_a_batch_that_whoever_starts_the_script_says_is_a_range() -> None:
+    """`train_batch_size` of a script's second argument: one sequence is counted, and the range has more."""
+    script = (
+        "N=2\ndeepspeed run.py --deepspeed --deepspeed_config none.json --bert_model bert-base-uncased"
+        " --max_seq_length 128 --train_batch_size $(($2/N))\n"
+    )
+    file = read(script, file="run.sh", given={"gpus": 2})
+    doubt = next(item for item in file.uncounted if item.key == "--train_batch_size")
+    assert (file.facts["micro_batch"].value, doubt.effect, doubt.share) == (1, "costs", 63)
+    known = read(script, file="run.sh", given={"gpus": 2}, variables={"1": "x", "2": "32"})
+    assert known.facts["micro_batch"].value == 16
+    assert read(script, file="run.sh", given={"gpus": 2, "micro_batch": 4}).job.micro_batch == 4
+
+
 def test_files_of_the_disk_are_not_read_for_a_text_alone(tmp_path: Path) -> None:
     """As the page reads what is dropped on it: a name in a script opens nothing."""
     sizes = tmp_path / "sizes.json"

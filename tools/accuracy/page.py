@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+from accuracy import anchors
 from accuracy.causes import FAR, far_off, listed
 from accuracy.memory_range import FEWEST, covered, every_residual, ranges
 from accuracy.slack import Held
@@ -141,7 +142,12 @@ What any model of time must beat: model FLOPs at one constant share of the peak,
 fitted to all these rows of each kind of GPU. And what a user gets who has one measured run (`estimate --measured`): the first
 row of each (source, model, hardware) scales the others.
 
-{table(HEAD, rows)}"""
+{table(HEAD, rows)}
+
+From one node to many, which is what [`--anchor`](measure.md#anchor) is for: of runs of one source, model, card, framework and
+recipe, that on the fewest GPUs (a node at most) scales those on more than one node. Nothing is fitted.
+
+{anchors.table(anchors.time_pairs(records, runs))}"""
 
 
 def _sources(records: Sequence[Record], runs: Sequence[Run], quantity: str) -> str:

@@ -6,13 +6,17 @@ from typing import Any
 
 import click
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, options
 from loadgauge.core.command_line.options.param_types import POSITIVE, Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, WHOLE_RUN, Job, fields
 from loadgauge.fleets.sites import OPTIONS
+from loadgauge.fleets.text import fleet as report
+from loadgauge.fleets.text import fleet_queue
 from loadgauge.fleets.what_if import FINDS
 
 OWN = (
@@ -103,9 +107,6 @@ def _run_options(command: Any) -> Any:
     help="The inverse question: the best interval or spares, the most oversubscription, the most sites.",
 )
 @click.option("--what-if", is_flag=True, help="The same run with one thing changed at a time.")
-@click.option(
-    "--explain", "topic", metavar="NUMBER", help="Explain one number: days, goodput, failures, checkpoint, tiers, ..."
-)
 @click.option("--slack", type=POSITIVE, help="How much more time --find may accept (0.01).")
 @click.option(
     "--sweep",
@@ -121,10 +122,12 @@ def _run_options(command: Any) -> Any:
 @click.option("--workers", type=Whole(1, 10**5), help="How many cells of a sweep run at a time (1).")
 @click.option("--ray", metavar="ADDRESS", help="Run a sweep on this Ray cluster: auto, or HOST:PORT.")
 @_run_options
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document: seconds, bytes, byte/s, shares and plain counts."
+@answering(
+    "days, goodput, what is lost, and the next step",
+    "days, goodput, failures, checkpoint, tiers, ...",
+    document="seconds, bytes, byte/s, shares and plain counts",
 )
-def command(model: str | None, as_json: bool, topic: str | None, find: str | None, what_if: bool, **flags: Any) -> int:
+def command(model: str | None, find: str | None, what_if: bool, **flags: Any) -> Answer:
     """Simulate the whole run of MODEL on a fleet: days, goodput, where the time goes, and what would help.
 
     Without a layout the best ones are searched, and ranked by goodput too. Exit code: 0 answered, 1 its step
@@ -135,9 +138,6 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     loadgauge fleet llama-3.1-405b --gpu h100 --gpus 100000 --topology rail --tokens 30T --spares 2% --checkpoint async:5min
     loadgauge fleet llama-3.1-70b --gpu h100 --gpus 4096 --tokens 2T --find spares
     """
-    from loadgauge.fleets.text import fleet as report
-    from loadgauge.fleets.text import fleet_queue
-
     own = {name: flags.pop(name) for name in OWN}
     local = {name: flags.pop(name) for name in ("sites", *OPTIONS)}
     more = {name: flags.pop(name) for name in ("jobs", "slack", "sweep", "output", "workers", "ray")}
@@ -158,7 +158,6 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
             ("sites", local and find != "sites"),
             ("find", find),
             ("what-if", what_if),
-            ("explain", topic),
             ("jobs", more["jobs"]),
             ("sweep", more["sweep"]),
         )
@@ -167,19 +166,19 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     if len(asked) > 1:
         raise ConfigError(f"goes without --{asked[0]}", key=asked[1])
     if more["jobs"] is not None:
-        return fleet_queue.queue(more["jobs"], model, flags, given, as_json=as_json)
+        return fleet_queue.queue(more["jobs"], model, flags, given)
     job = Job(model=model_or_usage(model, flags), **flags)
     if job.gpu is None:
         raise ConfigError("is needed: failures are of a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
     if job.tokens is None:
         raise ConfigError("is needed: the length of the run, such as 15T", key="tokens")
     if more["sweep"]:
-        return fleet_queue.sweep(job, given, more, as_json=as_json)
+        return fleet_queue.sweep(job, given, more)
     if find is not None:
-        return report.find(job, given, find, more["slack"] or report.SLACK, local, as_json=as_json)
+        return report.find(job, given, find, more["slack"] or report.SLACK, local)
     if local:
-        return report.sites(job, given, local, as_json=as_json)
-    return report.answer(job, given, topic=topic, what_if=what_if, as_json=as_json)
+        return report.sites(job, given, local)
+    return report.simulated(job, given, what_if)
 
 
 def _asked_for(find: str, given: dict[str, Any], flags: dict[str, Any]) -> None:

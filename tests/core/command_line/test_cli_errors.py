@@ -227,7 +227,7 @@ FLAGS = st.one_of(
     st.sampled_from([["--json"], ["--sequence-parallel"], ["--qlora"]]),
     WORD.map(lambda text: [text]),
 )
-ENDING = [name for name in COMMANDS if name != "serve"]
+ENDING = [name for name in COMMANDS if name not in ("serve", "mcp")]
 """Commands that end by themselves."""
 MODELS = st.one_of(st.sampled_from(["gpt2", "llama-3.2-1b", "bert-base", "gemma-2-2b", "qwen3-0.6b"]), WORD)
 

@@ -96,7 +96,6 @@ def test_products_multiply_to_the_flops() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--csv", "--table"),
         ("--table flops --explain weights", "explain"),
         ("--table flops --csv --json", "exclude"),
         ("--table flops --plot x.svg", "plot"),

@@ -104,7 +104,7 @@ def test_an_engine_whose_share_holds_no_sequence_does_not_fit() -> None:
 def test_explanations(part: str) -> None:
     found = typed(f"{GRPO} --explain {part}")
     assert found.code == 0
-    assert "Source:" in found.out
+    assert "Sources" in found.out
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_explanations(part: str) -> None:
         ("--reference adapter", "needs adapters"),
         ("--context 4096", "--task generate"),
         ("--sweep micro-batch=1,2", "--task train"),
-        ("--explain gradients", "explains kv"),
+        ("--explain gradients", "known: kv"),
         ("--at loss", "--task train"),
         ("--mfu 40%", "--task train"),
         ("--eval-batch 2", "--task train"),

@@ -54,7 +54,7 @@ def test_explanations_add_up_to_the_table(line: str, part: str) -> None:
         value = eval(formula["numbers"], {"Min": min, "Max": max, "ceiling": lambda x: -int(-x // 1)})
         assert value == formula["nbytes"]
     text = typed(f"{line} --explain {part} --at peak").out
-    assert text.startswith(f"{part}: {told['total'] / 2**30:,.2f} GiB")
+    assert text.startswith(f"{part}: {told['total']:,.0f} byte")
 
 
 @pytest.mark.parametrize("line", [*EXPLAINED, "estimate deepseek-v3 --gpus 8 --ep 8 --mtp"])
@@ -93,7 +93,7 @@ def test_a_part_that_is_gone_at_the_peak_is_explained_where_it_is_largest() -> N
     assert told["total"] == told["at_largest"] == memory["largest"]["activations"]["bytes"]
     assert told["total"] > 10 * told["at_peak"] == 10 * memory["parts"]["activations"]
     text = " ".join(typed(f"{LATE} --explain activations").out.split())
-    assert text.startswith(f"activations: {told['total'] / 2**30:,.2f} GiB")
+    assert text.startswith(f"activations: {told['total']:,.0f} byte ({told['total'] / 2**30:,.2f} GiB)")
     assert f"(where this part is largest). At the peak of the rank, during {memory['moment']}, it is" in text
     assert f"it is {told['at_peak'] / 2**30:,.2f} GiB (--at peak)" in text
     at_peak = " ".join(typed(f"{LATE} --explain activations --at peak").out.split())

@@ -78,9 +78,9 @@ def test_the_short_answer_has_ten_lines_at_most(line: str) -> None:
     assert ("Try --" in short.out) == (short.code == 1)
 
 
-def test_the_short_answer_does_not_go_with_other_answers() -> None:
-    for other in ("--json", "--explain weights"):
-        assert typed(f"{JOB} --brief {other}").code == 2
+def test_a_document_has_no_short_form_and_a_reason_has() -> None:
+    assert typed(f"{JOB} --brief --json").code == 2
+    assert len(typed(f"{JOB} --brief --explain weights").out.splitlines()) < 10
 
 
 def test_more_evaluation_batches_keep_more_logits() -> None:

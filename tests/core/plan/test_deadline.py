@@ -27,6 +27,12 @@ def test_the_fewest_gpus_that_finish_in_time() -> None:
     assert tokens == pytest.approx(100e9)
 
 
+def test_tokens_or_days_on_a_number_of_gpus_ask_for_the_other() -> None:
+    for words, find in (("--tokens 1T", "days"), ("--days 30", "tokens")):
+        line = f"{BASE} --gpus 64 {words}"
+        assert document(line)["answers"] == document(f"{line} --find {find}")["answers"]
+
+
 def test_a_utilisation_may_be_assumed() -> None:
     """Days are then 6 P N FLOPs and attention's over n x 989 TFLOP/s x 40 %."""
     found = document(f"{BASE} --find days --tokens 1T --gpus 64 --mfu 40%")["answers"][0]
@@ -108,6 +114,7 @@ def test_the_smallest_batch() -> None:
     ("words", "said"),
     [
         ("--tokens 1T", "--days"),
+        ("--days 3", "--tokens"),
         ("--find days --gpus 8", "tokens"),
         ("--find tokens --gpus 8", "days"),
         ("--find days --tokens 1T", "gpus"),

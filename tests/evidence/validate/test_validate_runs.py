@@ -110,7 +110,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes(b"id,model\nT,caf\xe9\n")
     for path, says in (
         (tmp_path / "none.csv", "no such file"),
-        (tmp_path, "is not a file"),
+        (tmp_path, "no file that ends in .toml"),
         (tmp_path / "latin.csv", "not text in UTF-8"),
     ):
         with pytest.raises(ConfigError, match=says):

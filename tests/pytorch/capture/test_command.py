@@ -100,7 +100,7 @@ def test_a_type_without_a_family_is_answered_as_its_trace(tmp_path: Path, here: 
         assert "s <= 4096" in found["holds"]
         assert found["cached"] == (b == 5)
     assert [one for one in here if "capture_request" in one] == [
-        f"loadgauge.pytorch.capture.requests.request:capture_request {file}"
+        f"loadgauge.pytorch.capture.requests.list_request:capture_request {file}"
     ]
 
 

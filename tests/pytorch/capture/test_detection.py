@@ -22,7 +22,7 @@ from loadgauge.pytorch.capture.capture import capture_at
 from loadgauge.pytorch.capture.inputs.libraries import usual_precision, usual_sizes
 from loadgauge.pytorch.capture.record import record
 from loadgauge.pytorch.device.kernels.vision_ops import operators, torchvision
-from loadgauge.pytorch.trace.programs.jobs import loss_words, mean_loss
+from loadgauge.pytorch.trace.programs.training import loss_words, mean_loss
 from loadgauge.pytorch.trace.torch_run import TorchRun
 
 operators()

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.training.training import training
 from loadgauge.pytorch.capture.call import module_of
-from loadgauge.pytorch.capture.lists.fsdp_casts import cast_by_fsdp
+from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp
 from loadgauge.pytorch.trace.torch_run import TorchRun
 
 

@@ -12,8 +12,9 @@ from torch.profiler import profile
 import loadgauge
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.capture import compare
-from loadgauge.pytorch.capture.record import STEPS, record
+from loadgauge.pytorch.capture.record import record
 from loadgauge.pytorch.record.allocations import GRADIENTS
+from loadgauge.pytorch.record.recording import STEPS
 
 TABLES = 700, 500
 

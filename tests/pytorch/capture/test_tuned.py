@@ -24,10 +24,11 @@ from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.pytorch.capture import road
 from loadgauge.pytorch.capture.inputs.kinds import of_config
 from loadgauge.pytorch.capture.lists.blocks import Stack
-from loadgauge.pytorch.capture.record import Recorded, Sized, record
+from loadgauge.pytorch.capture.record import Recorded, record
 from loadgauge.pytorch.capture.requests import list_request
 from loadgauge.pytorch.capture.requests.regime import Regime
 from loadgauge.pytorch.capture.requests.tuning import Named, chosen_of
+from loadgauge.pytorch.trace.programs.training import Sized
 from loadgauge.pytorch.trace.torch_run import TorchRun
 
 SMALL = {

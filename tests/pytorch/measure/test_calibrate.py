@@ -19,11 +19,14 @@ from command_line import typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, Wire, efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.collectives import seconds as collective
 from loadgauge.core.estimate.time.roofline import Machine, attention_seconds, gemm_seconds
 from loadgauge.core.layers.operations.operations import Gemm, Operation
+from loadgauge.core.resolve.rescale import anchor_of
 from loadgauge.pytorch.measure import benchmarks
+from loadgauge.pytorch.measure.anchor import anchor_text
 from loadgauge.pytorch.measure.benchmarks import (
     ATTENTION,
     COLLECTIVES,
@@ -36,6 +39,7 @@ from loadgauge.pytorch.measure.benchmarks import (
     timings,
 )
 from loadgauge.pytorch.measure.calibrate import calibrate, fit_efficiencies, text
+from loadgauge.pytorch.measure.train_steps import MeasuredSteps
 
 PEAK, BANDWIDTH = 989e12, 3.35e12
 SMALL = Sizes(
@@ -145,6 +149,15 @@ def test_a_cpu_runs_the_whole_way(on_cpu: list[Timing], tmp_path: Path) -> None:
     assert known.basis == "measured"
     assert all(one.name in text(found) for one in found.timings)
     assert "Not measured here:" in text(found)
+    steps = MeasuredSteps("", "cpu", "", 2**30, 0, 0, {}, {}, (), (0.5, 0.25, 0.75), 1, 1, ())
+    (tmp_path / "anchor.toml").write_text(anchor_text(Job(model="gpt2", seq_len=64), 2, gpu("l40s"), found, steps))
+    anchor = anchor_of(Job(model="gpt2", measured=str(tmp_path / "anchor.toml")))
+    assert anchor is not None
+    assert anchor.run is not None
+    assert anchor.run.layers == 2
+    assert (anchor.gpu, anchor.run.step, anchor.run.allocated) == ("l40s", "0.5s", "1.000 GiB")
+    assert anchor.kernels is not None
+    assert anchor.kernels.matmul == known.matmul
 
 
 def test_a_file_is_read_as_the_shipped_ones_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

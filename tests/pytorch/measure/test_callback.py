@@ -9,8 +9,8 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.pytorch.measure.benchmarks import FlopCounter
 from loadgauge.pytorch.measure.callback import MeasureCallback
-from loadgauge.pytorch.measure.flop_counter import FlopCounter
 from torch_models import build
 
 S, B, ACCUMULATE, STEPS = 32, 2, 2, 6

@@ -12,8 +12,8 @@ from torch import nn
 
 from command_line import typed
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.pytorch.measure.benchmarks import FlopCounter
 from loadgauge.pytorch.measure.cpu_allocator import Event, Range, Use, live, uses
-from loadgauge.pytorch.measure.flop_counter import FlopCounter
 from loadgauge.pytorch.measure.train_steps import Held, MeasuredSteps, ModuleUse, measure_steps
 from loadgauge.pytorch.trace.programs.jobs import ConfigJob
 from loadgauge.pytorch.trace.programs.script import FunctionJob

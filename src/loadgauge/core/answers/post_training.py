@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.answers.why.of_task import TOPICS, explain
+from loadgauge.core.base.errors import NO
+from loadgauge.core.base.verdict import exit_code, host_holds, needs
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.post_training.memory import PostMemory, memory
@@ -21,39 +23,67 @@ NOT_COUNTED = (
 )
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """A run of a task. untimed: why there is no time; remedies: flags that were tried, with the memory under them"""
+class RunOfTask(Answer, frozen=True, kw_only=True):
+    """A run of a task. untimed: why there is no time; model: that of the job, where it was read before"""
 
+    form: str = "estimate.posttrain"
+    writer: str = "loadgauge.core.text.post_training.posttrain:write"
+    topics: tuple[str, ...] = TOPICS
+    pivots: tuple[Pivot, ...] = (
+        Pivot("GiB on the fullest card, by phase and role", "memory.phases.parts.bytes", "phase", "role"),
+    )
     job: Job
     run: Run
     memory: PostMemory
     time: StepTime | None
     untimed: str
-    remedies: list[tuple[str, PostMemory]]
+    model: ModelSpec | None = None
 
-    def document(self) -> dict[str, Any]:
-        """Return the document of `--json`: bytes, seconds and plain counts."""
-        return _memory_document(self.run, self.memory, self.remedies) | time_document(self.time, self.untimed, self.job)
+    def alternatives(self) -> list[tuple[str, PostMemory]]:
+        """Return flags that were tried where it may not fit, with the memory of the run under them."""
+        if self.verdict not in ("tight", "does not fit"):
+            return []
+        return remedies(self.job, self.memory, model=self.model)
+
+    def why(self, topic: str) -> Answer:
+        return explain(self.run, self.memory, topic, self.time) if topic in TOPICS else super().why(topic)
+
+    def to_dict(self) -> dict[str, Any]:
+        return _memory_document(self) | time_document(self.time, self.untimed, self.job)
 
 
-def answered(job: Job, model: ModelSpec | None = None) -> Answer:
+def answered(job: Job, model: ModelSpec | None = None, *, allow_tight: bool = False) -> RunOfTask:
     """Return memory and time of a run, and what makes it fit. model: that of the job, where it was read before.
 
     Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
     >>> found = answered(Job("qwen2.5-7b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, zero=3))
-    >>> found.document()["worst"], found.time is not None
+    >>> found.to_dict()["worst"], found.time is not None
     ('reference', True)
     """
     run, _ = resolve_posttrain(job, model)
     found = memory(run)
     time, untimed = timed(run, found)
-    tried = remedies(job, found, model=model) if found.verdict in ("tight", "does not fit") else []
-    return Answer(job, run, found, time, untimed, tried)
+    held = host_holds(sum(found.host.values()), job.host_memory)
+    return RunOfTask(
+        job=job,
+        run=run,
+        memory=found,
+        time=time,
+        untimed=untimed,
+        model=model,
+        verdict=found.verdict,
+        code=exit_code(found.verdict, allow_tight=allow_tight) if held else NO,
+        assumed=run.assumed,
+        not_counted=[*(item.note for item in run.uncounted if item.note), *NOT_COUNTED],
+        unread=[item.document(found.unread) for item in run.uncounted if item.file],
+        command=job.command(),
+    )
 
 
-def _memory_document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]] = ()) -> dict[str, Any]:
+def _memory_document(answer: RunOfTask) -> dict[str, Any]:
     """Return the document of `--json`: bytes and plain counts."""
+    run, memory = answer.run, answer.memory
     sequences, engine = run.sequences, memory.engine
     found: dict[str, Any] = {
         "task": run.task.name,
@@ -91,9 +121,9 @@ def _memory_document(run: Run, memory: PostMemory, remedies: Sequence[tuple[str,
         },
         "host": memory.host,
         "assumed": run.assumed,
-        "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in remedies],
-        "not_counted": [*(item.note for item in run.uncounted if item.note), *NOT_COUNTED],
-        "unread": [item.document(memory.unread) for item in run.uncounted if item.file],
+        "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in answer.alternatives()],
+        "not_counted": answer.not_counted,
+        "unread": answer.unread,
     }
     if engine is not None and run.engine is not None:
         found["rollout"] = {

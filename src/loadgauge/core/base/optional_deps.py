@@ -25,3 +25,9 @@ def needs_web(command: str) -> None:
     """Raise `ConfigError`, with the pip command, if the server's libraries are not installed."""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise ConfigError(f"`loadgauge {command}` needs starlette and uvicorn: pip install 'loadgauge[web]'")
+
+
+def needs_mcp(command: str) -> None:
+    """Raise `ConfigError`, with the pip command, if the SDK of the Model Context Protocol is not installed."""
+    if find_spec("mcp") is None or find_spec("mcp.server.mcpserver") is None:
+        raise ConfigError(f"`loadgauge {command}` needs the SDK of MCP: pip install 'loadgauge[mcp]'")

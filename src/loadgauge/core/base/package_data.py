@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 # Not `importlib.resources`, whose import costs a tenth of a cold start.
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "data")
@@ -16,6 +18,18 @@ def read_data(name: str) -> str:
     """
     with open(os.path.join(FOLDER, name), encoding="utf-8") as file:
         return file.read()
+
+
+@functools.cache
+def read_table(name: str) -> dict[str, Any]:
+    """Return a TOML file by its path below `data/`, parsed once: it is not to be changed. Raises `FileNotFoundError`.
+
+    >>> read_table("gpus/h100-sxm5-80gb.toml")["memory"]["label"]["value"]
+    '80 GB'
+    """
+    import tomllib
+
+    return tomllib.loads(read_data(name))
 
 
 def read_bytes(name: str) -> bytes:

@@ -95,6 +95,15 @@ def in_gib(nbytes: float, digits: int = 2) -> str:
     return f"{nbytes / GIB:,.{digits}f}"
 
 
+def whole(value: float) -> str:
+    """Format a count with thousands separators; whole floats print as integers.
+
+    >>> whole(22031663104), whole(2.5)
+    ('22,031,663,104', '2.5')
+    """
+    return f"{value:,}" if isinstance(value, int) or value != round(value) else f"{round(value):,}"
+
+
 def count(value: float) -> str:
     """Format a count with a letter: 8.03 B parameters, 1.9 T tokens.
 

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import click
 import msgspec
 
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.answers.why.of_estimate import TOPICS
-from loadgauge.core.base.errors import NO, YES, ConfigError, Error, Untrained
+from loadgauge.core.base.errors import ConfigError, Untrained
 from loadgauge.core.base.files import write_text
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import share
-from loadgauge.core.base.verdict import exit_code, host_holds
-from loadgauge.core.command_line import posttrain as after
 from loadgauge.core.command_line.options import project
+from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import (
     AFTER,
-    brief_option,
     complete_model,
     run_options,
-    shortly,
     task_options,
     whole_run_options,
 )
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.serving.inference import TASKS
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
 from loadgauge.core.estimate.memory.phases import PARTS
-from loadgauge.core.estimate.result import Estimate, When
+from loadgauge.core.estimate.result import When
 from loadgauge.core.estimate.tables import TABLES, TableName
+from loadgauge.core.estimate.tables import table as table_of
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
-
-FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
 
 @click.command("estimate", cls=Grouped)
@@ -54,15 +54,10 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @click.option(
     "--allow-tight", is_flag=True, help="Exit code 0 where it is TIGHT: the card's memory lies inside the range."
 )
-@brief_option("the verdict, the largest parts, the step and the remedy")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
-@click.option(
-    "--explain",
-    "part",
-    type=click.Choice((*PARTS, *TOPICS, *after.TOPICS)),
-    metavar="PART",
-    help=f"Explain one part: formula, your numbers, source. Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)};"
-    f" with --task of a rollout {', '.join(after.TOPICS)}.",
+@answering(
+    "the verdict, the largest parts, the step and the remedy",
+    f"Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)}; with --task of a rollout kv, logprobs, sync, tail, of"
+    " inference memory, first, token.",
 )
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
@@ -80,10 +75,6 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     help="Estimate every value of a flag (micro-batch=1,2,4..64); given again, every combination.",
 )
 @click.option("--output", metavar="FILE", help="With --sweep: write the cells to a .csv, .json or .parquet file.")
-@click.option("--csv", "as_csv", is_flag=True, help="With --table or --sweep: CSV.")
-@click.option(
-    "--plot", "file", type=click.Path(), metavar="FILE", help="Draw the estimate, or the --sweep: .svg, .png or .pdf."
-)
 @click.option(
     "--html",
     "page",
@@ -97,30 +88,21 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     metavar="FILE",
     help="Write the step's schedule, every piece of work of every stage, as a trace for Perfetto or chrome://tracing.",
 )
-@click.option(
-    "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
-)
 def command(
     model: str | None,
     counter: Counter | None,
     allow_tight: bool,
-    brief: bool | None,
-    as_json: bool,
-    part: str | None,
     at: When | None,
     table: TableName | None,
     sweeps: tuple[str, ...],
     output: str | None,
-    as_csv: bool,
-    file: str | None,
     page: str | None,
     timeline: str | None,
-    figure: str,
     task: str | None,
     mfu: str | None,
     hfu: str | None,
     **flags: Any,
-) -> int:
+) -> Answer:
     """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
     MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
@@ -155,243 +137,107 @@ def command(
     reader = None
     if task is None or (task == "generate" and names_job_file(model)):
         try:
-            task = after.task_of_file(Job(model=model, **flags)) or task
+            if names_job_file(model):
+                task = need("DIALECTS").from_job_file(Job(model=model, **flags))[0].task or task
         except Untrained as error:
             if task is None:
                 raise ConfigError(f"{error}; --task generate estimates what it runs") from None
             reader = error
-    if task not in (None, "train"):
-        assert task is not None
-        others = {
-            "--sweep": sweeps,
-            "--table": table,
-            "--explain": part,
-            "--plot": file,
-            "--html": page,
-            "--timeline": timeline,
-            "--counter": counter,
-            "--csv": as_csv,
-            "--at": at,
-            "--figure": figure != "all",
-            "--output": output,
-        }
-        if task in AFTER:
-            _not_of(of_inference, "generate or forward")
-            del others["--explain"]
-            job = Job(model=model, task=task, **flags)
-            return after.answer(job, others, part, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief))
-        asked = Job(model=model, **flags)
-        return _infer(
-            asked, reader, task, of_inference, others, as_json=as_json, allow_tight=allow_tight, brief=shortly(brief)
-        )
-    _not_of(of_inference, "generate or forward")
-    there = "there is no --explain" if part is None else f"{part} is of the whole step"
-    for wrong, text, key in (
-        (part in after.TOPICS, f"{part} is of a run with a rollout: --task grpo", "explain"),
-        (not file and figure != "all", "says what --plot FILE draws; there is no --plot", "figure"),
-        (
-            at and part not in PARTS,
-            f"--at chooses the moment at which --explain explains a part of the memory; {there}",
-            "",
-        ),
-        (
-            brief and (as_json or part),
-            f"is the short text; {'--json' if as_json else '--explain'} is another answer",
-            "brief",
-        ),
-        (sweeps and figure != "all", "is of one estimate; a sweep has one figure", "figure"),
-        (sweeps and table, "is of one estimate; leave out --sweep", "table"),
-        (sweeps and timeline, "is of one estimate; leave out --sweep", "timeline"),
-        (sweeps and page, "has a table of its own; leave out --sweep", "html"),
-        (output and not sweeps, "goes with --sweep", "output"),
-    ):
-        if wrong:
-            raise ConfigError(text, key=key)
-    answer = "--sweep" if sweeps else "" if table is None else "--table"
-    drawn = None if sweeps else file
-    _consistent(answer, part, as_csv=as_csv, as_json=as_json, brief=brief, file=drawn, counter=counter)
+    of_training = {"table": table, "html": page, "timeline": timeline, "counter": counter}
+    if task in (None, "train"):
+        if sweeps:
+            _refuse(of_training, "is of one estimate; leave out --sweep")
+        elif output is not None:
+            raise ConfigError("goes with --sweep", key="output")
+    else:
+        _refuse(of_training | {"sweep": sweeps, "output": output, "at": at}, "is of --task train")
+    job = Job(model=model, task=task if task in AFTER else None, **flags)
+    if task in TASKS:
+        return _infer(job, reader, task, of_inference, allow_tight=allow_tight)
+    _refuse(of_inference, "goes with --task generate or forward")
+    if task in AFTER:
+        from loadgauge.core.answers.post_training import answered
+
+        return answered(job, allow_tight=allow_tight)
     if sweeps:
-        return _sweep(
-            Job(model=model, **flags), sweeps, output, file, as_csv=as_csv, as_json=as_json, allow_tight=allow_tight
-        )
-    job, answers = project.answered(Job(model=model, **flags))
+        return _sweep(job, sweeps, output, allow_tight=allow_tight)
+    return _estimate(job, counter=counter, at=at, table=table, page=page, timeline=timeline, allow_tight=allow_tight)
+
+
+def _refuse(flags: dict[str, Any], why: str) -> None:
+    """Raises `ConfigError` where a flag is given."""
+    for name, value in flags.items():
+        if value:
+            raise ConfigError(why, key=name)
+
+
+def _estimate(
+    job: Job, *, at: When | None, table: TableName | None, page: str | None, timeline: str | None, **more: Any
+) -> Answer:
+    """Estimates a job, and writes the files that are asked for."""
+    part = click.get_current_context().params["topic"]
+    if at and part not in PARTS:
+        there = "there is no --explain" if part is None else f"{part} is of the whole step"
+        raise ConfigError(f"--at chooses the moment at which --explain explains a part of the memory; {there}")
+    job, answers = project.answered(job)
     given = resolve_job(job)
     given = msgspec.structs.replace(given, assumed=given.assumed | answers)
     result = given.estimate()
     # It may be of another run, where the job leaves something open.
     given = msgspec.structs.replace(given, assumed=given.assumed | (result.setup or given).assumed)
-    if file is not None:
-        from pathlib import Path
-
-        need("FIGURES").plot(given, result, Path(file), figure)
     if timeline is not None:
         from loadgauge.core.answers.figures.chrome_trace import chrome_trace
 
         write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
     if page is not None:
-        from pathlib import Path
-
         count = need("HTML").write(given, result, Path(page))
         click.echo(f"{page}: {count:,} answers in one file that opens anywhere, without a network", err=True)
     if table is not None:
-        _table(result, table, as_csv=as_csv, as_json=as_json)
-    elif as_json:
-        from loadgauge.core.text.document import estimate_document
-        from loadgauge.core.text.table import document
+        whole = Estimated.of(given, result, allow_tight=more["allow_tight"])
+        found = table_of(result.workings, table)
+        return Answer(
+            form="estimate.table",
+            writer="loadgauge.core.text.estimate.operations:write",
+            shown=found,
+            document=found.to_dict(),
+            table=found.rows,
+            code=whole.code,
+        )
 
-        document(estimate_document(given, result, part, at or "largest", outcomes=True))
-    elif part in TOPICS:
-        from loadgauge.core.answers.why.of_estimate import reason
-        from loadgauge.core.text.estimate.reason import show as show_reason
+    def follow() -> Answer | None:
+        fields = project.ask(result.memory.question)
+        if not fields:
+            return None
+        setup = resolve_job(job.replace(**fields))
+        return Estimated.of(setup, setup.estimate(), **more)
 
-        show_reason(reason(result, part, given.budget(result)))
-    elif part is not None:
-        from loadgauge.core.text.estimate.explanation import show
-
-        show(result.explain(part, at or "largest"))
-    else:
-        from loadgauge.core.text.estimate import brief as short
-        from loadgauge.core.text.estimate.estimate import report
-
-        if shortly(brief):
-            short.brief(given, result, counter)
-        else:
-            report(given, result, counter=counter)
-        if fields := project.ask(result.memory.question):
-            given = resolve_job(job.replace(**fields))
-            result = given.estimate()
-            short.brief(given, result, counter)
-    if not host_holds(given.on_host(result), given.job.host_memory):
-        return NO
-    return exit_code(result.memory.verdict, allow_tight=allow_tight)
+    return Estimated.of(given, result, at=at or "largest", next=follow, **more)
 
 
-def _not_of(given: dict[str, Any], tasks: str) -> None:
-    """Raises `ConfigError` where a flag of other tasks is given."""
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"goes with --task {tasks}", key=name)
-
-
-def _infer(
-    job: Job,
-    why: Untrained | None,
-    task: str,
-    given: dict[str, Any],
-    others: dict[str, Any],
-    *,
-    as_json: bool,
-    allow_tight: bool,
-    brief: bool,
-) -> int:
-    """Estimates a forward pass or generation and prints it.
-
-    why: a job file in place of a model trains nothing; others: answers that only training has, by their flags
-    """
+def _infer(job: Job, why: Untrained | None, task: str, given: dict[str, Any], *, allow_tight: bool) -> Answer:
+    """Estimates a forward pass or generation. why: a job file in place of a model trains nothing"""
+    from loadgauge.core.answers.serving import served
     from loadgauge.core.resolve.inference import resolve_inference
 
-    for flag, value in others.items():
-        if value:
-            raise ConfigError(f"{flag} is of training; --task {task} has one answer, also as --json")
-    unread: dict[str, Any] = {}
     if why is None:
-        answer, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
-    else:
-        read = need("DIALECTS").served(job, why)
-        merged = read.given | {name: value for name, value in given.items() if value is not None}
-        answer, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
-        assumed |= read.assumed
-        unread = {"unread": read.unread}
-        if not as_json and read.unread:
-            assumed["keys that are not read"] = ", ".join(one["key"] for one in read.unread)
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(answer.to_dict() | {"assumed": assumed} | unread)
-    elif brief:
-        from loadgauge.core.text.inference import brief as print_brief
-
-        print_brief(answer)
-    else:
-        from loadgauge.core.text.inference import report as report_inference
-
-        report_inference(answer, assumed)
-    return exit_code(answer.memory.verdict, allow_tight=allow_tight)
+        found, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
+        return served(found, assumed=assumed, allow_tight=allow_tight)
+    read = need("DIALECTS").served(job, why)
+    merged = read.given | {name: value for name, value in given.items() if value is not None}
+    found, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
+    return served(found, assumed=assumed | read.assumed, unread=list(read.unread), allow_tight=allow_tight)
 
 
-def _consistent(answer: str, part: str | None, *, as_csv: bool, as_json: bool, **texts: Any) -> None:
-    """Raises `ConfigError` where one answer is asked for in two ways. answer: --table, --sweep or neither"""
-    if not answer:
-        if as_csv:
-            raise ConfigError("goes with --table or --sweep", key="csv")
-        return
-    for name, value in {"explain": part, **texts}.items():
-        if value:
-            raise ConfigError(f"is another answer than {answer}", key="plot" if name == "file" else name)
-    if as_csv and as_json:
-        raise ConfigError("--csv and --json exclude one another")
-
-
-def _table(result: Estimate, name: TableName, *, as_csv: bool, as_json: bool) -> None:
-    """Prints a table by operation."""
-    from loadgauge.core.estimate.tables import table as table_of
-
-    found = table_of(result.workings, name)
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(found.to_dict())
-    elif as_csv:
-        from loadgauge.core.text.rows import print_csv
-
-        print_csv(found.rows, list(found.rows[0]))
-    else:
-        from loadgauge.core.text.estimate.operations import report as report_table
-
-        report_table(found)
-
-
-def _sweep(
-    job: Job,
-    texts: tuple[str, ...],
-    output: str | None,
-    file: str | None,
-    *,
-    as_csv: bool,
-    as_json: bool,
-    allow_tight: bool,
-) -> int:
-    """Estimates every cell and prints them; the exit code: 0 one fits, 1 none does, 2 no cell is a run."""
-    from loadgauge.core.plan.space.estimates import CANNOT_TELL as UNTOLD
+def _sweep(job: Job, texts: tuple[str, ...], output: str | None, *, allow_tight: bool) -> Answer:
+    """Estimates every cell; the code: 0 one fits, 1 none does, 2 no cell is a run."""
     from loadgauge.core.plan.space.estimates import columns, read_axes, swept
     from loadgauge.core.text import rows as files
+    from loadgauge.core.text.estimate.estimates import Swept
 
     axes = read_axes(texts)
     if output is not None:
         files.ending(output)
     rows = list(swept(job, axes))
-    names = columns(list(axes))
     if output is not None:
-        files.write(output, rows, names)
-    if file is not None:
-        from pathlib import Path
-
-        need("FIGURES").plot_sweep(rows, axes, Path(file), job.command())
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document({"axes": axes, "cells": rows})
-    elif as_csv:
-        files.print_csv(rows, list(names))
-    else:
-        from loadgauge.core.text.estimate.estimates import report as report_cells
-
-        report_cells(rows, axes, job.command())
-        if output is not None:
-            click.echo(f"Every column: {output}")
-    outcomes = {row["outcome"] for row in rows}
-    if any(exit_code(word, allow_tight=allow_tight) == YES for word in outcomes - {UNTOLD}):
-        return YES
-    if not outcomes - {UNTOLD}:
-        raise Error(f"no cell of the sweep is a run: {rows[0]['error']}")
-    return NO
+        files.write(output, rows, columns(list(axes)))
+    return Swept.of(rows, axes, output=output, command=job.command(), allow_tight=allow_tight)

@@ -8,18 +8,22 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import parse as parse_unit
 from loadgauge.core.command_line.options import project
+from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.grouped import Grouped
-from loadgauge.core.command_line.options.options import brief_option, complete_model, option, options, shortly
+from loadgauge.core.command_line.options.options import complete_model, option, options
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, fleet_finds, questions
+from loadgauge.core.text.plan.inverse import found
+from loadgauge.core.text.plan.plan import planned
 
 SWEEP = ("sweep", "output", "workers", "ray")
 """Options about a sweep."""
@@ -63,9 +67,9 @@ AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
 """Flags that narrow the axes of a plan with --task down; other fields of a job it takes as they are."""
 
 
-def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
-    """Plans a run of a task, and prints it; the exit code."""
-    from loadgauge.core.text.plan.posttrain_plan import answer
+def _task(model: str, flags: dict[str, Any]) -> Answer:
+    """Plans a run of a task."""
+    from loadgauge.core.text.plan import posttrain_plan
 
     context = click.get_current_context()
     given: dict[str, tuple[Any, ...]] = {}
@@ -89,7 +93,7 @@ def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
             raise ConfigError("is no question of a plan with --task", key=name)
     if "logprob_batch" in values:
         given["logprob_batch"] = (values.pop("logprob_batch"),)
-    return answer(Job.of(model, values), given, sought, as_json=as_json)
+    return posttrain_plan.planned(Job.of(model, values), given, sought)
 
 
 def _time(text: str | None, name: str) -> float | None:
@@ -102,12 +106,12 @@ def _time(text: str | None, name: str) -> float | None:
     return value
 
 
-def _serve(model: str, flags: dict[str, Any], *, as_json: bool, brief: bool) -> int:
-    """Plans a server, and prints it; the exit code."""
+def _serve(model: str, flags: dict[str, Any]) -> Answer:
+    """Plans a server."""
     from loadgauge.core.plan.serving import Limits, plan_serving
     from loadgauge.core.resolve.inference import TAKEN
     from loadgauge.core.serving.passes import AXES_OF
-    from loadgauge.core.text.plan.serving_plan import answer
+    from loadgauge.core.text.plan.serving_plan import server
 
     context = click.get_current_context()
     flags_given = {
@@ -133,7 +137,7 @@ def _serve(model: str, flags: dict[str, Any], *, as_json: bool, brief: bool) -> 
         if name not in TAKEN:
             raise ConfigError("is no question of a plan with --task generate", key=name)
     plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought)
-    return answer(plan, sought, limits, top, as_json=as_json, brief=brief)
+    return server(plan, "gpus" if requests is not None else sought, top)
 
 
 @click.command("plan", cls=Grouped)
@@ -144,11 +148,12 @@ def _serve(model: str, flags: dict[str, Any], *, as_json: bool, brief: bool) -> 
 @click.option("--output", metavar="FOLDER", help="Folder for the results of a sweep, as Parquet (FILE-results).")
 @click.option("--workers", type=Whole(1, 10**5), help="How many plans of a sweep run at a time (one per processor).")
 @click.option("--ray", metavar="ADDRESS", help="Plan a sweep on this Ray cluster: auto, or HOST:PORT.")
-@brief_option("the best layout, its step and memory, the next one, and the command that reproduces it")
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid."
+@answering(
+    "the best layout, its step and memory, the next one, and the command that reproduces it",
+    "Of the best layout, what `loadgauge estimate --explain` explains of it.",
+    document="layouts (best first), pareto, evaluated, valid",
 )
-def command(model: str | None, as_json: bool, brief: bool | None, **flags: Any) -> int:
+def command(model: str | None, **flags: Any) -> Answer:
     """Find the fastest (cheapest, smallest, ...) layout of MODEL by exhaustive search over all valid layouts.
 
     A layout flag locks its axis (--tp 8) or narrows it down (--tp 4,8); all other axes are open. Exit code: 0 a layout
@@ -170,17 +175,17 @@ def command(model: str | None, as_json: bool, brief: bool | None, **flags: Any) 
     """
     file, output, workers, ray = (flags.pop(name) for name in SWEEP)
     if file is not None:
-        return _sweep(file, output, workers, ray, flags, as_json=as_json)
+        return _sweep(file, output, workers, ray, flags)
     for name, value in (("output", output), ("workers", workers), ("ray", ray)):
         if value is not None:
             raise ConfigError("goes with --sweep", key=name)
     if flags["task"] == "generate":
-        return _serve(model_or_usage(model, flags), flags, as_json=as_json, brief=shortly(brief))
+        return _serve(model_or_usage(model, flags), flags)
     for name in (*inference_fields(), "max_ttft", "max_tpot", "requests"):
         if flags.pop(name) is not None:
             raise ConfigError("goes with --task generate", key=name)
     if flags["task"] is not None:
-        return _task(model_or_usage(model, flags), flags, as_json=as_json)
+        return _task(model_or_usage(model, flags), flags)
     if flags["find"] == "answers":
         raise ConfigError("answers goes with --task", key="find")
     for name in POSTTRAIN:
@@ -189,22 +194,14 @@ def command(model: str | None, as_json: bool, brief: bool | None, **flags: Any) 
     request = PlanRequest.of(model_or_usage(model, flags), flags)
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
     if request.find in fleet_finds():
-        return int(need("OBJECTIVES").report(request, as_json=as_json))
-    if request.find is not None:
-        from loadgauge.core.text.plan import inverse
-
-        return inverse.answer(request, as_json=as_json)
-    from loadgauge.core.text.plan import plan
-
-    return plan.answer(request, as_json=as_json, brief=shortly(brief))
+        return need("OBJECTIVES").report(request)  # type: ignore[no-any-return]
+    return planned(request) if request.find is None else found(request)
 
 
-def _sweep(
-    file: str, output: str | None, workers: int | None, ray: str | None, flags: dict[str, Any], *, as_json: bool
-) -> int:
-    """Plans every cell of a file that has no result yet, and prints them all; the exit code."""
+def _sweep(file: str, output: str | None, workers: int | None, ray: str | None, flags: dict[str, Any]) -> Answer:
+    """Plans every cell of a file that has no result yet."""
     context = click.get_current_context()
     for name in (*flags, "model"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ConfigError("belongs in the sweep's file, not next to --sweep", key=name.replace("_", "-"))
-    return int(need("FIGURES").sweep(file, output, workers, ray, as_json=as_json))
+    return need("FIGURES").sweep(file, output, workers, ray)  # type: ignore[no-any-return]

@@ -154,5 +154,5 @@ def _left_out(model: ModelSpec, training: Training) -> tuple[str, ...]:
     if training.kernels.compiled:
         notes.append("buffers inside torch.compile's kernels, pools of its CUDA graphs, and what graph breaks keep")
     notes += [f"config key {key}" for key in model.unused_keys]
-    notes += () if model.listed is None else model.listed.notes
+    notes += model.own.notes
     return tuple(notes)

@@ -217,7 +217,7 @@ def _activations(ledger: Ledger, _: str) -> dict[str, Any]:
 def _of_layer(ledger: Ledger, key: Key) -> Formula:
     memory = ledger.memory
     block = symbolic_block(memory.model.blocks[key[0]], memory.model.hidden_size, memory.view.tp)
-    view = symbolic_view(memory.view, ragged=ledger.layout.tokens is not None, captured=memory.model.listed is not None)
+    view = symbolic_view(memory.view, ragged=ledger.layout.tokens is not None, captured=memory.model.own.states_splits)
     layer = block_layer(block.what, letter("h"), view.what)
     again = applied(ledger.layout.recompute, layer, memory.names) if key[1] else NOTHING
     what = f"bytes that one {ledger.kind(key)} keeps"
@@ -241,7 +241,7 @@ def _loss(ledger: Ledger, _: str) -> dict[str, Any]:
         return {"rule": "the head is not at work on this rank at this moment"}
     ends, view = (
         symbolic_ends(memory.model),
-        symbolic_view(memory.view, ragged=ledger.layout.tokens is not None, captured=memory.model.listed is not None),
+        symbolic_view(memory.view, ragged=ledger.layout.tokens is not None, captured=memory.model.own.states_splits),
     )
     kept = head_layer(ends.what, view.what).saved()
     numbers = ends.numbers | view.numbers

@@ -291,8 +291,8 @@ def kinds(model: ModelSpec) -> tuple[str, ...]:
     """
     if len(model.blocks) == 1:
         return ("layer",)
-    if model.listed is not None:
-        return tuple(f"layer like {block.listed.label}" for block in model.blocks)
+    if model.own.labels:
+        return tuple(f"layer like {label}" for label in model.own.labels)
     described = [_features(block) for block in model.blocks]
     names = []
     for index, features in enumerate(described):

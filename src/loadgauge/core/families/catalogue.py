@@ -13,7 +13,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, closest
 from loadgauge.core.base.files import no_function, read_start
-from loadgauge.core.base.package_data import list_data, read_data
+from loadgauge.core.base.package_data import list_data, read_data, read_table
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
 from loadgauge.core.families.hf import LARGEST_FILE, decode, from_dict, from_hf
 from loadgauge.core.families.hub import REPOSITORY, cached, fetch
@@ -79,7 +79,7 @@ def model_sources() -> dict[str, ModelSource]:
     >>> str(model_sources()["llama-2-7b"])
     'huggingface.co/meta-llama/Llama-2-7b-hf'
     """
-    return msgspec.convert(tomllib.loads(read_data("models/SOURCES.toml")), dict[str, ModelSource])
+    return msgspec.convert(read_table("models/SOURCES.toml"), dict[str, ModelSource])
 
 
 def _source(name: str) -> ModelSource:

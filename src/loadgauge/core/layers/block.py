@@ -24,7 +24,7 @@ from loadgauge.core.layers.feed_forward.moe import moe
 from loadgauge.core.layers.mixers.mixers import linear_mixer
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Layer, Tensor
-from loadgauge.core.layers.operations.rank_view import View
+from loadgauge.core.layers.operations.rank_view import View, from_code
 from loadgauge.core.layers.streams import alternated, connected
 from loadgauge.core.layers.tower import patches, scaled, tower_steps
 
@@ -46,9 +46,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     >>> layer.saved() == 34 * s * b * h + 5 * a * s**2 * b
     True
     """
-    if block.listed is not None:
-        captured: Layer = block.listed.layer(view)
-        return captured
+    if (captured := from_code(block, "layer", view)) is not None:
+        return captured  # type: ignore[no-any-return]
     if block.tower is not None:
         view, hidden_size = patches(block.tower, view), block.tower.width
         if block.tower.steps:

@@ -26,7 +26,7 @@ from loadgauge.core.layers.feed_forward.mlp import activate
 from loadgauge.core.layers.logprobs import divergence, liger_logits, liger_logprobs, logprobs
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
-from loadgauge.core.layers.operations.rank_view import View
+from loadgauge.core.layers.operations.rank_view import View, from_code
 from loadgauge.core.layers.streams import joined, split
 
 
@@ -40,9 +40,8 @@ def vocabulary(model: ModelSpec, view: View) -> Size:
 
 def embedding_layer(model: ModelSpec, view: View) -> Layer:
     """The operations of the token, position and type embeddings, and of what follows them up to the first block."""
-    if model.listed is not None:
-        captured: Layer = model.listed.embedding(view)
-        return captured
+    if (captured := from_code(model, "embedding", view)) is not None:
+        return captured  # type: ignore[no-any-return]
     build = Builder(view, trained=model.trained)
     hidden = model.hidden_size
     width = hidden if model.embedding_size is None else model.embedding_size
@@ -132,8 +131,8 @@ def rotary_layer(model: ModelSpec, view: View) -> Layer:
 
 def mask_bytes(model: ModelSpec, view: View) -> Size:
     """Bytes of the masks written out once a forward, which checkpointed layers hold (`Kernels.written_mask`)."""
-    if model.listed is not None:
-        return model.listed.held(view)
+    if (captured := from_code(model, "held", view)) is not None:
+        return captured
     build = Builder(view)
     if not view.kernels.written_mask or view.kernels.attention != "eager":
         return 0
@@ -191,9 +190,8 @@ def head_layer(
     `holds_table`: count a tied table here too, as the last pipeline stage does, which keeps a copy of it.
     `shared`: the matrix is another head's, as in multi-token prediction.
     """
-    if model.listed is not None:
-        captured: Layer = model.listed.head(view)
-        return captured
+    if (captured := from_code(model, "head", view)) is not None:
+        return captured  # type: ignore[no-any-return]
     build = Builder(view, trained=model.trained)
     hidden, head, rows = model.hidden_size, model.head, build.local_tokens
     build.widen()

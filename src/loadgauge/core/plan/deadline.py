@@ -120,8 +120,8 @@ def gpus_by_date(
         size += node
     chosen = tried[least]
     assert chosen.best is not None
-    text = f"{least:,} GPUs ({least // node:,} nodes) take {days_words(chosen.days)} for {count(tokens)} tokens"
-    text += f", at most {days:g} wanted" if least > node else f" (one node; at most {days:g} days wanted)"
+    nodes = f"{least // node:,} nodes" if least > node else "one node"
+    text = f"{least:,} GPUs ({nodes}) take {days_words(chosen.days)} for {count(tokens)} tokens; asked: at most {days_words(days)}"
     size = least - node
     while size >= node and not any(one.best is not None for one in tried.values() if one.gpus < least):
         at(size)

@@ -27,6 +27,7 @@ from loadgauge.core.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.core.plan.space.axis_values import ALL, space_for
 from loadgauge.core.plan.space.space import Space
 from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.rescale import is_run
 from loadgauge.core.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.core.resolve.setup import Setup
 
@@ -44,7 +45,7 @@ FINDS = {
 """What `find` looks for, and the fields that would state it already."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
-JOB_FIELDS = tuple(name for name in fields() if name not in ("model", "measured", *AROUND, *WHOLE_RUN, *POSTTRAIN))
+JOB_FIELDS = tuple(name for name in fields() if name not in ("model", *AROUND, *WHOLE_RUN, *POSTTRAIN))
 """Fields of a job that a plan may be asked with."""
 RANKING = ("objective", "fleet", "margin", "price")
 """Questions that decide which layout is the best; the others are about what is shown."""
@@ -155,8 +156,11 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             asked["why_not_locks"] = _pairs(asked["why_not"])
         if asked.get("export") not in (None, FLAGS):
             asked["export"] = need("DIALECTS").dialect(asked["export"]).name
-        if asked.get("tokens") is not None and asked.get("days") is not None:
+        dated = [name for name in ("tokens", "days") if asked.get(name) is not None]
+        if len(dated) == 2:
             asked.setdefault("find", "gpus")
+        elif dated and asked.get("gpus"):
+            asked.setdefault("find", "days" if dated == ["tokens"] else "tokens")
         request = cls(job=Job.of(model, job), locks=locks, **asked)
         request._check()
         return request
@@ -173,15 +177,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         for name in sorted(wanted - given):
             raise ConfigError(f"is needed by --find {self.find}", key=name)
         for name in sorted(given - wanted):
-            other = {"tokens": "days", "days": "tokens"}[name]
-            hint = (
-                f" (--find gpus needs --{other} too; --find {other} answers with it)"
-                if self.find in (None, "gpus")
-                else ""
-            )
-            raise ConfigError(
-                f"says nothing to --find {self.find}{hint}" if self.find else f"goes with --{other}{hint}", key=name
-            )
+            needs = {"tokens": "--gpus (how long?) or --days (on how many GPUs?)", "days": "--gpus or --tokens"}[name]
+            raise ConfigError(f"says nothing to --find {self.find}" if self.find else f"needs {needs}", key=name)
         if self.mfu is not None and self.hfu is not None:
             raise ConfigError("is another way to say --mfu; give one of them", key="hfu")
         for name in ("mfu", "hfu"):
@@ -205,6 +202,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _check(self) -> None:
         """Refuses questions that do not go together."""
         find = self.find
+        if is_run(self.job):
+            raise ConfigError("is a run of one layout, and a plan has many; --anchor FILE.toml says it", key="measured")
         if self.fleet is not None and self.objective != "goodput" and find not in fleet_finds():
             raise ConfigError("goes with --objective goodput", key="fleet")
         if find == "oversubscription" and self.job.topology is None:
@@ -370,6 +369,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
                 training=setup.training,
                 cluster=setup.cluster,
                 price=request.price,
+                scale=setup.scale,
                 locks=locks,
                 others=setup.others,
                 fleet=fleet_options(request.fleet)[0] if request.objective == "goodput" else None,
@@ -475,8 +475,8 @@ def _framework(model: ModelSpec, job: Job, locks: dict[str, tuple[Any, ...]], gp
     """The framework of the file to write; else the default of a run whose open axes may have any degree."""
     if export not in (None, FLAGS):
         return str(need("DIALECTS").dialect(export).framework)
-    if model.listed is not None:
-        return "huggingface"
+    if model.own.framework:
+        return str(model.own.framework)
     experts = model.has_experts
     free = [axis for axis in MODEL_PARALLEL if experts or not AXES[axis].experts]
     degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}

@@ -16,8 +16,7 @@ from loadgauge.core.base.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import RANK
-from loadgauge.core.definitions.hardware.calibration import Efficiencies
-from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
+from loadgauge.core.definitions.hardware.calibration import Efficiencies, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
@@ -64,9 +63,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     def evaluator(self) -> BatchEvaluator:
         """The evaluator of all layouts of the case at once."""
-        return BatchEvaluator(
-            self.space, self.training, self.cluster, self.efficiencies or calibrated(self.cluster.gpu.id)
-        )
+        return BatchEvaluator(self.space, self.training, self.cluster, self.efficiencies or of_cluster(self.cluster))
 
     def batches(self, progress: Progress | None = None, wanted: Wanted | None = None) -> Iterator[Batch]:
         """Yield the valid layouts, structure by structure, with memory [bytes] and step time [s].

@@ -53,7 +53,7 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
     if job.virtual_tokens is not None:
         raise ConfigError("goes with --adapter prompt or p-tuning", key="virtual_tokens")
     rank = fill("lora_rank", LORA_RANK)
-    if model.listed is not None:
+    if not model.own.rewritten:
         return _of_captured(job, framework, fill, rank)
     return _placed(job, model, framework, fill, rank, assumed)
 
@@ -64,7 +64,7 @@ def trained_part(job: Job, model: ModelSpec) -> ModelSpec:
         raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
     if job.lora_layers is not None and not job.adapts:
         raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
-    if model.listed is not None:
+    if not model.own.rewritten:
         return model  # what it does not train was frozen when it was captured
     if job.train is not None:
         return train_only(model, job.train)

@@ -8,7 +8,7 @@ kinds of values are left out: constant defaults, and what the named framework de
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -30,9 +30,6 @@ from loadgauge.core.resolve.large_runs import overlapped
 from loadgauge.core.resolve.rescale import is_run
 from loadgauge.core.resolve.rescale import run as measured_run
 from loadgauge.core.resolve.resolve import asks_for_files, bandwidth, resolve_job
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 CONSTANT = {
     **dict.fromkeys((*DEGREES, "replicas"), 1), "zero": 0, "recompute": "none",
@@ -91,12 +88,6 @@ def completer(job: Job) -> Callable[[Estimate], Job]:
 def documented(result: Estimate, complete: Callable[[Estimate], Job]) -> dict[str, Any]:
     """The estimate as a dictionary for JSON, with the command line that reproduces it under `command`."""
     return {**result.to_dict(), "command": complete(result).command()}
-
-
-def show_command(target: Console, command: str, title: str = "To reproduce it:") -> None:
-    """Prints a command line unwrapped, on a line of its own, so that it can be copied whole."""
-    target.print(title)
-    target.print(f"  {command}", soft_wrap=True)
 
 
 def _from_file(job: Job) -> dict[str, Any] | None:

@@ -1,20 +1,40 @@
-"""`--measured`: the ratio of measured to predicted time of a run of the user's own, which rescales other predictions."""
+"""`--measured`: the ratio of measured to predicted time of a run of the user's own, which rescales other predictions.
+
+The run is in words (`step=12.3s,gpus=64`), or in an anchor file: what a card or node measured of a small run, and what its kernels
+achieve. `loadgauge anchor` writes such files, and `loadgauge calibrate` those that tell of kernels alone.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
+import tomllib
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.units import parse, share
+from loadgauge.core.definitions.hardware.calibration import Efficiencies, with_own
+from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import WHOLE_RUN, Job
+from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.result import Time
+from loadgauge.core.resolve.model import found_model
+
+if TYPE_CHECKING:
+    from loadgauge.core.resolve.setup import Setup
 
 MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "hfu", "tflops")
 SHARES = ("mfu", "hfu")
 PRODUCT = "gemm"
 """The name of the rate that a long matrix product sustains, which is no run."""
+
+
+FILE = ".toml"
+"""Ends the name of an anchor file."""
 
 
 def sustained(job: Job) -> float | None:
@@ -37,8 +57,8 @@ def sustained(job: Job) -> float | None:
 
 
 def is_run(job: Job) -> bool:
-    """Return whether `--measured` tells of a run, and not of a matrix product alone."""
-    return bool(_words(job.measured or "").keys() - {PRODUCT, ""})
+    """Return whether `--measured` tells of a run, and not of a matrix product alone or of a file."""
+    return anchor_of(job) is None and bool(_words(job.measured or "").keys() - {PRODUCT, ""})
 
 
 def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
@@ -108,6 +128,89 @@ def changed(job: Job, change: dict[str, Any]) -> str:
     pinned = {name: getattr(job, name) for name in change if name not in described}
     pins = (f",{name}={'' if value is None else str(value).lower()}" for name, value in pinned.items())
     return job.measured + "".join(pins)
+
+
+class AnchorRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run that was measured: its model and flags, by their names in `Job`, and what it took.
+
+    layers: how many of the model's layers ran, where not all did
+    step: of one optimizer step, with its unit; allocated, reserved, card: peak memory by counter, with its unit. Memory is for
+    whoever reads the file: one run's does not tell another's (docs/design/tried.md)
+    """
+
+    model: str
+    step: str
+    flags: dict[str, Any] = {}
+    layers: int | None = None
+    allocated: str = ""
+    reserved: str = ""
+    card: str = ""
+
+
+class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of an anchor file: the GPU's id, when and with which PyTorch it was made, the run, and what kernels achieve."""
+
+    gpu: str
+    date: str = ""
+    torch: str = ""
+    run: AnchorRun | None = None
+    kernels: Efficiencies | None = None
+
+    def job(self) -> Job:
+        """Return its run as a job. Raises `ConfigError`."""
+        assert self.run is not None
+        return Job.of(self.run.model, {"gpus": 1, **self.run.flags, "gpu": self.gpu})
+
+    def scale(self, setup_of: Callable[[Job, ModelSpec], Setup]) -> float:
+        """Return measured over predicted seconds of a step of its run; 1 without a run. Raises `ConfigError`.
+
+        setup_of: resolves the run that was measured
+        """
+        if self.run is None:
+            return 1.0
+        value, unit = parse(self.run.step, "measured", "second")
+        if unit != "second" or value <= 0:
+            raise ConfigError(f"step cannot be {self.run.step!r} (such as 2.1s)", key="measured")
+        job = self.job()
+        model = found_model(job).spec
+        there = setup_of(job, msgspec.structs.replace(model, pattern=model.pattern[: self.run.layers]))
+        if there.cluster is not None:
+            there = msgspec.structs.replace(there, cluster=msgspec.structs.replace(there.cluster, kernels=self.kernels))
+        time = there.as_assumed().time
+        if time is None:
+            raise ConfigError("there is no predicted time to compare the anchor's with", key="measured")
+        return value / time.step
+
+
+def anchor_of(job: Job, card: Gpu | None = None) -> Anchor | None:
+    """Return the file that `--anchor` names; None where a measure is named. Raises `ConfigError`, also where it is of another GPU.
+
+    >>> anchor_of(Job(model="gpt2", measured="step=2s"))
+    """
+    if job.measured is None or not job.measured.endswith(FILE):
+        return None
+    anchor = read_anchor(job.measured)
+    if card is not None and anchor.gpu != card.id:
+        raise ConfigError(f"{job.measured} was measured on {anchor.gpu}, and the job runs on {card.id}", key="measured")
+    return anchor
+
+
+@functools.lru_cache
+def read_anchor(name: str) -> Anchor:
+    """Return the content of an anchor file, or of one of `calibrate`. Raises `ConfigError`."""
+    try:
+        content = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        if "matmul" in content:  # all of the file is kernels
+            content = {"gpu": content.get("gpu", ""), "kernels": content}
+        kernels = content.pop("kernels", None)
+        anchor = msgspec.convert(content, Anchor)
+        return anchor if kernels is None else msgspec.structs.replace(anchor, kernels=with_own(anchor.gpu, kernels))
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror}", key="measured") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(
+            f"{name} is not a file of `loadgauge anchor` or `calibrate`: {error}", key="measured"
+        ) from None
 
 
 def _words(text: str) -> dict[str, str]:

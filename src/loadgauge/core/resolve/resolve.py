@@ -47,7 +47,7 @@ from loadgauge.core.resolve.large_runs import (
 )
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import recompute_policy, taken_for
-from loadgauge.core.resolve.rescale import is_run, scale, sustained
+from loadgauge.core.resolve.rescale import anchor_of, is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.unsaid import (
     attention_of,
@@ -130,7 +130,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         )
     if (within := chosen.within_experts(degrees["tp"], degrees["ep"])) > 1:
         why = "experts that no ranks share out are split as the layer is"
-        degrees["etp"] = within if chosen.listed is not None and job.etp is None else fill("etp", within, why)
+        degrees["etp"] = within if chosen.own.states_splits and job.etp is None else fill("etp", within, why)
     micro_batch = fill("micro_batch", 1)
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"
@@ -239,6 +239,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     )
     if not file:
         setup = with_alternatives(setup, resolve_job)
+    if (anchor := anchor_of(job, card)) is not None:
+        return msgspec.structs.replace(setup, scale=anchor.scale(resolve_job))
     if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
@@ -369,7 +371,9 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
         adapter = usual[0]
     try:
         found = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
-        return msgspec.structs.replace(found, sustained=sustained(job)), ""
+        anchor = anchor_of(job, card)
+        kernels = None if anchor is None else anchor.kernels
+        return msgspec.structs.replace(found, sustained=sustained(job), kernels=kernels), ""
     except NotStated as error:
         return None, str(error)
 
@@ -379,7 +383,7 @@ def _applies(job: Job, model: ModelSpec) -> None:
     if job.loss is not None and model.head.kind != "lm":
         raise ConfigError(f"{model.name} has no language-model head, so it has no such loss", key="loss")
     for name in ("target_len", "audio"):
-        if getattr(job, name) is not None and model.listed is None:
+        if getattr(job, name) is not None and not model.own.names:
             raise ConfigError(f"{model.name} is trained on one text, whose tokens are --seq-len", key=name)
     experts = model.has_experts
     for name in ("ep", "etp"):
@@ -410,8 +414,8 @@ def _lengths(path: str | None) -> Lengths | None:
 
 def _framework(job: Job, model: ModelSpec) -> tuple[str, str]:
     """The framework of a job that names none, and why."""
-    if model.listed is not None:
-        return "huggingface", "its code was captured"
+    if model.own.framework:
+        return model.own.framework, "its code was captured"
     return framework_of(job), _why_framework(job)
 
 
@@ -538,11 +542,11 @@ def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> 
         if job.seq_len is not None:
             raise ConfigError("the lengths file says how long the sequences are; leave --seq-len out", key="seq_len")
         return lengths.longest
-    names = () if model.listed is None else model.listed.names
+    names = model.own.names
     if "n" in names:
-        fill("audio", f"{model.listed.seconds:g}", "seconds of each sound")
+        fill("audio", f"{model.own.seconds:g}", "seconds of each sound")
         if "s" not in names:
-            return int(model.listed.beside["n"])
+            return int(model.own.beside["n"])
     longest = model.max_position_embeddings
     seq_len: int = fill("seq_len", SEQ_LEN if longest is None else min(SEQ_LEN, longest))
     if "t" in names:

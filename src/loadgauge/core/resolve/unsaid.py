@@ -46,7 +46,7 @@ def others(
     given: the arguments of `training` for the way that is assumed
     """
     framework, lora = kind.framework, kind.lora
-    own = model.listed is None  # of a captured model other weights and losses would be other code
+    own = model.own.rewritten  # of a captured model other weights and losses would be other code
     if own and framework.loaded is not None and kind.weights and job.weights is None and given["precision"] != "fp16":
         for value in framework.loaded.possible(stack):
             yield training(**given | {"weights": value})

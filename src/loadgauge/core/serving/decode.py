@@ -14,7 +14,7 @@ import msgspec
 
 from loadgauge.core.base.algebra import Size, both_count, minimum
 from loadgauge.core.base.errors import NotModelled
-from loadgauge.core.definitions.hardware.calibration import chip_of, efficiencies
+from loadgauge.core.definitions.hardware.calibration import chip_of, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, Inference
@@ -170,7 +170,7 @@ class Server:
                 self.engine, kernel=max(self.engine.kernel, host_seconds("eager") / 2)
             )
         self.card = Card.of(machines.gpu, machines.links[0].bandwidth, asked.weight_format)
-        self.fabric = Fabric.of(machines, efficiencies(machines.gpu.id))
+        self.fabric = Fabric.of(machines, of_cluster(machines))
         self.stages = split(model, asked)
         self.mixtures = sum(isinstance(model.blocks[kind].mlp, Moe) for one in self.stages for kind in one.pattern)
         self.layers = sum(len(one.pattern) for one in self.stages)

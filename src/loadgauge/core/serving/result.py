@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, NotModelled, NotStated
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.base.verdict import needs
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import Attention, LatentAttention, ModelSpec
@@ -165,9 +165,8 @@ def known_range() -> Range:
     >>> known_range().token_low < 1 < known_range().token_high
     True
     """
-    import tomllib
 
-    return msgspec.convert(tomllib.loads(read_data("inference.toml")), Range)
+    return msgspec.convert(read_table("inference.toml"), Range)
 
 
 def infer(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.core.base.algebra import Size, both_count
-from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.inference import Inference
@@ -66,7 +66,7 @@ class Clock:
     """Seconds of passes of one model on one cluster. Raises `NotStated` where the GPU lacks a figure that is needed."""
 
     def __init__(self, model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], cluster: Cluster) -> None:
-        known = efficiencies(cluster.gpu.id)
+        known = of_cluster(cluster)
         peaks = cluster.gpu.peaks
         self.eight_bits = asked.weight_format == "fp8" and peaks.fp8 is not None
         usual = "bf16" if cluster.gpu.bf16 else "fp16"

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import count, flops, in_gib, seconds
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.serving.decode import Steady
 from loadgauge.core.serving.passes import AXES_OF
-from loadgauge.core.serving.result import Answer, known_range
+from loadgauge.core.serving.result import Answer as Inferred
+from loadgauge.core.serving.result import known_range
 from loadgauge.core.serving.time import Pass
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, console, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.core.text.verdict import WORDS, left_out_words, verdict_words
 
 
-def report(answer: Answer, assumed: Mapping[str, str]) -> None:
-    """Print memory, the largest batch, the work and time of the prompts and of a token, traffic and what is not counted."""
-    target, asked, memory = console(), answer.asked, answer.memory
+def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write memory, the largest batch, the work and time of the prompts and of a token, traffic and what is not counted; brief:
+    the verdict, what is run, the parts of the memory, the largest batch and the times"""
+    answer: Inferred = served.shown
+    asked, memory = answer.asked, answer.memory
+    head = [*left_out_words(answer.model, 2), _run(answer)]
+    if brief:
+        short(memory, memory.parts, head, (*_largest(answer), *_headline(answer)), target)
+        return
     target.print(
         f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})",
         style=WORDS[memory.verdict][1],
         soft_wrap=True,
     )
-    points(target, [*_left_out(answer), _run(answer), *_largest(answer), *_headline(answer)], "")
+    points(target, [*head, *_largest(answer), *_headline(answer)], "")
     rows = [
         [name, in_gib(value), note]
         for name, value, note in (
@@ -45,28 +51,18 @@ def report(answer: Answer, assumed: Mapping[str, str]) -> None:
         [len(rows) - 1],
     )
     if answer.served is not None:
-        _working(answer, answer.served)
-    _work(answer)
-    _traffic(answer)
-    print_assumed(target, assumed)
+        _working(target, answer, answer.served)
+    _work(target, answer)
+    _traffic(target, answer)
+    unread = {"keys that are not read": ", ".join(item["key"] for item in served.unread)} if served.unread else {}
+    print_assumed(target, {**served.assumed, **unread})
     heading(target, "Not counted: this is no planner of serving")
     points(target, answer.not_counted)
     if answer.first is not None:
         points(target, [f"Range of times: {_source(answer)}."])
 
 
-def brief(answer: Answer) -> None:
-    """Print the answer in ten lines: the verdict, what is run, the parts of the memory, the largest batch and the times."""
-    short(
-        answer.memory, answer.memory.parts, [*_left_out(answer), _run(answer)], (*_largest(answer), *_headline(answer))
-    )
-
-
-def _left_out(answer: Answer) -> list[str]:
-    return left_out_words(answer.model, 2)
-
-
-def _run(answer: Answer) -> str:
+def _run(answer: Inferred) -> str:
     """Return what is run, and on what."""
     asked = answer.asked
     what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
@@ -80,7 +76,7 @@ def _run(answer: Answer) -> str:
     )
 
 
-def _source(answer: Answer) -> str:
+def _source(answer: Inferred) -> str:
     if answer.served is not None:
         known = serving()
         return f"80 % of {known.points:,} measured points of servers ({known.source}), each model left out in turn"
@@ -89,7 +85,7 @@ def _source(answer: Answer) -> str:
     )
 
 
-def _working(answer: Answer, found: Steady) -> None:
+def _working(target: Paper, answer: Inferred, found: Steady) -> None:
     """Prints what a first token and a token of a server wait for."""
     asked, engine = answer.asked, serving().engines[answer.asked.server or ""]
     read = "with it" if engine.mixed else "between"
@@ -106,10 +102,10 @@ def _working(answer: Answer, found: Steady) -> None:
     )
     rows = [[of, seconds(value), note] for of, value, note in parts if value]
     title = f"The server: {asked.batch:,} requests come at once, then one whenever one is answered, ten times as many in all"
-    draw(console(), [Column("of a"), Column("time", "right"), Column("", wrap=True)], rows, title)
+    draw(target, [Column("of a"), Column("time", "right"), Column("", wrap=True)], rows, title)
 
 
-def _largest(answer: Answer) -> list[str]:
+def _largest(answer: Inferred) -> list[str]:
     if answer.largest is None:
         return []
     if not answer.largest:
@@ -120,7 +116,7 @@ def _largest(answer: Answer) -> list[str]:
     ]
 
 
-def _cache_note(answer: Answer) -> str:
+def _cache_note(answer: Inferred) -> str:
     asked = answer.asked
     each = answer.memory.cache / (asked.batch * asked.context)
     return (
@@ -128,7 +124,7 @@ def _cache_note(answer: Answer) -> str:
     )
 
 
-def _headline(answer: Answer) -> list[str]:
+def _headline(answer: Inferred) -> list[str]:
     known = known_range()
     if answer.first is None:
         return [f"No times: {answer.untimed}."]
@@ -154,7 +150,7 @@ def _headline(answer: Answer) -> list[str]:
     return lines
 
 
-def _served(answer: Answer, found: Steady) -> list[str]:
+def _served(answer: Inferred, found: Steady) -> list[str]:
     rates, asked = serving(), answer.asked
     low, high = (found.token * factor for factor in answer.token_range)
     more = asked.answer > 1
@@ -175,7 +171,7 @@ def _served(answer: Answer, found: Steady) -> list[str]:
     return lines
 
 
-def _work(answer: Answer) -> None:
+def _work(target: Paper, answer: Inferred) -> None:
     passes: list[tuple[str, Pass, int]] = []
     asked = answer.asked
     sequences = asked.batch * asked.attentions
@@ -199,10 +195,10 @@ def _work(answer: Answer) -> None:
     ]
     heads = ("FLOPs a parameter and token", "GiB moved a rank", "products", "attention", "rest", "traffic", "together")
     columns = [Column("pass"), Column("FLOPs", "right"), *(Column(head, "right") for head in heads)]
-    draw(console(), columns, rows, "Work and time, by roofline")
+    draw(target, columns, rows, "Work and time, by roofline")
 
 
-def _traffic(answer: Answer) -> None:
+def _traffic(target: Paper, answer: Inferred) -> None:
     rows = [
         [name, row.axis, row.collective, f"{row.calls:,.0f}", f"{row.wire / 1e6:,.2f} MB", seconds(row.seconds)]
         for name, one in (("prompts", answer.first), ("one more token each", answer.last))
@@ -212,4 +208,4 @@ def _traffic(answer: Answer) -> None:
     if rows:
         columns = [Column("pass"), Column("axis"), Column("collective"), Column("calls", "right")]
         columns += [Column("sent by a rank", "right"), Column("time", "right")]
-        draw(console(), columns, rows, "Traffic")
+        draw(target, columns, rows, "Traffic")

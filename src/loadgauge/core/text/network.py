@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GB, MIB, count, seconds
 from loadgauge.core.definitions.layout.axes import RANK_ORDER
@@ -11,32 +10,27 @@ from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkC
 from loadgauge.core.estimate.time.traffic import Traffic
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
-from loadgauge.core.text.table import Column, console, draw, heading, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import Column, Paper, draw, first_line, heading, points
 
 NAMES = {"inner": "node", "outer": "network"}
 """The links, in a table."""
-NOT_COUNTED = (
-    "scalars: gradient norms, loss averages, the counts of tokens that experts expect",
-    "traffic of storage, checkpoints and other jobs on the same network",
-    "reduction inside the switches (NVLink SHARP, InfiniBand SHARP), which sends about half as much",
-)
 
 
-def report(given: Setup, setup: NetworkCase, network: Network) -> None:
-    """Print the whole answer of `loadgauge network`."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the answer of `loadgauge network`; brief: the verdict, and what each axis needs."""
+    given, setup, network = answer.shown
     _verdict(target, given, setup, network)
     if network.traffic:
         _needs(target, setup, network)
+    if brief:
+        return
+    if network.traffic:
         _traffic(target, setup, network)
         _what_if(target, setup, network)
         _limits(target, given, setup, network)
     print_assumed(target, given.assumed)
     heading(target, "Not counted")
-    points(target, NOT_COUNTED)
+    points(target, answer.not_counted)
 
 
 def gigabytes(nbytes: float) -> str:
@@ -76,13 +70,9 @@ def verdict(network: Network) -> tuple[str, str, str]:
     )
 
 
-def _verdict(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:
-    from rich.text import Text
-
+def _verdict(target: Paper, given: Setup, setup: NetworkCase, network: Network) -> None:
     word, style, rest = verdict(network)
-    line = Text(f"{word}  {rest}")
-    line.stylize(style, 0, len(word))
-    target.print(line, soft_wrap=True)
+    first_line(target, f"{word}  {rest}", word, style)
     layout, fabric, efficiencies = given.layout, setup.fabric, setup.machine.efficiencies
     assert given.gpu is not None
     shape = layout_words(layout, ("replicas",))
@@ -152,7 +142,7 @@ def _word(need: Need, share: float) -> str:
     return "TOO SLOW"
 
 
-def _needs(target: Console, setup: NetworkCase, network: Network) -> None:
+def _needs(target: Paper, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("axis", wrap=True),
         Column("GPUs", "right", wide=True),
@@ -208,7 +198,7 @@ def _stages(setup: NetworkCase, network: Network) -> list[str]:
     return [f"Of pipeline stage {network.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
 
 
-def _traffic(target: Console, setup: NetworkCase, network: Network) -> None:
+def _traffic(target: Paper, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("axis"),
         Column("what", wrap=True),
@@ -251,7 +241,7 @@ def _calls(row: Traffic) -> str:
     return f"{row.calls_per_step / each:,g} x {each:,g}" if each else f"{row.calls_per_step:,g}"
 
 
-def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
+def _what_if(target: Paper, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("with"),
         Column("step", "right"),
@@ -279,10 +269,10 @@ def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
     draw(target, columns, rows, "What if the cluster were different", [0])
 
 
-def compare(title: str, axes: list[str], rows: list[tuple[dict[str, Any], Network | Error]]) -> None:
-    """Print networks side by side, a line for each cell of a sweep: what each axis sends, and what the tightest needs."""
-    target = console()
-    target.print(title, style="bold", soft_wrap=True)
+def compare(sweep: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write networks side by side, a line for each cell of a sweep: what each axis sends, and what the tightest needs."""
+    axes, rows = sweep.shown
+    target.print(sweep.command, style="bold", soft_wrap=True)
     answers = [answer for _, answer in rows if not isinstance(answer, Error)]
     sent = list(dict.fromkeys(need.axis for answer in answers for need in answer.needs))
     names = [*(name.replace("_", "-") for name in axes), "step", "exposed", *(f"{axis} GB" for axis in sent)]
@@ -313,7 +303,7 @@ def compare(title: str, axes: list[str], rows: list[tuple[dict[str, Any], Networ
     points(target, [f"cannot tell: {error}" for error in wrong])
 
 
-def _limits(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:
+def _limits(target: Paper, given: Setup, setup: NetworkCase, network: Network) -> None:
     heading(target, "What these links allow")
     layout, lines = given.layout, []
     best = largest_tp(setup)

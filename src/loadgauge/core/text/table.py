@@ -6,13 +6,14 @@ says; in a pipe a table is as wide as it needs to be, one line a row.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 import msgspec
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+Paper: TypeAlias = "Console | Markdown"
+"""A terminal, a file, or a sheet of Markdown."""
 GLUE = "\0"
 NARROWEST = 40
 """Columns for which text is laid out where the terminal is narrower still."""
@@ -60,11 +63,11 @@ def printable(text: str) -> str:
     )
 
 
-def console(file: TextIO | None = None) -> Console:
-    """Return a console for the terminal, or for a file of the default width. No colour except on a terminal."""
+def console(file: TextIO | None = None, columns: int = DEFAULT) -> Console:
+    """Return a console for the terminal, or for a file of that many columns. No colour except on a terminal."""
     from rich.console import Console
 
-    width = DEFAULT if file is not None else _columns() or _terminal() or DEFAULT
+    width = columns if file is not None else _columns() or _terminal() or DEFAULT
     # With a height too, for rich takes a terminal without one for 80 columns if it is dumb.
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width, height=25)
 
@@ -83,7 +86,43 @@ def _terminal() -> int | None:
         return None
 
 
-def draw_lines(target: Console, lines: Iterable[Text]) -> None:
+class Markdown:
+    """A sheet of Markdown, on which texts are written as on a terminal. width, encoding, is_terminal: as of a `Console`"""
+
+    width, encoding, is_terminal = 10**6, "utf-8", False
+
+    def __init__(self) -> None:
+        self.file = io.StringIO()
+
+    def print(self, text: object = "", *, style: str = "", **_: object) -> None:
+        """Write a line: a paragraph, an item of a list, a heading, or a command that begins with blanks."""
+        line = _escaped_signs(str(text))
+        if style == "heading":
+            line = f"## {line}"
+        elif "bold" in style:
+            line = f"**{line}**"
+        elif line.startswith("  "):
+            line = f"    {line.strip()}"
+        self.file.write(f"{line}\n" if line.startswith("- ") else f"\n{line}\n" if line else "")
+
+    def table(self, names: list[str], sides: list[str], rows: list[list[str]]) -> None:
+        """Write a table, with the numbers at the right."""
+        rules = ["---:" if side == "right" else "---" for side in sides]
+        self.file.write("\n")
+        for row in (names, rules, *rows):
+            self.file.write(f"| {' | '.join(_escaped_signs(cell).replace('|', '&#124;') for cell in row)} |\n")
+
+
+def _escaped_signs(text: str) -> str:
+    """A text without what Markdown would take for its own signs.
+
+    >>> _escaped_signs("a*b <c>")
+    'a\\\\*b &lt;c>'
+    """
+    return re.sub(r"([*_`])", r"\\\1", text).replace("<", "&lt;").replace("\n", " ")
+
+
+def draw_lines(target: Paper, lines: Iterable[Text]) -> None:
     """Print lines of text one below the other, each wrapped where the terminal ends."""
     for line in lines:
         line.plain = printable(line.plain)
@@ -97,7 +136,7 @@ def room() -> int | None:
 
 
 def draw(
-    target: Console,
+    target: Paper,
     columns: Sequence[Column],
     rows: Iterable[Sequence[str]],
     title: str = "",
@@ -109,6 +148,9 @@ def draw(
     if title:
         heading(target, title)
     cells = [[printable(cell) for cell in row] for row in rows]
+    if isinstance(target, Markdown):
+        target.table([printable(column.name) for column in columns], [column.align for column in columns], cells)
+        return
     fitted = _Fitted(columns, cells, room())
     # Not rich's Table, which would measure, wrap and align every cell once more: half of the time of a report.
     between, rule = (" | ", "-+-") if not target.encoding.startswith("utf") else ("   ", "───")
@@ -246,7 +288,7 @@ def _align(text: str, column: Column, width: int) -> str:
     return blanks + text if column.align == "right" else text + blanks
 
 
-def _print_line(target: Console, cells: Sequence[str], styles: Sequence[str], between: str, bold: bool = False) -> None:
+def _print_line(target: Paper, cells: Sequence[str], styles: Sequence[str], between: str, bold: bool = False) -> None:
     """Prints a line of a table, however wide; to a file, without styles and without blanks at its end."""
     if not target.is_terminal:
         target.file.write(f"{between.join(cells).rstrip()}\n")
@@ -260,17 +302,20 @@ def _print_line(target: Console, cells: Sequence[str], styles: Sequence[str], be
     target.print(line, soft_wrap=True)
 
 
-def heading(target: Console, text: str) -> None:
+def heading(target: Paper, text: str) -> None:
     """Print a heading after an empty line."""
     target.print()
-    points(target, [text], "", "bold")
+    points(target, [text], "", "heading" if isinstance(target, Markdown) else "bold")
 
 
-def points(target: Console, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
+def points(target: Paper, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
     """Print a list, wrapped and indented; a mark of "" gives paragraphs. `GLUE` is a non-breaking space."""
     import textwrap
 
     for line in lines:
+        if isinstance(target, Markdown):
+            target.print(f"{mark if mark == '- ' else ''}{printable(line.replace(GLUE, ' '))}", style=style)
+            continue
         wrapped = textwrap.wrap(
             GLUE.join(printable(part) for part in line.split(GLUE)),
             max(target.width, NARROWEST),
@@ -283,7 +328,22 @@ def points(target: Console, lines: Iterable[str], mark: str = "- ", style: str =
             target.print(part.replace(GLUE, " "), soft_wrap=True, style=style)
 
 
-def bar(target: Console, share: float, width: int = 10) -> str:
+def show_command(target: Paper, command: str, title: str = "To reproduce it:") -> None:
+    """Print a command line unwrapped, on a line of its own, so that it can be copied whole."""
+    target.print(title)
+    target.print(f"  {command}", soft_wrap=True)
+
+
+def first_line(target: Paper, line: str, word: str, style: str) -> None:
+    """Print the first line of an answer on one line, the word that it begins with in a style."""
+    from rich.text import Text
+
+    text = Text(line)
+    text.stylize(style, 0, len(word))
+    target.print(text, soft_wrap=True)
+
+
+def bar(target: Paper, share: float, width: int = 10) -> str:
     """Return a horizontal bar for a share between 0 and 1, `width` characters at 1."""
     if "utf" not in target.encoding.lower():
         return "#" * round(max(0.0, min(1.0, share)) * width)

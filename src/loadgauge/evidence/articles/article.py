@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import tomllib
 from typing import Any
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import list_data, read_data
+from loadgauge.core.base.package_data import list_data, read_table
 from loadgauge.evidence.articles.quantities import QUANTITIES
 
 
@@ -125,7 +124,7 @@ def article(number: int) -> Article:
     """
     if number not in numbers():
         raise ConfigError(f"there are articles {numbers()[0]} to {numbers()[-1]}", key="article")
-    return msgspec.convert(tomllib.loads(read_data(f"articles/{number}.toml")), Article)
+    return msgspec.convert(read_table(f"articles/{number}.toml"), Article)
 
 
 def check(row: Row, table: Table | None = None) -> Checked:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     "path",
     metavar="FILE",
     help="Your own runs: a CSV with one run per row (columns: fields of a job and what was measured, or those of"
-    " tools/published_runs/README.md), rows in JSON (.jsonl), or the JSON of `make gpu`; default: the published ones.",
+    " tools/published_runs/README.md), rows in JSON (.jsonl), the JSON of `make gpu`, or anchor files (.toml, a folder of"
+    " them); default: the published ones.",
 )
 @click.option("--source", multiple=True, help="Only rows of this source (the second part of the id); may be repeated.")
 @click.option("--quality", default="ABC", show_default=True, help="Only rows of these qualities, such as A or AB.")

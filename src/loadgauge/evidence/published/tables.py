@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import csv
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.base.files import read_text
+from loadgauge.core.base.units import GIB
+from loadgauge.core.base.units import parse as parse_size
+from loadgauge.core.families.catalogue import find_model
+from loadgauge.core.resolve.rescale import FILE as ANCHOR
+from loadgauge.core.resolve.rescale import Anchor, read_anchor
 from loadgauge.evidence.published import rows, source_rows
-from loadgauge.evidence.validate.runs import LARGEST_FILE, Rejected, Run, Runs, of_lines, parse
+from loadgauge.evidence.validate.counters import Counter
+from loadgauge.evidence.validate.overrides import Overrides
+from loadgauge.evidence.validate.runs import LARGEST_FILE, Measured, Rejected, Run, Runs, of_lines, parse
 
 SOURCE_COLUMNS = frozenset({"split", "task", "layers", "hidden", "other_flags", "arch_source", "moe_experts"})
 """Columns by which a table in the words of its sources is known."""
@@ -18,11 +27,13 @@ SOURCE_COLUMNS = frozenset({"split", "task", "layers", "hidden", "other_flags", 
 
 def read(path: str | Path) -> Runs:
     """Read the runs of a file: a CSV whose columns are fields of `Job` and what was measured, a CSV in the words of its
-    sources (the columns of tools/published_runs/README.md), the JSON that `make gpu` writes, or rows as `data/runs` has
-    them (.jsonl).
+    sources (the columns of tools/published_runs/README.md), the JSON that `make gpu` writes, rows as `data/runs` has
+    them (.jsonl), or an anchor file (.toml), or a folder of these.
 
     Raises `ConfigError` for a file that is none of them; a row that is wrong is in `rejected`.
     """
+    if Path(path).is_dir() or str(path).endswith(ANCHOR):
+        return _of_anchors(Path(path))
     text, file = read_text(path, LARGEST_FILE), str(path)
     if file.endswith(".jsonl"):
         return of_lines(text)
@@ -35,6 +46,48 @@ def read(path: str | Path) -> Runs:
     if not runs:
         raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
     return Runs(runs)
+
+
+def _of_anchors(path: Path) -> Runs:
+    """The runs of anchor files: a row of step time, and one for each counter of memory."""
+    runs: list[Run] = []
+    rejected: list[Rejected] = []
+    for file in sorted(path.glob(f"*{ANCHOR}")) if path.is_dir() else (path,):
+        try:
+            runs += _rows(file.stem, read_anchor(str(file)))
+        except Error as error:
+            rejected.append(Rejected(file.name, 1, str(error)))
+    if not runs and not rejected:
+        raise ConfigError(f"has no file that ends in {ANCHOR}", file=str(path))
+    return Runs(tuple(runs), tuple(rejected))
+
+
+def _rows(name: str, anchor: Anchor) -> list[Run]:
+    """The rows of an anchor; none where it tells of kernels alone."""
+    if anchor.run is None:
+        return []
+    job, run = anchor.job(), anchor.run
+    pattern = groupby(find_model(job.model).pattern[: run.layers])
+    changes = {"model": {"pattern": [[kind, len(list(layers))] for kind, layers in pattern]}} if run.layers else {}
+    same: dict[str, Any] = {
+        "source": name,
+        "quality": "A",
+        "model": job.model,
+        "hardware": anchor.gpu,
+        "layout": job.flags(),
+        "job": job,
+    }
+    same["overrides"] = Overrides(**changes)
+    counters = {"allocated": "allocated", "reserved": "reserved", "card": "device"}
+    shown = [(kind, counter, getattr(run, kind)) for kind, counter in counters.items()]
+    weighed = [
+        Run(
+            id=f"{name}-{kind}", counter=Counter.parse(counter),
+            measured=Measured(peak_memory_gib=parse_size(text)[0] / GIB), **same,
+        )
+        for kind, counter, text in shown if text
+    ]  # fmt: skip
+    return [Run(id=name, measured=Measured(step_time_s=parse_size(run.step)[0]), **same), *weighed]
 
 
 class _Report(msgspec.Struct):

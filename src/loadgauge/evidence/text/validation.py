@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from loadgauge.core.text.table import Column, console, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, console, draw, heading, points
 from loadgauge.evidence.validate.baseline import baseline, rescaled
 from loadgauge.evidence.validate.summary import Errors, errors, grouped, reasons
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from loadgauge.evidence.validate.operators import Score
     from loadgauge.evidence.validate.runs import Runs
     from loadgauge.evidence.validate.validate import Record
@@ -72,7 +70,7 @@ def print_operators(scores: Sequence[Score]) -> None:
     )
 
 
-def _rows(target: Console, records: Sequence[Record], quantity: str) -> None:
+def _rows(target: Paper, records: Sequence[Record], quantity: str) -> None:
     unit, name = UNITS[quantity]
 
     def number(value: float | None) -> str:
@@ -106,7 +104,7 @@ def _rows(target: Console, records: Sequence[Record], quantity: str) -> None:
     )
 
 
-def _table(target: Console, records: Sequence[Record], quantity: str, runs: Runs) -> None:
+def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs) -> None:
     columns = [
         Column(""),
         Column("rows", "right"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import count, days_words, gib, parse_count, seconds
+from loadgauge.core.base.units import count, days_words, gib, seconds
 from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
@@ -16,15 +17,13 @@ from loadgauge.core.plan.request import PlanRequest, fleet_options
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
 from loadgauge.core.text.plan.progress import clear, say
-from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, first_line, heading, points
 from loadgauge.core.text.verdict import question_words
 from loadgauge.fleets.fleet import NOT_COUNTED, Fleet, Options, fleet
 from loadgauge.fleets.layouts import chosen, most_goodput
-from loadgauge.fleets.text.fleet_reasons import explain
+from loadgauge.fleets.text import fleet_sites
+from loadgauge.fleets.text.fleet_reasons import reason
 from loadgauge.fleets.what_if import FEW, Change, best_interval, best_spares, changed, most_oversubscription
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SLACK = 0.01
 """How much more time the most oversubscription, or the most sites, may take."""
@@ -38,14 +37,13 @@ def _chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], 
         clear()
 
 
-def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool, as_json: bool) -> int:
-    """Simulate the run of a job, print the answer, and return the exit code: 1 where its step does not fit."""
-    result, assumed, said = _chosen(job, given)
+def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
+    """Simulate the run of a job; its code is 1 where its step does not fit."""
+    result, assumed, searched = _chosen(job, given)
     found = fleet(result, job.tokens or "", Options(**given), price=job.price)
-    assumed |= found.assumed
-    if topic is not None:
-        return explain(found, topic, as_json=as_json)
-    if as_json:
+    verdict, assumed = result.memory.verdict, assumed | found.assumed
+
+    def document() -> dict[str, Any]:
         plain = found.to_dict() | {"assumed": assumed, "layout_flags": layout_flags(result)}
         if what_if:
             plain["what_if"] = [
@@ -58,19 +56,38 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
                 }
                 for change in changed(found)
             ]
-        document(plain)
-        return exit_code(found.estimate.memory.verdict)
-    target = console()
+        return plain
+
+    return Answer(
+        form="fleet.run",
+        writer="loadgauge.fleets.text.fleet:write",
+        explains=lambda topic: reason(found, topic),
+        pivots=(Pivot("Where the time goes", "shares", "of", "shares"),),
+        tried=lambda: [(change.flags, change.fleet) for change in changed(found)],
+        shown=(found, searched, what_if),
+        document=document,
+        verdict=verdict,
+        code=exit_code(verdict),
+        assumed=assumed,
+        not_counted=NOT_COUNTED,
+        command=job.command("fleet"),
+    )
+
+
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write a simulated run; brief: the verdict, what is lost, and the next step"""
+    found, searched, what_if = answer.shown
     changes = list(changed(found))
-    _verdict(target, found, said, changes)
+    _verdict(target, found, searched, changes)
+    if brief:
+        return
     _where(target, found)
     _tiers(target, found)
     if what_if:
         _what_if(target, found, changes)
-    print_assumed(target, assumed)
+    print_assumed(target, answer.assumed)
     heading(target, "Not counted")
-    points(target, NOT_COUNTED)
-    return exit_code(found.estimate.memory.verdict)
+    points(target, answer.not_counted)
 
 
 def verdict(found: Fleet) -> str:
@@ -85,15 +102,12 @@ def verdict(found: Fleet) -> str:
     )
 
 
-def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) -> None:
-    from rich.text import Text
-
-    line = Text(verdict(found))
-    line.stylize("bold", 0, line.plain.index("  "))
-    target.print(line, soft_wrap=True)
+def _verdict(target: Paper, found: Fleet, searched: str, changes: list[Change]) -> None:
+    line = verdict(found)
+    first_line(target, line, line.partition("  ")[0], "bold")
     run, layout = found.run, found.estimate.layout
     steps = found.tokens / (found.tokens / run.work * found.step)
-    lines = [f"{said} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]
+    lines = [f"{searched} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]
     lines.append(
         f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(found.tokens_per_second)} tokens/s of progress."
     )
@@ -128,7 +142,7 @@ def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) ->
     points(target, lines, "")
 
 
-def _where(target: Console, found: Fleet) -> None:
+def _where(target: Paper, found: Fleet) -> None:
     names = found.names
     hours = float(found.outcome.seconds.mean()) / HOUR * found.gpus
     rows = [[name, f"{share:.2%}", count(share * hours)] for name, share in names.items() if share > 5e-6]
@@ -137,7 +151,7 @@ def _where(target: Console, found: Fleet) -> None:
     draw(target, columns, rows, f"Where the time goes (mean of {found.options.runs:,} runs)", [len(rows) - 1])
 
 
-def _tiers(target: Console, found: Fleet) -> None:
+def _tiers(target: Paper, found: Fleet) -> None:
     if not found.load:
         return
     columns = [
@@ -164,7 +178,7 @@ def _tiers(target: Console, found: Fleet) -> None:
     draw(target, columns, rows, "How busy a GPU's share of each tier is in a step")
 
 
-def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
+def _what_if(target: Paper, found: Fleet, changes: list[Change]) -> None:
     columns = [
         Column("with"),
         Column("days", "right"),
@@ -189,27 +203,34 @@ def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
     draw(target, columns, rows, "What if", [0])
 
 
-def find_planned(request: PlanRequest, *, as_json: bool) -> int:
-    """Answer an inverse question about the run of the layout with the most goodput, and return the exit code 0."""
+def write_sought(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the answer to an inverse question; brief: without what was tried"""
+    head, searched, names, tried, best = answer.shown
+    target.print(head, style="bold", soft_wrap=True)
+    points(target, [searched], "")
+    if not brief:
+        draw(target, [Column(names[0]), *(Column(name, "right") for name in names[1:])], tried, "Tried", [best])
+
+
+def find_planned(request: PlanRequest) -> Answer:
+    """Answer an inverse question about the run of the layout with the most goodput."""
     options, local = fleet_options(request.fleet, request.find)
     planned = msgspec.structs.replace(request, find=None, tokens=None, fleet=None, objective="goodput")
     try:
-        best, assumed, said = most_goodput(planned, options, say)
+        best = most_goodput(planned, options, say)
     finally:
         clear()
     assert request.find is not None
     assert request.tokens is not None
-    return _find(
-        (best, assumed, said), request.find, request.tokens, options, local, price=request.price, as_json=as_json
-    )
+    return _find(best, request.find, request.tokens, options, local, price=request.price)
 
 
-def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
-    """Answer an inverse question about a job, and return the exit code 0."""
+def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any]) -> Answer:
+    """Answer an inverse question about a job."""
     layout = _chosen(job, given)
     if question in ("oversubscription", "sites"):
         _of_steps(layout[2], given, f"--find {question}")
-    return _find(layout, question, job.tokens or "", Options(**given), local, slack, job.price, as_json=as_json)
+    return _find(layout, question, job.tokens or "", Options(**given), local, slack, job.price)
 
 
 def _find(
@@ -220,60 +241,52 @@ def _find(
     local: dict[str, Any],
     slack: float = SLACK,
     price: float | None = None,
-    *,
-    as_json: bool,
-) -> int:
-    result, assumed, said = layout
+) -> Answer:
+    result, assumed, searched = layout
     if question == "sites":
-        from loadgauge.fleets.text.fleet_sites import most_sites
-
-        return most_sites(result, local, slack, assumed, as_json=as_json)
+        return fleet_sites.most_sites(result, local, slack, assumed)
     base = fleet(result, tokens, msgspec.structs.replace(options, runs=min(options.runs, FEW)), price=price)
+    plain: dict[str, Any]
+    names: tuple[str, ...]
     if question == "checkpoint-interval":
         best, tried = best_interval(base)
         rows = [[seconds(every) if every < 60 else f"{every / 60:,.1f} min", f"{share:.2%}"] for every, share in tried]
-        head, columns = (
-            f"EVERY {best / 60:,.3g} MIN  {base.checkpoint.way} checkpoints lose least",
-            ["every", "goodput"],
-        )
-        plain: dict[str, Any] = {"every": best, "tried": [{"every": a, "goodput": b} for a, b in tried]}
+        head, names = f"EVERY {best / 60:,.3g} MIN  {base.checkpoint.way} checkpoints lose least", ("every", "goodput")
+        plain = {"every": best, "tried": [{"every": a, "goodput": b} for a, b in tried]}
         strong = [every for every, _ in tried].index(best)
     elif question == "spares":
         number, table = best_spares(base)
         rows = [[f"{hosts:,}", f"{days:,.2f}", count(hours)] for hosts, days, hours in table]
         head = f"{number:,} SPARE HOSTS  of {base.run.node} GPUs: the fewest GPU-hours, spares included"
-        columns = ["spare hosts", "days", "GPU-hours"]
+        names = ("spare hosts", "days", "GPU-hours")
         plain = {"spares": number, "tried": [{"spares": a, "days": b, "gpu_hours": c} for a, b, c in table]}
         strong = [row[0] for row in table].index(number)
     else:
         factor, steps = most_oversubscription(base, slack)
         rows = [[f"{one:g}:1", seconds(step), f"{step / steps[0][1] - 1:+.2%}"] for one, step in steps]
         head = f"{factor:g}:1  above the leaves makes a step at most {slack:.2%} longer"
-        columns = ["oversubscription", "step", "change"]
+        names = ("oversubscription", "step", "change")
         plain = {"oversubscription": factor, "tried": [{"oversubscription": a, "step": b} for a, b in steps]}
         strong = [one for one, _ in steps].index(factor)
-    if as_json:
-        document(plain | {"assumed": assumed | base.assumed})
-        return 0
-    target = console()
-    target.print(head, style="bold", soft_wrap=True)
-    points(target, [f"{said} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()], "")
-    draw(target, [Column(columns[0]), *(Column(name, "right") for name in columns[1:])], rows, "Tried", [strong])
-    return 0
+    words = f"{searched} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()
+    return Answer(
+        form="fleet.find",
+        writer="loadgauge.fleets.text.fleet:write_sought",
+        shown=(head, words, names, rows, strong),
+        document=plain | {"assumed": assumed | base.assumed},
+        assumed=assumed | base.assumed,
+    )
 
 
-def sites(job: Job, given: dict[str, Any], local: dict[str, Any], *, as_json: bool) -> int:
-    """Answer for several sites, and return the exit code 0."""
-    from loadgauge.fleets.text import fleet_sites
-
-    result, assumed, said = _chosen(job, given)
-    _of_steps(said, given, "--sites")
-    tokens = parse_count(job.tokens or "", "tokens")
-    return fleet_sites.answer(result, local, said, tokens, job.price, assumed, as_json=as_json)
+def sites(job: Job, given: dict[str, Any], local: dict[str, Any]) -> Answer:
+    """Answer for several sites."""
+    result, assumed, searched = _chosen(job, given)
+    _of_steps(searched, given, "--sites")
+    return fleet_sites.split(result, local, searched, job, assumed)
 
 
 def _of_steps(searched: str, given: dict[str, Any], question: str) -> None:
     """Refuses options of a fleet where only steps are asked about, and no layout was searched by goodput."""
-    said = [name for name in given if name not in ("runs", "seed")]
-    if said and not searched:
-        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=said[0])
+    stated = [name for name in given if name not in ("runs", "seed")]
+    if stated and not searched:
+        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=stated[0])

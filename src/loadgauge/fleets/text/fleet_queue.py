@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from loadgauge._version import __version__
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.base.hooks import Door
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.plan.space.grid import Cell, Row, key, run
 from loadgauge.core.text.plan.progress import clear, progress
-from loadgauge.core.text.table import Column, console, document, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.fleets.fleet import Options, fleet
 from loadgauge.fleets.layouts import chosen
 from loadgauge.fleets.queue import Want, pack, read_jobs
@@ -24,8 +26,8 @@ MORE = (1.0, 1.1, 1.25, 1.5)
 """Times the fleet."""
 
 
-def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, Any], *, as_json: bool) -> int:
-    """Print when each run of a file has its GPUs, and what more GPUs bring; the exit code 0.
+def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, Any]) -> Answer:
+    """Return when each run of a file has its GPUs, and what more GPUs bring.
 
     model, flags: what holds for every run that does not say otherwise
     """
@@ -35,15 +37,21 @@ def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, 
     if size is None:
         raise ConfigError("is needed: those of the whole fleet", key="gpus")
     wants = [_want(number, dict(job), model, common, given, file) for number, job in enumerate(jobs)]
-    packed = pack(wants, size)
-    grown = [pack(wants, int(size * factor)) for factor in MORE]
-    if as_json:
-        document({"fleet": msgspec.to_builtins(packed), "more": [msgspec.to_builtins(one) for one in grown]})
-        return 0
-    target = console()
+    packed, grown = pack(wants, size), [pack(wants, int(size * factor)) for factor in MORE]
+    return Answer(
+        form="fleet.jobs",
+        writer="loadgauge.fleets.text.fleet_queue:write",
+        shown=(packed, grown),
+        document={"fleet": msgspec.to_builtins(packed), "more": [msgspec.to_builtins(one) for one in grown]},
+    )
+
+
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write when each run has its GPUs; brief: the whole queue in a line, and what a tenth more GPUs bring"""
+    packed, grown = answer.shown
     target.print(
-        f"{packed.days:,.1f} DAYS  {len(wants)} runs on {size:,} GPUs: {packed.used:.0%} of the GPU-days are used, a run waits"
-        f" {packed.waited:,.1f} days",
+        f"{packed.days:,.1f} DAYS  {len(packed.slots)} runs on {packed.gpus:,} GPUs: {packed.used:.0%} of the GPU-days are used, a"
+        f" run waits {packed.waited:,.1f} days",
         style="bold",
         soft_wrap=True,
     )
@@ -57,6 +65,8 @@ def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, 
         ],
         "",
     )
+    if brief:
+        return
     rows = [
         [slot.name, f"{slot.gpus:,}", f"{slot.start:,.1f}", f"{slot.end:,.1f}", f"{slot.waited:,.1f}"]
         for slot in packed.slots
@@ -74,7 +84,6 @@ def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, 
         "With more GPUs",
         [0],
     )
-    return 0
 
 
 def _want(
@@ -128,8 +137,8 @@ def work(cell: Cell, files: dict[str, bytes]) -> Row:
     }
 
 
-def sweep(job: Job, given: dict[str, Any], more: dict[str, Any], *, as_json: bool) -> int:
-    """Simulate every combination of values, those that the output has already left out; print all, and return the exit code 0."""
+def sweep(job: Job, given: dict[str, Any], more: dict[str, Any]) -> Answer:
+    """Simulate every combination of values, those that the output has already left out."""
     axes: dict[str, list[str]] = {}
     for text in more["sweep"]:
         name, _, values = text.partition("=")
@@ -168,22 +177,25 @@ def sweep(job: Job, given: dict[str, Any], more: dict[str, Any], *, as_json: boo
     finally:
         clear()
     listed = [rows[cell.key] for cell in cells]
-    if as_json:
-        document({"cells": listed})
-        return 0
-    target = console()
+    return Answer(
+        form="fleet.sweep",
+        writer="loadgauge.fleets.text.fleet_queue:write_sweep",
+        shown=(list(axes), len(missing)),
+        document={"cells": listed},
+        table=listed,
+        command=job.command("fleet"),
+    )
+
+
+def write_sweep(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write fleets side by side."""
+    axes, missing = answer.shown
     columns = [
         *(Column(name.replace("_", "-")) for name in axes),
         *(Column(name, "right") for name in ("days", "80 %", "goodput", "GPU-hours")),
     ]
-    draw(
-        target,
-        columns,
-        [_row(row, list(axes)) for row in listed],
-        f"{len(listed)} fleets, {len(missing)} simulated now",
-        [],
-    )
-    return 0
+    title = f"{len(answer.table)} fleets, {missing} simulated now"
+    draw(target, columns, [_row(row, axes) for row in answer.table], title, [])
 
 
 def _through(workers: Any, missing: list[Cell], rows: dict[str, Row], output: str | None, whole: int) -> None:
@@ -195,7 +207,7 @@ def _through(workers: Any, missing: list[Cell], rows: dict[str, Row], output: st
         progress(len(rows), whole)
 
 
-def _row(row: Row, axes: list[str]) -> list[str]:
+def _row(row: Mapping[str, Any], axes: list[str]) -> list[str]:
     said = [str(row.get(name, "")) for name in axes]
     if "error" in row:
         return [*said, row["error"][:60], "", "", ""]

@@ -6,8 +6,6 @@ import math
 
 from loadgauge.core.answers.why.reason import Line, Reason, line
 from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.text.estimate.reason import show
-from loadgauge.core.text.table import document
 from loadgauge.fleets.fleet import Fleet
 from loadgauge.fleets.load import together
 from loadgauge.fleets.simulate import NAMES, closed_form
@@ -253,13 +251,3 @@ def reason(found: Fleet, topic: str) -> Reason:
     raise ConfigError(
         f"nothing called {topic!r}{suggest(topic, known) or ' (known: ' + ', '.join(known) + ')'}", key="explain"
     )
-
-
-def explain(found: Fleet, topic: str, *, as_json: bool) -> int:
-    """Print why a number is what it is, and return the exit code 0."""
-    why = reason(found, topic)
-    if as_json:
-        document(why.to_dict())
-    else:
-        show(why)
-    return 0

@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.units import count, days_words, gib, seconds
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.base.units import count, days_words, gib, parse_count, seconds
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import DAY
 from loadgauge.core.text.estimate.setup import layout_words
-from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.fleets.sites import Across, Local, Sites, across, local, most
 
 NOT_COUNTED = (
@@ -57,31 +59,32 @@ def _plain(one: Local) -> dict[str, Any]:
     }
 
 
-def answer(
-    result: Estimate,
-    given: dict[str, Any],
-    said: str,
-    tokens: float,
-    price: float | None,
-    assumed: dict[str, str],
-    *,
-    as_json: bool,
-) -> int:
-    """Print what the sites take, and return the exit code 0. tokens: of the whole run; price: of a GPU-hour"""
+def split(result: Estimate, given: dict[str, Any], searched: str, job: Job, assumed: dict[str, str]) -> Answer:
+    """Return what a run takes on the sites of the flags."""
     asked = _read(result, given)
-    found, others = local(result, asked), across(result, asked)
+    found, others, tokens = local(result, asked), list(across(result, asked)), parse_count(job.tokens or "", "tokens")
     days = tokens / found.tokens_per_second / DAY
     hours = days * 24 * result.layout.gpus
-    if as_json:
-        whole = {"days_without_failures": days, "gpu_hours": hours, "cost": None if price is None else price * hours}
-        document(
-            _plain(found)
-            | whole
-            | {"one_job": [msgspec.structs.asdict(one) for one in others]}
-            | {"assumed": assumed, "not_counted": list(NOT_COUNTED)}
-        )
-        return 0
-    target = console()
+    whole = {
+        "days_without_failures": days,
+        "gpu_hours": hours,
+        "cost": None if job.price is None else job.price * hours,
+    }
+    document = _plain(found) | whole | {"one_job": [msgspec.structs.asdict(one) for one in others]}
+    return Answer(
+        form="fleet.sites",
+        writer="loadgauge.fleets.text.fleet_sites:write",
+        shown=(asked, found, others, searched, tokens, days, hours, job.price),
+        document=document | {"assumed": assumed, "not_counted": list(NOT_COUNTED)},
+        assumed=assumed,
+        not_counted=NOT_COUNTED,
+        command=job.command("fleet"),
+    )
+
+
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write what the sites take."""
+    asked, found, others, searched, tokens, days, hours, price = answer.shown
     time = found.estimate.time
     assert time is not None
     target.print(
@@ -92,7 +95,7 @@ def answer(
     )
     hidden = "hidden under the next round" if not found.shown else f"of which {seconds(found.shown)} are not hidden"
     lines = [
-        f"{said} On each site {layout_words(found.estimate.layout)}; a step of {seconds(time.step)}.".strip(),
+        f"{searched} On each site {layout_words(found.estimate.layout)}; a step of {seconds(time.step)}.".strip(),
         f"Each site sends {found.sent / 1e9:,.4g} GB a round of {seconds(found.compute)}, at {bandwidth(asked.between)} in"
         f" {seconds(found.exchange)}, {hidden}.",
         f"{bandwidth(found.needed)} from each site hide it, with an outer step that is one round late (--stale).",
@@ -106,9 +109,9 @@ def answer(
         )
     lines += [_words(one, asked) for one in others]
     points(target, lines, "")
-    heading(target, "Not counted")
-    points(target, NOT_COUNTED)
-    return 0
+    if not brief:
+        heading(target, "Not counted")
+        points(target, answer.not_counted)
 
 
 def _words(one: Across, asked: Sites) -> str:
@@ -119,26 +122,31 @@ def _words(one: Across, asked: Sites) -> str:
     )
 
 
-def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str], *, as_json: bool) -> int:
-    """Print the most sites that cost no more than `slack` of the tokens/s, and return the exit code 0."""
+def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str]) -> Answer:
+    """Return the most sites that cost no more than `slack` of the tokens/s."""
     best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
-    if as_json:
-        document(
-            {
-                "sites": best,
-                "tried": [_plain(one) for one in tried],
-                "assumed": assumed,
-                "not_counted": list(NOT_COUNTED),
-            }
-        )
-        return 0
-    target = console()
+    plain = {"sites": best, "tried": [_plain(one) for one in tried]}
+    return Answer(
+        form="fleet.find-sites",
+        writer="loadgauge.fleets.text.fleet_sites:write_most",
+        shown=(best, tried, slack),
+        document=plain | {"assumed": assumed, "not_counted": list(NOT_COUNTED)},
+        assumed=assumed,
+        not_counted=NOT_COUNTED,
+    )
+
+
+def write_most(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the most sites; brief: without what was tried"""
+    best, tried, slack = answer.shown
     plural = "s" if best > 1 else ""
     target.print(
         f"{best} SITE{plural.upper()}  keep{'' if plural else 's'} {1 - slack:.1%} of one site's tokens/s",
         style="bold",
         soft_wrap=True,
     )
+    if brief:
+        return
     columns = [
         Column("sites", "right"),
         Column("tokens/s", "right"),
@@ -161,5 +169,4 @@ def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: d
         for one in tried
     ]
     draw(target, columns, rows, "Tried", [number for number, one in enumerate(tried) if one.sites.sites == best])
-    points(target, NOT_COUNTED, "", style="dim")
-    return 0
+    points(target, answer.not_counted, "", style="dim")

@@ -7,11 +7,12 @@ from typing import Any
 
 from loadgauge.job_files.fine_tuning.axolotl_rl import LOGPROBS, completions, length, preference
 from loadgauge.job_files.hugging_face import deepspeed
-from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, sharding, targets
+from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, dropout, sharding, targets
 from loadgauge.job_files.ideas.evaluation import asked, saving
+from loadgauge.job_files.ideas.lenses import degree, product, quantised, sayable, whole_and_dora
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.partial import adapted_layers, unfrozen
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Missing, names_in, row
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Missing, row
 from loadgauge.job_files.ideas.words import ATTENTION, AXOLOTL_OPTIMIZERS, TORCH_OPTIMIZERS
 
 NORM, GATED = "liger_rms_norm", ("liger_glu_activation", "liger_swiglu")
@@ -279,93 +280,66 @@ def _loss() -> Idea:
 
 def _adapter() -> Idea:
     inner = targets("lora_r", "lora_target_modules", ("adapter", None, "lora"), 8, parameters="lora_target_parameters")
-    linear, four, eight = "lora_target_linear", "load_in_4bit", "load_in_8bit"
-    nested, packed, modules = "bnb_config_kwargs.bnb_4bit_use_double_quant", "gptq", "lora_target_modules"
-    share, moe = "lora_dropout", "quantize_moe_experts"
+    linear, four, modules, moe = "lora_target_linear", "load_in_4bit", "lora_target_modules", "quantize_moe_experts"
+    beside = product(
+        # What prepare_model_for_kbit_training casts to float32 is cast back (loaders/model.py, `_configure_embedding_dtypes`).
+        quantised(
+            eight="load_in_8bit",
+            on=lambda keys: keys.word("adapter") == "qlora",
+            nested="bnb_config_kwargs.bnb_4bit_use_double_quant",
+            method=("gptq", {"true": "gptq", "false": ""}),
+            upcast="none",
+        ),
+        whole_and_dora("lora_modules_to_save", "peft_use_dora"),
+        dropout("lora_dropout"),
+    )
 
     def read(keys: Keys) -> Facts:
         kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"})
+        if kind is None and keys.flag(four):
+            raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
         if kind is None:
-            if keys.flag(four):
-                raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
             return {"lora_rank": 0, "qlora": False}
         if kind == "mora":
-            keys.note(
-                "adapter",
-                "has one square matrix of as many parameters as the two of LoRA, which are counted",
-                parts=RUNS,
-                share=0.2,
-            )
-        facts, named = inner.read(keys), keys.raw(modules)
+            why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
+            keys.note("adapter", why, parts=RUNS, share=0.2)
+        facts, named = inner.read(keys) | beside.read(keys), keys.raw(modules)
         if isinstance(named, str) and named != "all-linear":
             facts["lora_targets"] = named  # one regular expression on the whole name
         if keys.flag(linear):
             ends = [name for name in keys.words(modules) or [] if name in ("embed_tokens", "lm_head")]
             facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
-        quantised = kind == "qlora"
-        if keys.flag(four) and not quantised:  # (`_set_quantization_config`)
+        if keys.flag(four) and kind != "qlora":  # (`_set_quantization_config`)
             keys.note(four, f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits", "")
-        base = "nf4-single" if keys.flag(nested) is False else "nf4"
-        if keys.flag(eight):
-            quantised, base = True, "int8"
-        if keys.flag(packed):
-            quantised, base = True, "gptq"
-        # What prepare_model_for_kbit_training casts to float32 is cast back (loaders/model.py, `_configure_embedding_dtypes`).
-        upcast = "none" if quantised else None
-        if keys.flag(moe) and base in ("nf4", "int8"):
-            base = f"{base}-experts"
-        dropped = keys.real(share)
-        if dropped is not None and not 0 <= dropped < 1:
-            raise keys.wrong(share, f"must be at least 0 and below 1, got {dropped:g}")
-        save = keys.words("lora_modules_to_save")
-        return facts | {
-            "qlora": quantised,
-            "base": base if quantised else None,
-            "kbit_upcast": upcast,
-            "use_dora": keys.flag("peft_use_dora") or None,
-            "modules_to_save": ",".join(save) if save else None,
-            "lora_dropout": dropped or None,
-        }
+        if keys.flag(moe) and facts["base"] in ("nf4", "int8"):
+            facts["base"] += "-experts"
+        return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = inner.write(facts, keys)
         if not facts.get("lora_rank"):
-            return values | dict.fromkeys(("adapter", linear, four, eight, packed, share, moe))
+            return values | dict.fromkeys(("adapter", linear, four, moe, *beside.keys))
         base = facts.get("base") or "nf4"
-        experts, base = base.endswith("-experts"), base.removesuffix("-experts")
-        quantised = bool(facts.get("qlora"))
-        if quantised and base not in ("nf4", "nf4-single", "int8", "gptq"):
+        plain = facts | {"base": base.removesuffix("-experts")}
+        if not sayable(plain, ("nf4", "nf4-single", "int8", "gptq")):
             return {}
-        four_bits, save = quantised and base not in ("int8", "gptq"), facts.get("modules_to_save")
+        four_bits = bool(facts.get("qlora")) and plain["base"] not in ("int8", "gptq")
         everything = (facts.get("lora_targets") or "").partition(",")[0] == "all"
-        return values | {
-            "adapter": "qlora" if four_bits else "lora",
-            four: True if four_bits else None,
-            eight: True if quantised and base == "int8" else None,
-            packed: True if quantised and base == "gptq" else None,
-            "peft_use_dora": True if facts.get("use_dora") else None,
-            "lora_modules_to_save": save.split(",") if save else None,
-            linear: True if everything else None,
-            "lora_target_modules": None if everything else values["lora_target_modules"],
-            nested: False if quantised and base == "nf4-single" else None,
-            share: facts.get("lora_dropout"),
-            moe: True if quantised and experts else None,
-        }
+        return (
+            values
+            | beside.write(plain, keys)
+            | {
+                "adapter": "qlora" if four_bits else "lora",
+                four: True if four_bits else None,
+                linear: True if everything else None,
+                modules: None if everything else values[modules],
+                moe: True if facts.get("qlora") and base != plain["base"] else None,
+            }
+        )
 
     return Idea(
-        keys=(
-            *inner.keys,
-            linear,
-            four,
-            eight,
-            nested,
-            packed,
-            "peft_use_dora",
-            "lora_modules_to_save",
-            share,
-            moe,
-        ),
-        facts=names_in("lora_rank lora_targets qlora base kbit_upcast use_dora modules_to_save lora_dropout"),
+        keys=tuple(dict.fromkeys((*inner.keys, linear, four, *beside.keys, moe))),
+        facts=(*inner.facts, *beside.facts),
         read=read,
         write=write,
     )
@@ -395,36 +369,31 @@ def _evaluation() -> Idea:
 
 
 def _degrees() -> Idea:
-    copies, shards, tp = "dp_replicate_size", "dp_shard_size", "tensor_parallel_size"
-    cp, ep = ("context_parallel_size", "sequence_parallel_degree"), "expert_parallel_size"
+    copies, shards = "dp_replicate_size", "dp_shard_size"
+    inner = product(
+        degree("tp", "tensor_parallel_size"),
+        degree("cp", "context_parallel_size", "sequence_parallel_degree"),
+        degree("ep", "expert_parallel_size"),
+    )
 
     def read(keys: Keys) -> Facts:
-        replicas, parts, experts = keys.whole(copies), keys.whole(shards), keys.whole(ep) or 1
-        facts: Facts = {"tp": keys.whole(tp) or 1, "cp": keys.agreed(cp, keys.whole) or 1, "ep": experts}
+        facts, replicas, parts = inner.read(keys), keys.whole(copies), keys.whole(shards)
         if replicas is not None:
-            facts["replicas"] = replicas if parts is None or parts * experts > 1 else 1
+            facts["replicas"] = replicas if parts is None or parts * facts["ep"] > 1 else 1
         if parts is not None:
-            facts["dp"] = parts * (replicas or 1) * experts  # an axis beside the others (`utils/distributed.py`)
+            facts["dp"] = parts * (replicas or 1) * facts["ep"]  # an axis beside the others (`utils/distributed.py`)
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        replicas, ranks, tensor = facts.get("replicas") or 1, facts.get("cp") or 1, facts.get("tp") or 1
-        experts = facts.get("ep") or 1
-        values: dict[str, Any] = {
-            ep: experts if experts > 1 else None,
-            tp: tensor if tensor > 1 or keys.has(tp) else None,
-            cp[0]: ranks if ranks > 1 or keys.has(cp[0]) else None,
-            cp[1]: None,
-        }
-        whole = facts.get("dp")
+        values, replicas, whole = inner.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
         if not facts.get("zero"):
             return values | {copies: None, shards: None}
-        if replicas > 1 or keys.has(shards, copies) or ranks > 1 or tensor > 1:
+        if replicas > 1 or keys.has(shards, copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1:
             values[copies] = replicas if replicas > 1 or keys.has(copies) else None
-            values[shards] = whole // replicas // experts if whole is not None else None
+            values[shards] = whole // replicas // (facts.get("ep") or 1) if whole is not None else None
         return values
 
-    return Idea(keys=(copies, shards, tp, *cp, ep), facts=("tp", "cp", "ep", "replicas", "dp"), read=read, write=write)
+    return Idea(keys=(copies, shards, *inner.keys), facts=(*inner.facts, "replicas", "dp"), read=read, write=write)
 
 
 CORRECTS = "and what corrects the weights"

@@ -216,8 +216,12 @@ def preference() -> Idea:
         COPIES, f"{V}max_model_len", f"{T}generation_batch_size", *EARLY,
         f"{E}mode", STRIDE, CONTEXT, EACH, MANY, SCORES, STEPS, LABELS,
     )  # fmt: skip
-    facts = names_in(
-        "task loss_terms reference samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
-        " placement staleness gpus"
+    return Idea(
+        keys=keys,
+        facts=names_in(
+            "task loss_terms reference samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
+            " placement staleness gpus"
+        ),
+        read=read,
+        write=write,
     )
-    return Idea(keys=keys, facts=facts, read=read, write=write)

@@ -149,8 +149,12 @@ def _adapter() -> Idea:
             dropped: facts.get("lora_dropout", 0.0 if keys.raw(dropped) is None else None) or 0.0,
         }
 
-    facts = ("lora_rank", "lora_targets", "qlora", "base", "lora_dropout")
-    return Idea(keys=(rank, quantised, dropped, *SWITCHES), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(rank, quantised, dropped, *SWITCHES),
+        facts=("lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
+        read=read,
+        write=write,
+    )
 
 
 def _gpus() -> Idea:
@@ -183,8 +187,12 @@ def _gpus() -> Idea:
         hosts = facts.get("nodes") or 1
         return {devices: gpus // hosts, nodes: hosts if hosts > 1 or keys.has(nodes) else None}
 
-    facts = ("gpus", "gpus_per_node", "nodes", "zero", "recompute", "compile", "replicas")
-    return Idea(keys=(devices, nodes), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(devices, nodes),
+        facts=("gpus", "gpus_per_node", "nodes", "zero", "recompute", "compile", "replicas"),
+        read=read,
+        write=write,
+    )
 
 
 def _optimizer() -> Idea:

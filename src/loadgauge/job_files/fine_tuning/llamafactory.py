@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,
@@ -14,12 +16,11 @@ from loadgauge.job_files.hugging_face.huggingface import (
     dropout,
     half,
     liger,
-    targets,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
+from loadgauge.job_files.ideas.lenses import SAYABLE, dora, fixed, layers, product, quantised, sayable
 from loadgauge.job_files.ideas.partial import freeze, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import stored
 
 
 def _checkpointing() -> Idea:
@@ -46,107 +47,56 @@ OFT = ("oft_target", "oft_block_size", "oft_rank", "module_dropout")
 
 
 def _adapter() -> Idea:
-    inner = targets("lora_rank", "lora_target", ("finetuning_type", "full", "lora"), 8, "all")
-    bits, kind, nested, method = "quantization_bit", "quantization_type", "double_quantization", "quantization_method"
+    kind, bits, size = "finetuning_type", "quantization_bit", "oft_rank"
+    lora = product(row("lora_rank", "lora_rank", default=8), layers("lora_target", "all", joined=True))
+    oft = product(row("lora_rank", OFT[1], default=32), layers(OFT[0], "all", joined=True), fixed(adapter="oft"))
+    beside = product(
+        quantised(
+            bits=(bits,),
+            kind="quantization_type",
+            nested="double_quantization",
+            method=("quantization_method", {"bnb": "", "bitsandbytes": "", "hqq": "hqq"}),
+            model=("model_name_or_path",),
+            upcast="none",
+        ),
+        row("kbit_upcast", "upcast_layernorm", words={"true": "norms", "false": None}),
+        dora("use_dora"),
+        msgspec.structs.replace(row("modules_to_save", "additional_target", kind="word"), read=_saved),
+        # PEFT makes adapters float32 beside 16-bit weights, with pure_bf16 too (get_peft_model's autocast_adapter_dtype).
+        fixed(lora_dtype=lambda keys: "float32" if keys.flag("pure_bf16") else None),
+    )
 
     def read(keys: Keys) -> Facts:
-        how = keys.choice("finetuning_type", METHODS) or "lora"
-        number = keys.whole(bits)
+        how = keys.choice(kind, METHODS) or "lora"
+        if how == "full" and keys.whole(bits) is not None:
+            raise keys.wrong(bits, "goes with finetuning_type lora, not with full")
         if how == "full":
-            if number is not None:
-                raise keys.wrong(bits, "goes with finetuning_type lora, not with full")
             return {"lora_rank": 0, "qlora": False}
-        if number not in (None, 4, 8):
-            keys.note(bits, "is counted in 4 bits up to 4, and in 8 above", parts="weights", share=0.5)
-            number = 4 if number < 4 else 8
-        fours = keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) or "nf4"
-        library = keys.choice(method, {"bnb": "bnb", "bitsandbytes": "bnb", "hqq": "hqq"}) or "bnb"
-        facts = {"lora_rank": keys.whole("lora_rank") or 8, "lora_targets": inner.read(keys).get("lora_targets")}
-        facts["lora_targets"] = facts.get("lora_targets") or "all"
-        base = "nf4-single" if keys.flag(nested) is False else "nf4"
-        own = stored(keys.word("model_name_or_path"))
-        if library == "hqq":
-            base = "hqq"  # its 8 bits are as bitsandbytes'
-        elif fours == "fp4" and number == 4:
-            if keys.flag(nested) is not False:
-                keys.note(
-                    kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1
-                )
-            base = "fp4"
-        if how == "oft":
-            if keys.whole("oft_rank", minimum=0):
-                keys.note(
-                    "oft_rank",
-                    "says how many blocks there are, whose size is counted as usual",
-                    parts="optimizer gradients",
-                )
-            if keys.real("module_dropout"):
-                keys.note("module_dropout", "leaves out OFT's rotations at random", "costs", "activations transient")
-            chosen = keys.words("oft_target")
-            size = keys.whole("oft_block_size") or 32
-            named = None if chosen in (None, ["all"]) else ",".join(chosen or [])
-            facts = {"adapter": "oft", "lora_rank": size, "lora_targets": named or "all"}
-        upcast = "norms" if keys.flag("upcast_layernorm") else "none" if number is not None else None
-        save = keys.words("additional_target")
-        return facts | {
-            "qlora": number is not None or own in ("gptq", "awq"),
-            "base": (own if own != "aqlm" else None) if number is None else "int8" if number == 8 else base,
-            "kbit_upcast": upcast,
-            "use_dora": keys.flag("use_dora") or None,
-            "modules_to_save": ",".join(save) if save else None,
-            # PEFT makes adapters float32 beside 16-bit weights, with pure_bf16 too (get_peft_model's autocast_adapter_dtype).
-            "lora_dtype": "float32" if keys.flag("pure_bf16") else None,
-        }
+        if how == "oft" and keys.whole(size, minimum=0):
+            why = "says how many blocks there are, whose size is counted as usual"
+            keys.note(size, why, parts="optimizer gradients")
+        if how == "oft" and keys.real("module_dropout"):
+            keys.note("module_dropout", "leaves out OFT's rotations at random", "costs", "activations transient")
+        return (oft if how == "oft" else lora).read(keys) | beside.read(keys)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = inner.write(facts, keys)
-        other = facts.get("adapter") or "lora"
-        if other not in ("lora", "oft"):
+        other, rank = facts.get("adapter") or "lora", facts.get("lora_rank")
+        by_name = other == "oft" and facts.get("lora_targets") == "attention"
+        if by_name or other not in ("lora", "oft") or not sayable(facts, (*SAYABLE, "hqq")):
             return {}
-        if other == "oft":
-            words = facts.get("lora_targets") or "all"
-            if words == "attention":
-                return {}
-            values = dict.fromkeys(inner.keys) | {
-                "finetuning_type": "oft",
-                "oft_target": words,
-                "oft_block_size": facts.get("lora_rank"),
-            }
-        else:
-            values |= dict.fromkeys(OFT)
-        if isinstance(values.get("lora_target"), list):
-            values["lora_target"] = ",".join(values["lora_target"])
-        base, quantised = facts.get("base") or "nf4", bool(facts.get("qlora"))
-        if quantised and base not in ("nf4", "nf4-single", "int8", "hqq", "fp4"):
-            return {}
-        single = quantised and base in ("nf4-single", "fp4")
-        turned = base == "hqq" and quantised
-        return values | {
-            bits: (8 if base == "int8" else 4) if quantised else None,
-            "upcast_layernorm": True if facts.get("kbit_upcast") == "norms" else None,
-            "use_dora": True if facts.get("use_dora") else None,
-            "additional_target": facts.get("modules_to_save"),
-            nested: False if single else True if keys.has(nested) else None,
-            method: "hqq" if turned else "bnb" if keys.has(method) and quantised else None,
-            kind: "fp4" if quantised and base == "fp4" else "nf4" if keys.has(kind) and quantised else None,
-        }
+        own = {kind: other} | (oft if other == "oft" else lora).write(facts, keys) if rank or other == "oft" else {}
+        return {**dict.fromkeys((*lora.keys, *OFT)), kind: "full", **own, **beside.write(facts, keys)}
 
     return Idea(
-        keys=(*inner.keys, bits, kind, nested, method, "upcast_layernorm", "use_dora", "additional_target", *OFT),
-        facts=(
-            "adapter",
-            "lora_rank",
-            "lora_targets",
-            "qlora",
-            "base",
-            "kbit_upcast",
-            "use_dora",
-            "modules_to_save",
-            "lora_dtype",
-        ),
+        keys=(*lora.keys, kind, *beside.keys, *OFT),
+        facts=("adapter", *lora.facts, *beside.facts),
         read=read,
         write=write,
     )
+
+
+def _saved(keys: Keys) -> Facts:
+    return {"modules_to_save": keys.joined("additional_target")}
 
 
 METHODS = {"lora": "lora", "full": "full", "freeze": "full", "oft": "oft"}
@@ -328,9 +278,12 @@ def _stage() -> Idea:
             loss: None,
         }
 
-    owned = (stage, loss, buffer, epochs, longest, scores, how, bits, adapted)
-    facts = names_in("task samples generated prompts epochs answers prompt_len critic reward_model rollout")
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+    return Idea(
+        keys=(stage, loss, buffer, epochs, longest, scores, how, bits, adapted),
+        facts=names_in("task samples generated prompts epochs answers prompt_len critic reward_model rollout"),
+        read=read,
+        write=write,
+    )
 
 
 def _trains() -> Idea:

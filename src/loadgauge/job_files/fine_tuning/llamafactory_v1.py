@@ -12,6 +12,7 @@ from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import dropout, targets
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
+from loadgauge.job_files.ideas.lenses import quantised, sayable, whole_and_dora
 from loadgauge.job_files.ideas.partial import freeze
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
@@ -87,51 +88,41 @@ def _precision() -> Idea:
 def _adapter() -> Idea:
     """LoRA (`plugins/model_plugins/peft.py`), on a base that bitsandbytes quantises where it is said (`quantization.py`)."""
     inner = targets("peft_config.r", "peft_config.target_modules", (METHOD, None, "lora"), 8, "all")
-    bits, nested, kind = (
-        f"quant_config.{name}" for name in ("quantization_bit", "double_quantization", "quantization_type")
+    out, bits = "peft_config.export_dir", "quant_config.quantization_bit"
+
+    def quantises(keys: Keys) -> bool:
+        return keys.has(QUANTISED) and (keys.has(bits) or keys.word(QUANTISED) == "bnb")
+
+    base = quantised(
+        bits=(bits,),
+        on=quantises,
+        kind="quant_config.quantization_type",
+        nested="quant_config.double_quantization",
+        upcast="none",
     )
-    dora, saved, out = (f"peft_config.{name}" for name in ("use_dora", "modules_to_save", "export_dir"))
+    beside = whole_and_dora("peft_config.modules_to_save", "peft_config.use_dora")
 
     def read(keys: Keys) -> Facts:
         if keys.has(out):
             raise keys.idle(out, "writes a model with its adapters, and trains nothing")
-        method = keys.choice(METHOD, {"lora": "lora", "freeze": "freeze"})
-        quantised = keys.has(QUANTISED) and (keys.has(bits) or keys.word(QUANTISED) == "bnb")
-        if method != "lora":
-            if quantised:
-                raise keys.wrong(QUANTISED, "goes with peft_config.name lora")
-            return {"lora_rank": 0, "qlora": False}
-        words = keys.words(saved)
-        facts = inner.read(keys)
-        facts["lora_targets"] = facts.get("lora_targets") or "all"
-        base = None
-        if quantised:
-            four = "nf4-single" if keys.flag(nested) is False else "nf4"
-            base = "int8" if keys.whole(bits) == 8 else keys.choice(kind, {"nf4": four, "fp4": "fp4"}) or four
-        return facts | {
-            "qlora": quantised,
-            "base": base,
-            "kbit_upcast": "none" if quantised else None,
-            "use_dora": keys.flag(dora) or None,
-            "modules_to_save": ",".join(words) if words else None,
-        }
+        if keys.choice(METHOD, {"lora": "lora", "freeze": "freeze"}) == "lora":
+            facts = inner.read(keys) | (base.read(keys) if quantises(keys) else {"qlora": False}) | beside.read(keys)
+            return facts | {"lora_targets": facts["lora_targets"] or "all"}
+        if quantises(keys):
+            raise keys.wrong(QUANTISED, "goes with peft_config.name lora")
+        return {"lora_rank": 0, "qlora": False}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        base, quantised, save = facts.get("base") or "nf4", bool(facts.get("qlora")), facts.get("modules_to_save")
-        if (facts.get("adapter") or "lora") != "lora" or (quantised and base not in ("nf4", "nf4-single", "int8")):
+        if (facts.get("adapter") or "lora") != "lora" or not sayable(facts, ("nf4", "nf4-single", "int8")):
             return {}
-        return inner.write(facts, keys) | {
-            QUANTISED: "bnb" if quantised else None,
-            bits: (8 if base == "int8" else 4) if quantised else None,
-            nested: False if quantised and base == "nf4-single" else None,
-            kind: None,
-            dora: True if facts.get("use_dora") else None,
-            saved: save.split(",") if save else None,
-        }
+        name = {QUANTISED: "bnb" if facts.get("qlora") else None}
+        return inner.write(facts, keys) | name | base.write(facts, keys) | beside.write(facts, keys)
 
-    facts = ("adapter", "lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save")
     return Idea(
-        keys=(*inner.keys, QUANTISED, bits, nested, kind, dora, saved, out), facts=facts, read=read, write=write
+        keys=(*inner.keys, QUANTISED, *base.keys, *beside.keys, out),
+        facts=("adapter", *inner.facts, *base.facts, *beside.facts),
+        read=read,
+        write=write,
     )
 
 

@@ -66,5 +66,9 @@ def started(*own: str) -> Idea:
             processes, name = cards(keys), VISIBLE
         return {} if processes is None else {"gpus_per_node": Fact(processes, name), "nodes": nodes or 1}
 
-    keys = (*(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE)), *own)
-    return Idea(keys=keys, facts=("gpus", "gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {})
+    return Idea(
+        keys=(*(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE)), *own),
+        facts=("gpus", "gpus_per_node", "nodes"),
+        read=read,
+        write=lambda facts, keys: {},
+    )

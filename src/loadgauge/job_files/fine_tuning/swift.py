@@ -22,9 +22,10 @@ from loadgauge.job_files.hugging_face.huggingface import (
 )
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.ideas.facts import Fact
+from loadgauge.job_files.ideas.lenses import SAYABLE, dora, layers, product, quantised, sayable
 from loadgauge.job_files.ideas.partial import frozen_share, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION, stored
+from loadgauge.job_files.ideas.words import ATTENTION
 from loadgauge.job_files.pre_training.megatron import launched
 
 ZERO = {
@@ -38,7 +39,7 @@ TUNER = ("tuner_type", "train_type", "sft_type")
 """Since version 4, in 3, and in 2."""
 MODEL = ("model", "model_id_or_path")
 DTYPES = {name: name for name in ("bfloat16", "float16", "float32")}
-OLD = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "auto": ""}
+OLD = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "auto": None}
 """Words of `lora_dtype` before version 3."""
 ADAPTERS = (
     "lora",
@@ -60,9 +61,9 @@ ALIKE = {
     "lora_llm": ("trains the encoder of images whole, which is not counted", "costs", "weights gradients optimizer"),
 }  # fmt: skip
 """Tuners that are LoRA with something else, and what that can do."""
-LIBRARIES = ("hqq", "gptq", "awq", "eetq", "fp8", "quanto", "gptq_v2")
-EIGHT = ("eetq", "fp8", "quanto")
-"""Libraries of quantisation, and those that keep 8 bits of a weight."""
+BASES = {"bnb": "", "hqq": "hqq", "gptq": "gptq", "awq": "awq", "gptq_v2": "gptq_v2"}
+BASES |= dict.fromkeys(("eetq", "fp8", "quanto"), "int8")
+"""Libraries of quantisation, and the bases that they make; some keep 8 bits of a weight."""
 EMBEDDINGS = {"all-embedding": "embed_tokens", "word_embeddings": "embed_tokens", "output_layer": "lm_head"}
 GRADIENTS = 16
 """Sequences that a step has at least, where nothing says how many micro-batches are accumulated."""
@@ -177,90 +178,52 @@ def tuner(keys: Keys, usual: str = "lora") -> str:
 def adapters(usual: str = "lora") -> Idea:
     """Adapters, or all weights; `usual`: which of them where a file does not say."""
     inner = targets("lora_rank", "target_modules", (TUNER[0], "full", "lora"), 8)
-    bits, old, method, kind, nested = (
-        "quant_bits",
-        "quantization_bit",
-        "quant_method",
-        "bnb_4bit_quant_type",
-        "bnb_4bit_use_double_quant",
+    bits, saved, listed = ("quant_bits", "quantization_bit"), "modules_to_save", "target_modules"
+    beside = product(
+        # It does not call prepare_model_for_kbit_training (pipelines/train/tuner.py).
+        quantised(
+            bits=bits,
+            kind="bnb_4bit_quant_type",
+            nested="bnb_4bit_use_double_quant",
+            method=("quant_method", BASES),
+            model=MODEL,
+            upcast="none",
+        ),
+        dora("use_dora"),
+        row("lora_dtype", "lora_dtype", words=DTYPES | OLD),
+        row("lora_rank", "lora_rank", default=8),
+        layers(listed, ["all-linear"], "ALL"),
     )
-    saved, dtype = "modules_to_save", "lora_dtype"
 
     def read(keys: Keys) -> Facts:
-        number = keys.agreed((bits, old), lambda name: keys.whole(name, minimum=0)) or None
-        if tuner(keys, usual) == "full":
-            if number is not None:
-                raise keys.wrong(bits, "goes with tuner_type lora, not with full")
+        kind = tuner(keys, usual)
+        if kind == "full" and any(keys.whole(name, minimum=0) for name in bits):
+            raise keys.wrong(bits[0], "goes with tuner_type lora, not with full")
+        if kind == "full":
             return {"lora_rank": 0, "qlora": False}
-        library = keys.choice(method, {name: name for name in ("bnb", *LIBRARIES)}) or "bnb"
-        if library in EIGHT:
-            number, library = 8, "bnb"
-        if number not in ((None, 4, 8) if library == "bnb" else (None, 4)):
-            keys.note(bits, "is counted in 4 bits up to 4, and in 8 above", parts="weights", share=0.5)
-            number, library = (4, library) if int(number or 0) <= 4 else (8, "bnb")
-        own = stored(keys.agreed(MODEL, keys.word))
-        if number is None and (library in ("gptq", "awq") or own in ("gptq", "awq")):
-            number, library = 4, own or library
-        chosen = keys.words("target_modules")
-        listed = None if chosen is None or chosen in (["all-linear"], ["ALL"]) else ",".join(chosen)
-        base = "nf4-single" if keys.flag(nested) is False else "nf4"
-        if (keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) or "nf4") == "fp4":
-            if base == "nf4":
-                keys.note(
-                    kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1
-                )
-            base = "fp4"
-        base = library if library != "bnb" else "int8" if number == 8 else base
         save = [EMBEDDINGS.get(name, name) for name in keys.words(saved) or []]
         if "all-norm" in save:
             keys.note(saved, "trains the norms too, which are not counted", "costs", "gradients optimizer", 0.1)
             save.remove("all-norm")
-        quantised = number is not None
-        pruned = tuner(keys, usual) == "adalora"
-        rank = keys.whole(PRUNED) or 12 if pruned else keys.whole("lora_rank") or 8
-        return {
-            "adapter": "adalora" if pruned else None,
-            "lora_rank": rank,
-            "lora_targets": listed or "all",
-            "qlora": quantised,
-            "base": base if quantised else None,
-            "use_dora": keys.flag("use_dora") or None,
-            "modules_to_save": ",".join(save) or None,
-            "lora_dtype": keys.choice(dtype, DTYPES | OLD) or None,
-            # It does not call prepare_model_for_kbit_training (pipelines/train/tuner.py).
-            "kbit_upcast": "none" if quantised else None,
-        }
+        pruned = {"adapter": "adalora", "lora_rank": keys.whole(PRUNED) or 12} if kind == "adalora" else {}
+        return beside.read(keys) | {"modules_to_save": ",".join(save) or None} | pruned
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = next((name for name in TUNER if keys.has(name)), TUNER[0])
-        values = inner.write(facts, keys)
-        values[name] = values.pop(TUNER[0])
-        if (facts.get("adapter") or "lora") not in ("lora", "adalora"):
+        kind, rank = facts.get("adapter") or "lora", facts.get("lora_rank")
+        if kind not in ("lora", "adalora") or not sayable(facts, (*SAYABLE, "hqq", "gptq", "awq")):
             return {}
-        if facts.get("adapter") and facts.get("lora_rank"):
-            values |= {name: "adalora", PRUNED: facts["lora_rank"], "lora_rank": None}
-        else:
-            values[PRUNED] = None
-        base, quantised = facts.get("base") or "nf4", bool(facts.get("qlora"))
-        if quantised and base not in ("nf4", "nf4-single", "fp4", "int8", "hqq", "gptq", "awq"):
-            return {}
-        single = quantised and base in ("nf4-single", "fp4")
-        library = base if base in ("hqq", "gptq", "awq") else "bnb"
-        adapters, save = bool(facts.get("lora_rank")), facts.get("modules_to_save")
-        return values | {
-            bits: (8 if base == "int8" else 4) if quantised else None,
-            old: None,
-            method: library if quantised else None,
-            nested: False if single else True if keys.has(nested) else None,
-            kind: "fp4" if quantised and base == "fp4" else None,
-            "use_dora": True if facts.get("use_dora") else None,
-            saved: save.split(",") if save and adapters else None,
-            dtype: facts.get("lora_dtype"),
-        }
+        name, save = next((name for name in TUNER if keys.has(name)), TUNER[0]), facts.get("modules_to_save")
+        whole = inner.write(facts, keys)
+        pruned = {name: "adalora", PRUNED: rank, "lora_rank": None} if facts.get("adapter") and rank else {PRUNED: None}
+        own = {name: whole.pop(TUNER[0]), saved: save.split(",") if save and rank else None}
+        return beside.write(facts, keys) | whole | own | pruned
 
-    keys = (*TUNER, *inner.keys, bits, old, method, kind, nested, saved, dtype, "use_dora", PRUNED)
-    facts = names_in("adapter lora_rank lora_targets qlora base use_dora modules_to_save lora_dtype kbit_upcast")
-    return Idea(keys=tuple(dict.fromkeys(keys)), facts=facts, read=read, write=write)
+    return Idea(
+        keys=tuple(dict.fromkeys((*TUNER, *inner.keys, *beside.keys, saved, PRUNED))),
+        facts=("adapter", *beside.facts, "modules_to_save"),
+        read=read,
+        write=write,
+    )
 
 
 OWN_OPTIMIZERS = {"galore": "galore", "muon": "muon", "muonclip": "muon", "default": "", "multimodal": "", "lorap": ""}
@@ -352,18 +315,12 @@ def _precision() -> Idea:
 
 
 def _checkpointing() -> Idea:
-    key, new = "gradient_checkpointing", "activation_checkpointing"
+    names = ("gradient_checkpointing", "activation_checkpointing")
+    plain = row("recompute", *names, words={"true": "full", "false": "none"}, default="full")
 
-    def read(keys: Keys) -> Facts:
-        flag = keys.agreed((key, new), keys.flag)
-        return {"recompute": "full" if flag is not False or keys.raw("fsdp") == FSDP else "none"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        present = [name for name in (key, new) if keys.has(name)] or [key]
-        return dict.fromkeys(present, word == "full") if word in ("none", "full") else {}
-
-    return Idea(keys=(key, new), facts=("recompute",), read=read, write=write)
+    return msgspec.structs.replace(
+        plain, read=lambda keys: {"recompute": "full"} if keys.raw("fsdp") == FSDP else plain.read(keys)
+    )
 
 
 PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm")}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.fine_tuning.started import world
+from loadgauge.job_files.hugging_face.trl_tasks import DISTANCES, distance_written, on_policy
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 GENERATING = ("grpo", "ppo", "gkd")
@@ -17,8 +18,6 @@ MICRO, ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps
 LONGEST = "max_completion_length"
 STEPS, BATCH = "steps_per_generation", "generation_batch_size"
 V = "vllm_"
-DISTANCES: dict[float | None, str] = {0.0: "forward-kl", 1.0: "reverse-kl"}
-"""`beta` of GKD at which it is one divergence, as in TRL."""
 LIKELIEST = 64
 """Tokens that a new file says of those that a teacher finds likeliest; the memory of a few is not counted."""
 
@@ -192,10 +191,7 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
             keys.note(
                 sequences, "generates answers of the teacher, which is not counted", "costs", "activations transient"
             )
-        part = keys.real(share)
-        part = 0.5 if part is None else part
-        if not 0 <= part <= 1:
-            raise keys.wrong(share, "is a share, from 0 to 1")
+        part = on_policy(keys, share)
         alone = DISTANCES.get(keys.real(weight))
         own = {"teacher": keys.word(teacher), "frozen_offload": keys.flag(away) or None, "loss_terms": alone}
         if not part:
@@ -217,16 +213,9 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")
         if task in ("gkd", "opd"):
-            values: dict[str, Any] = {
-                teacher: facts.get("teacher"),
-                share: (facts.get("on_policy") or 1.0) if task == "opd" else 0.0,
-            }
+            values = {teacher: facts.get("teacher"), **distance_written(facts, keys, weight, share)}
             values[away] = True if facts.get("frozen_offload") else None
-            form = facts.get("loss_terms")
-            same = next((value for value, name in DISTANCES.items() if name == form), None)
-            factor = keys.real(weight)
-            values[weight] = same if same is not None else None if factor in DISTANCES else factor
-            values[likeliest] = keys.whole(likeliest) or LIKELIEST if form == "top-k" else None
+            values[likeliest] = keys.whole(likeliest) or LIKELIEST if facts.get("loss_terms") == "top-k" else None
             return values | (lengths(facts) | engines(facts) if task == "opd" else {})
         if task == "ppo":
             return lengths(facts) | {
@@ -277,39 +266,42 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
             moved[1]: True if out in ("optimizer", "all") else None,
         }
 
-    owned = (
-        samples_of,
-        steps,
-        times,
-        reward,
-        teacher,
-        share,
-        sequences,
-        epochs,
-        parts,
-        forward,
-        response,
-        switch,
-        mode,
-        asleep,
-        used,
-        width,
-        stages,
-        length,
-        most,
-        eager,
-        prefixes,
-        *moved,
-        away,
-        server,
-        BATCH,
-        scheduler,
-        turns,
-        LONGEST,
-        likeliest,
+    return Idea(
+        keys=(
+            samples_of,
+            steps,
+            times,
+            reward,
+            teacher,
+            share,
+            sequences,
+            epochs,
+            parts,
+            forward,
+            response,
+            switch,
+            mode,
+            asleep,
+            used,
+            width,
+            stages,
+            length,
+            most,
+            eager,
+            prefixes,
+            *moved,
+            away,
+            server,
+            BATCH,
+            scheduler,
+            turns,
+            LONGEST,
+            likeliest,
+        ),
+        facts=names_in(
+            "task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout rollout_offload"
+            " old_logprobs logprob_batch frozen_offload on_policy loss_terms"
+        ),
+        read=read,
+        write=write,
     )
-    facts = names_in(
-        "task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout rollout_offload"
-        " old_logprobs logprob_batch frozen_offload on_policy loss_terms"
-    )
-    return Idea(keys=owned, facts=facts, read=read, write=write)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import compiled
+from loadgauge.job_files.ideas.lenses import degree, product
 from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row, short
 from loadgauge.job_files.ideas.words import BITSANDBYTES
@@ -197,41 +198,40 @@ def _model() -> Idea:
 
 def _sharding() -> Idea:
     """FSDP2 in the distributed recipes, which are those that can start on several GPUs."""
-    reshard, offload, tp = "fsdp_reshard_after_forward", "fsdp_cpu_offload", "tensor_parallel_dim"
-    kind, copies, parts = "optimizer._component_", "data_parallel_replicate_dim", "data_parallel_shard_dim"
-    cp, plan = "context_parallel_dim", "tensor_parallel_plan._component_"
+    kind, plan = "optimizer._component_", "tensor_parallel_plan._component_"
+    copies, parts = "data_parallel_replicate_dim", "data_parallel_shard_dim"
+    inner = product(
+        row("zero", "fsdp_reshard_after_forward", words={"true": 3, "false": 2}, default=3, quiet=3),
+        row("offload", "fsdp_cpu_offload", words={"true": "all", "false": "none"}, default="none", quiet="none"),
+        degree("tp", "tensor_parallel_dim"),
+        degree("replicas", copies),
+        degree("cp", "context_parallel_dim"),
+    )
 
     def read(keys: Keys) -> Facts:
-        facts: Facts = {"zero": 2 if keys.flag(reshard) is False else 3, "tp": keys.whole(tp) or 1}
-        if keys.given.get("gpus") == 1 and not keys.flag(offload):
-            facts["zero"] = 0
-        replicas, shards = keys.whole(copies) or 1, keys.whole(parts, minimum=-1) or -1
-        if replicas > 1:
-            facts["replicas"] = replicas
-        if shards > 0:
-            facts["dp"] = replicas * shards
-        if (keys.whole(cp) or 1) > 1:
-            facts["cp"] = keys.whole(cp)
-        moved = "all" if keys.flag(offload) else "optimizer" if keys.word(kind) in ON_HOST else "none"
+        facts, shards = inner.read(keys), keys.whole(parts, minimum=-1) or -1
+        away, replicas = facts["offload"] == "all", facts["replicas"]
+        several = {name: facts[name] if facts[name] > 1 else None for name in ("replicas", "cp")}
         # Of its plans for training those of Llama 4 split norms along the sequence (`models/llama4/_parallelism.py`).
         along = facts["tp"] > 1 and "llama4" in (keys.word(plan) or "")
-        return facts | {"offload": moved, "sequence_parallel": along}
+        return (
+            facts
+            | several
+            | {
+                "zero": 0 if keys.given.get("gpus") == 1 and not away else facts["zero"],
+                "dp": replicas * shards if shards > 0 else None,
+                "offload": "all" if away else "optimizer" if keys.word(kind) in ON_HOST else "none",
+                "sequence_parallel": along,
+            }
+        )
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stage, moved, ranks = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("tp") or 1
-        if stage == 1 or moved == "optimizer":
+        if facts.get("zero") == 1 or facts.get("offload") == "optimizer":
             return {}
-        return {
-            reshard: False if stage == 2 else True if keys.has(reshard) else None,
-            offload: True if moved == "all" else False if keys.has(offload) else None,
-            tp: ranks if ranks > 1 or keys.has(tp) else None,
-            copies: (facts.get("replicas") or 1) if (facts.get("replicas") or 1) > 1 or keys.has(copies) else None,
-            parts: -1 if keys.has(parts) else None,
-            cp: (facts.get("cp") or 1) if (facts.get("cp") or 1) > 1 or keys.has(cp) else None,
-        }
+        return inner.write(facts, keys) | {parts: -1 if keys.has(parts) else None}
 
     return Idea(
-        keys=(reshard, offload, tp, copies, parts, cp, plan),
+        keys=(*inner.keys[:3], copies, parts, inner.keys[4], plan),
         facts=("zero", "tp", "offload", "sequence_parallel", "replicas", "dp", "cp"),
         read=read,
         write=write,

@@ -9,6 +9,7 @@ from typing import Any
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.programs import kind_of
 from loadgauge.job_files.ideas.evaluation import evaluation
+from loadgauge.job_files.ideas.lenses import Spelled
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.partial import adapted_layers
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
@@ -221,38 +222,21 @@ def script(text: str) -> Calls:
     return Calls(text, section, FIRST, ONCE)
 
 
-class Section(Keys):
-    r"""The keys of a section by their names in it; some have values of another place.
+def _program(keys: Keys) -> str:
+    """The command of TRL's that runs the same trainer."""
+    sorts = [kind_of(name) for name in getattr(keys.document, "program", ()) if name.endswith("Trainer")]
+    return f"trl {next((kind for kind in sorts if kind not in (None, '', 'sft')), 'sft')}"
+
+
+def _arguments(keys: Keys, over: Mapping[str, Any]) -> Keys:
+    r"""The trainer's arguments by their names; some have values of another place.
 
     >>> keys = Keys(script("FastModel.from_pretrained('m')\nSFTTrainer(args=SFTConfig(max_length=8))"))
-    >>> Section(keys, "args.", {"packing": True}).whole("max_length")
+    >>> _arguments(keys, {"packing": True}).whole("max_length")
     8
     """
-
-    def __init__(self, keys: Keys, prefix: str, over: Mapping[str, Any]) -> None:
-        super().__init__(self, keys.file, keys.auto, None, keys.given)  # type: ignore[arg-type]
-        self.whole_document, self.prefix, self.over, self.syntax = keys.document, prefix, over, keys.document.syntax
-        self.remarks = keys.remarks
-
-    def names(self) -> tuple[str, ...]:
-        """The names of the section's keys."""
-        own = (key.removeprefix(self.prefix) for key in self.whole_document.names() if key.startswith(self.prefix))
-        return tuple(own)
-
-    def get(self, key: str) -> Any:
-        """The value of a key, or `MISSING`."""
-        return self.over[key] if key in self.over else self.whole_document.get(f"{self.prefix}{key}")
-
-    def shown(self, key: str) -> str:
-        """The key as the file spells it."""
-        return self.whole_document.shown(f"{self.prefix}{key}")
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """The command of TRL's that runs the same trainer."""
-        sorts = [kind_of(name) for name in getattr(self.whole_document, "program", ()) if name.endswith("Trainer")]
-        other = next((kind for kind in sorts if kind not in (None, "", "sft")), "sft")
-        return (f"trl {other}",)
+    own = tuple(key.removeprefix("args.") for key in keys.document.names() if key.startswith("args."))
+    return Spelled(keys, lambda _, name: f"args.{name}", over, names=lambda: own, program=(_program(keys),))
 
 
 def _batch(keys: Keys) -> tuple[int, int]:
@@ -288,7 +272,7 @@ def _task() -> Idea:
     def read(keys: Keys) -> Facts:
         over: dict[str, Any] = {}
         longest = None
-        if Section(keys, "args.", over).program == ("trl sft",):
+        if _program(keys) == "trl sft":
             if keys.raw(LOSS) not in (None, "nll"):
                 keys.note(LOSS, "is another loss", "either", "loss")
                 over["loss_type"] = None
@@ -307,7 +291,7 @@ def _task() -> Idea:
             over |= {"max_completion_length": longest - 1, "max_prompt_length": 1}
             why = "is what prompts leave of max_seq_length, and is counted as all of it"
             keys.note(ANSWERS, why, "saves", "loss transient")
-        facts = inner.read(Section(keys, "args.", over))
+        facts = inner.read(_arguments(keys, over))
         if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
             facts["prompt_len"] = max(1, longest - int(facts["answers"]))
         return facts

@@ -7,7 +7,7 @@ from typing import Any
 from loadgauge.job_files.hugging_face.huggingface import processes
 from loadgauge.job_files.ideas.evaluation import saving
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import CPU, NOWHERE, SHARDING
+from loadgauge.job_files.ideas.words import CPU, NOWHERE, RESHARDED, SHARDING
 
 P, M, D, F = (
     "parallelism_config.parallelism_config_",
@@ -112,19 +112,14 @@ def _engine() -> Idea:
         number = keys.whole(version) or 1
         if number == 2 and keys.has(strategy):
             raise keys.wrong(strategy, f"contradicts {keys.document.shown(version)} = 2, which has {reshard}")
-        if number == 2:
-            zero = 2 if keys.flag(reshard) is False else 3
-        else:
-            named = keys.choice(strategy, SHARDING)
-            zero = keys.choice(reshard, SHARDING) if named is None else named
-            zero = 3 if zero is None else zero
-        full = keys.flag(again)
+        zero = keys.choice(strategy if keys.has(strategy) else reshard, RESHARDED if number == 2 else SHARDING)
+        zero = 3 if zero is None else zero
         facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(offload) else "none"}
         word = str(keys.raw(strategy) or keys.raw(reshard) or "").upper()
         if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
             # Sharded within a machine, and as many replicas as machines.
             facts["replicas"] = keys.whole("num_machines") or 1
-        return facts | {"recompute": "full" if full else None}
+        return facts | {"recompute": "full" if keys.flag(again) else None}
 
     def read(keys: Keys) -> Facts:
         kind = _kind(keys)

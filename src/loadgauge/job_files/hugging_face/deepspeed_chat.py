@@ -68,13 +68,23 @@ def _batch_of(keys: Keys) -> int | None:
     return whole and max(1, whole // (keys.whole("gradient_accumulation_steps") or 1))
 
 
+def _outside(keys: Keys) -> int | None:
+    """Return one sequence for a batch that the script takes from whoever starts it, with a range of more; None for another."""
+    key = next((key for key in BATCHES[1:] if "$" in str(keys.raw(key))), None)
+    if key is None or {"micro_batch", "global_batch"} & keys.given.keys():
+        return None
+    why = f"comes from outside the file: 1 is counted, and the range has up to {MOST} (--micro-batch says how many)"
+    keys.note(key, why, "costs", "activations transient loss", MOST - 1)
+    return 1
+
+
 def _micro() -> Idea:
     base = row("micro_batch", BATCHES[0])
 
     def read(keys: Keys) -> Facts:
         number, told = keys.whole(BATCHES[0]), _told(keys)
         if number is None and not told and _own(keys):
-            number = _batch_of(keys)
+            number = _outside(keys) or _batch_of(keys)
         return {"micro_batch": 16 if number is None and not _own(keys) and not keys.has(ACTOR, STEP) else number}
 
     return Idea(keys=BATCHES, facts=base.facts, read=read, write=base.write)
@@ -125,10 +135,14 @@ def _task() -> Idea:
             "frozen_offload": frozen or None,
         }
 
-    facts = names_in(
-        "task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload"
+    return Idea(
+        keys=OF_PPO,
+        facts=names_in(
+            "task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload"
+        ),
+        read=read,
+        write=lambda facts, keys: {},
     )
-    return Idea(keys=OF_PPO, facts=facts, read=read, write=lambda facts, keys: {})
 
 
 def _scorers(keys: Keys) -> Facts:

@@ -11,9 +11,10 @@ from loadgauge.core.definitions.training.stacks import LOADED_DTYPE, LOADED_DTYP
 from loadgauge.job_files.fine_tuning.started import visible
 from loadgauge.job_files.hugging_face import deepspeed, trl_tasks
 from loadgauge.job_files.ideas.evaluation import evaluation, saving
+from loadgauge.job_files.ideas.lenses import product, quantised, whole_and_dora
 from loadgauge.job_files.ideas.optimizers import optimizer
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
+from loadgauge.job_files.ideas.words import ATTENTION, RESHARDED, SHARDING, TORCH_OPTIMIZERS
 from loadgauge.job_files.pre_training.megatron import launched
 
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -84,19 +85,10 @@ def sharding(switched: bool = True) -> Idea:
         if switch is False:
             return {"framework": "huggingface", "zero": 0}
         version = keys.whole(first(keys, "version") or keyed["version"][0]) or keys.whole("fsdp_version")
-        zero, facts = 3, None
-        for word in words:
-            if word.upper() in SHARDING:
-                zero = SHARDING[word.upper()]
+        zero = next((SHARDING[word.upper()] for word in reversed(words) if word.upper() in SHARDING), 3)
         strategy, reshard = first(keys, "sharding_strategy"), first(keys, "reshard_after_forward")
-        if strategy is not None:
-            facts = keys.choice(strategy, SHARDING)
-        elif reshard is not None:
-            raw = str(keys.raw(reshard)).lower()
-            if raw in ("true", "false"):
-                facts = 3 if raw == "true" else 2
-            else:
-                facts = keys.choice(reshard, SHARDING)
+        if (key := strategy or reshard) is not None:
+            zero = keys.choice(key, SHARDING | RESHARDED)
         if strategy is not None and version == 2:
             raise keys.wrong(strategy, "goes with version 1 of FSDP, not with 2")
         moved = "offload" in words or any(
@@ -104,7 +96,7 @@ def sharding(switched: bool = True) -> Idea:
         )
         return {
             "framework": "huggingface",
-            "zero": zero if facts is None else facts,
+            "zero": zero,
             "offload": "all" if moved else "none",
         }
 
@@ -225,8 +217,7 @@ def weights(*names: str, default: Any = None, decides: bool = False) -> Idea:
             return {present[0]: "float32"} if facts.get("precision") == "fp32" else {}
         return dict.fromkeys(names) | {present[0]: facts["weights"]}
 
-    facts = ("weights", "precision") if decides else ("weights",)
-    return Idea(keys=names, facts=facts, read=read, write=write)
+    return Idea(keys=names, facts=("weights", "precision") if decides else ("weights",), read=read, write=write)
 
 
 def _without_autocast(keys: Keys) -> str | None:
@@ -284,8 +275,12 @@ def targets(
         more = {parameters: experts or None} if parameters else {}
         return {key: on, rank: facts["lora_rank"], modules: spelled} | more
 
-    names = (rank, modules, key, parameters) if parameters else (rank, modules, key)
-    return Idea(keys=names, facts=("lora_rank", "lora_targets"), read=read, write=write)
+    return Idea(
+        keys=(rank, modules, key, parameters) if parameters else (rank, modules, key),
+        facts=("lora_rank", "lora_targets"),
+        read=read,
+        write=write,
+    )
 
 
 def processes(*, argv: bool = True) -> Idea:
@@ -317,8 +312,12 @@ def processes(*, argv: bool = True) -> Idea:
             return {per_node: facts.get("gpus_per_node"), nodes: hosts} if hosts else {per_node: gpus, nodes: None}
         return {count: gpus, machines: hosts if keys.has(machines) else None} if keys.has(count) else {}
 
-    keys = (count, machines, per_node, nodes) if argv else (count, machines)
-    return Idea(keys=keys, facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
+    return Idea(
+        keys=(count, machines, per_node, nodes) if argv else (count, machines),
+        facts=("gpus", "gpus_per_node", "nodes"),
+        read=read,
+        write=write,
+    )
 
 
 def attention_word(kernel: str | None) -> str | None:
@@ -360,46 +359,22 @@ def dropout(key: str, default: Callable[[Keys], float | None] = lambda keys: Non
 
 
 def _quantised() -> Idea:
-    four, eight, kind, nested = "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"
+    inner = product(
+        quantised(
+            four="load_in_4bit",
+            eight="load_in_8bit",
+            kind="bnb_4bit_quant_type",
+            nested="use_bnb_nested_quant",
+            double=False,
+        ),
+        whole_and_dora("lora_modules_to_save", "use_dora"),
+    )
 
     def read(keys: Keys) -> Facts:
-        save = keys.words("lora_modules_to_save")
-        whole = {"use_dora": keys.flag("use_dora") or None, "modules_to_save": ",".join(save) if save else None}
-        if keys.flag(eight):
-            return {"qlora": True, "base": "int8"} | _trl_run(keys, eight=True) | whole
-        if not keys.flag(four):
-            return {"qlora": False} | whole
-        base = keys.choice(kind, {"nf4": "nf4-single", "fp4": "fp4"}) or "nf4-single"
-        if keys.flag(nested):
-            if base == "fp4":
-                keys.note(
-                    kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1
-                )
-            base = "nf4" if base != "fp4" else base
-        return {"qlora": True, "base": base} | _trl_run(keys) | whole
+        facts = inner.read(keys)
+        return facts | (_trl_run(keys, eight=facts["base"] == "int8") if facts["qlora"] else {})
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        base = facts.get("base") or "nf4"
-        save = facts.get("modules_to_save")
-        whole = {
-            "use_dora": True if facts.get("use_dora") else None,
-            "lora_modules_to_save": save.split(",") if save else None,
-        }
-        if not facts.get("qlora"):
-            return {four: False if keys.has(four) else None, nested: None, eight: None, kind: None} | whole
-        if base == "int8":
-            return {eight: True, four: None, nested: None, kind: None} | whole
-        if base not in ("nf4", "nf4-single", "fp4"):
-            return {}
-        spelled = "fp4" if base == "fp4" else None
-        return {four: True, eight: None, nested: True if base == "nf4" else None, kind: spelled} | whole
-
-    return Idea(
-        keys=(four, eight, kind, nested, "use_dora", "lora_modules_to_save"),
-        facts=("qlora", "base", "kbit_upcast", "lora_dtype", "use_dora", "modules_to_save"),
-        read=read,
-        write=write,
-    )
+    return msgspec.structs.replace(inner, facts=(*inner.facts, "lora_dtype"), read=read)
 
 
 def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:

@@ -59,8 +59,12 @@ def _adapters() -> Idea:
             {"bits": eight, "double_quant": single} if quantised else {}
         )
 
-    facts = ("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast")
-    return Idea(keys=(LORA, QLORA, RANK, TARGETS, "bits", "double_quant"), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(LORA, QLORA, RANK, TARGETS, "bits", "double_quant"),
+        facts=("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast"),
+        read=read,
+        write=write,
+    )
 
 
 def _optimizer() -> Idea:

@@ -6,6 +6,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import BATCH, checkpointing, dropout, liger, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
+from loadgauge.job_files.ideas.lenses import adapters, fixed, quantised
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -57,35 +58,34 @@ def _task() -> Idea:
     return Idea(keys=OF_PAIRS, facts=("task", "reference", "loss_terms"), read=read, write=write)
 
 
-def _adapters() -> Idea:
-    def read(keys: Keys) -> Facts:
-        if not keys.flag(LORA):
-            return {"lora_rank": 0}
-        facts: Facts = {"lora_rank": keys.whole(RANK) or 64, "lora_targets": LINEAR, "qlora": False}
-        # `prepare_model_for_kbit_training` makes float32 of what is not quantised.
-        return facts | ({"qlora": True, "base": "nf4", "kbit_upcast": "all"} if keys.flag(QLORA) else {})
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        rank, quantised = facts.get("lora_rank"), facts.get("qlora")
-        if not rank or (facts.get("lora_targets") or LINEAR) not in (LINEAR, "all"):
-            return dict.fromkeys((LORA, QLORA, RANK))
-        return {LORA: True, RANK: rank, QLORA: True if quantised else None}
-
-    facts = ("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast")
-    return Idea(keys=(LORA, QLORA, RANK), facts=facts, read=read, write=write)
+ADAPTERS = adapters(
+    lambda keys: keys.flag(LORA),
+    row("lora_rank", RANK, default=64),
+    fixed(lora_targets=LINEAR),
+    # `prepare_model_for_kbit_training` makes float32 of what is not quantised.
+    quantised(four=QLORA, upcast="all"),
+    switch={LORA: True},
+    bare={"lora_rank": 0},
+)
 
 
 def _optimizer() -> Idea:
+    paged = ("paged-adamw-8bit", "paged-adamw-32bit")
+
     def read(keys: Keys) -> Facts:
         if keys.flag(QLORA) or keys.flag("dpo_use_paged_optimizer"):
-            return {"optimizer": "paged-adamw-8bit" if keys.flag(EIGHT) else "paged-adamw-32bit"}
+            return {"optimizer": paged[not keys.flag(EIGHT)]}
         return {"optimizer": "adamw-loop" if keys.flag(FUSED) is False else "adamw-fused"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts.get("optimizer")
-        return {FUSED: False if name == "adamw-loop" else None, EIGHT: True if name == "paged-adamw-8bit" else None}
-
-    return Idea(keys=(EIGHT, FUSED), facts=("optimizer",), read=read, write=write)
+    return Idea(
+        keys=(EIGHT, FUSED),
+        facts=("optimizer",),
+        read=read,
+        write=lambda facts, keys: {
+            FUSED: False if facts.get("optimizer") == "adamw-loop" else None,
+            EIGHT: True if facts.get("optimizer") == paged[0] else None,
+        },
+    )
 
 
 OPEN_INSTRUCT = Dialect(
@@ -105,18 +105,13 @@ OPEN_INSTRUCT = Dialect(
         *BATCH,
         row("seq_len", "max_seq_length"),
         _task(),
-        _adapters(),
+        ADAPTERS,
         dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) else None),
         _optimizer(),
         checkpointing(new="gradient_checkpointing"),
         row("attention", "use_flash_attn", words={"true": "fa2", "false": "eager"}, default="fa2"),
         # The model in bfloat16; what the launcher is told of mixed precision is not in this file.
-        Idea(
-            keys=(),
-            facts=("precision", "weights"),
-            read=lambda keys: {"precision": "fp32", "weights": "bfloat16"},
-            write=lambda facts, keys: {},
-        ),
+        fixed(precision="fp32", weights="bfloat16"),
         liger("use_liger_kernel"),
         row("zero", "zero_stage", minimum=0, add=False),
     ),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,
@@ -17,6 +15,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     sharding,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
+from loadgauge.job_files.ideas.lenses import adapters, dora, fixed, quantised
 from loadgauge.job_files.ideas.partial import tower
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
@@ -29,42 +28,16 @@ def _program(keys: Keys, *names: str) -> bool:
     return any(name in word for word in getattr(keys.document, "program", ()) for name in names)
 
 
-def _adapters() -> Idea:
-    def read(keys: Keys) -> Facts:
-        if not keys.flag(LORA):
-            return {"lora_rank": 0}
-        bits = keys.whole(BITS) or 16
-        if bits not in (4, 8, 16):
-            raise keys.wrong(BITS, f"must be 4, 8 or 16, got {bits}")
-        kind = keys.choice(KIND, {"nf4": "nf4", "fp4": "fp4"}) or "nf4"
-        base = "int8" if bits == 8 else "nf4-single" if kind == "nf4" and keys.flag(DOUBLE) is False else kind
-        facts: Facts = {
-            "lora_rank": keys.whole(RANK) or 64,
-            "lora_targets": "all",
-            "use_dora": keys.flag("use_dora") or None,
-        }
-        return facts | ({"qlora": True, "base": base, "kbit_upcast": "all"} if bits < 16 else {"qlora": False})
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        rank, base = facts.get("lora_rank"), facts.get("base") or "nf4"
-        if not rank or (facts.get("lora_targets") or "all") != "all":
-            return {
-                LORA: False if keys.has(LORA) else None,
-                RANK: None,
-                BITS: None,
-                KIND: None,
-                DOUBLE: None,
-                "use_dora": None,
-            }
-        bits = (8 if base == "int8" else 4) if facts.get("qlora") else None
-        sorts: dict[str, Any] = {
-            KIND: "fp4" if base == "fp4" else None,
-            DOUBLE: False if base == "nf4-single" else None,
-        }
-        return {LORA: True, RANK: rank, BITS: bits, "use_dora": True if facts.get("use_dora") else None} | sorts
-
-    facts = ("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora")
-    return Idea(keys=(LORA, RANK, BITS, KIND, DOUBLE, "use_dora"), facts=facts, read=read, write=write)
+ADAPTERS = adapters(
+    lambda keys: keys.flag(LORA),
+    row("lora_rank", RANK, default=64),
+    fixed(lora_targets="all"),
+    quantised(bits=(BITS,), kind=KIND, nested=DOUBLE, upcast="all"),
+    dora("use_dora"),
+    switch={LORA: True},
+    off=lambda keys: {LORA: False if keys.has(LORA) else None},
+    bare={"lora_rank": 0},
+)
 
 
 def _task() -> Idea:
@@ -120,7 +93,7 @@ QWEN_VL = Dialect(
         checkpointing(new="gradient_checkpointing"),
         half(),
         _task(),
-        _adapters(),
+        ADAPTERS,
         dropout("lora_dropout", lambda keys: 0.05 if keys.flag(LORA) else None),
         _kernels(),
         tower("freeze_vision_tower", "freeze_merger", "image_max_pixels", "trained"),

@@ -191,6 +191,24 @@ def old_logprobs(accumulated: int, every: int, corrected: bool) -> bool:
     return accumulated % every != 0 or corrected
 
 
+def on_policy(keys: Keys, share: str) -> float:
+    """The share of GKD's steps whose answers the student generates. Raises `ConfigError` for one that is none."""
+    part = keys.real(share)
+    part = 0.5 if part is None else part
+    if not 0 <= part <= 1:
+        raise keys.wrong(share, "is a share, from 0 to 1")
+    return part
+
+
+def distance_written(facts: Facts, keys: Keys, weight: str, share: str) -> dict[str, Any]:
+    """The divergence of GKD, and the share of its steps that generate, by their keys."""
+    own, ends = keys.real(weight), {word: number for number, word in DISTANCES.items()}
+    return {
+        weight: ends.get(facts.get("loss_terms") or "", None if own in DISTANCES else own),
+        share: (facts.get("on_policy") or 1.0) if facts.get("task") == "opd" else 0.0,
+    }
+
+
 def task() -> Idea:
     """The trainer's task, its reference, its other models and its answers."""
     micro, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -225,10 +243,7 @@ def task() -> Idea:
     def _distilled(keys: Keys) -> Facts:
         """Of data, or (in a share of the steps) of answers that the student generates, each micro-batch its own."""
         facts: Facts = {"teacher": keys.word(teacher), "loss_terms": DISTANCES.get(keys.real(beta))}
-        part = keys.real(share_s)
-        part = 0.5 if part is None else part
-        if not 0 <= part <= 1:
-            raise keys.wrong(share_s, "is a share, from 0 to 1")
+        part = on_policy(keys, share_s)
         if not part:
             return facts | {"task": "gkd"}
         each, whole = keys.whole(micro) or 8, keys.whole("max_length") or 1024
@@ -310,11 +325,7 @@ def task() -> Idea:
         if trainer == "cpo" and wanted != "orpo":
             values[likelihood] = 0.0 if objective == "no-nll" else keys.real(likelihood) or usual
         if trainer == "gkd":
-            values[teacher] = facts.get("teacher")
-            ends = {word: number for number, word in DISTANCES.items()}
-            own = keys.real(beta)
-            values[beta] = ends.get(objective or "", None if own in DISTANCES else own)
-            values[share_s] = (facts.get("on_policy") or 1.0) if wanted == "opd" else 0.0
+            values |= {teacher: facts.get("teacher"), **distance_written(facts, keys, beta, share_s)}
             length = str(facts.get("answers") or "")
             if wanted == "opd" and length.isdecimal():
                 values |= {longest_s: int(length), "max_length": int(length) + (facts.get("prompt_len") or 0)}
@@ -346,9 +357,13 @@ def task() -> Idea:
             "vllm_enable_sleep_mode": True if engine.sleep else None,
         }
 
-    facts = names_in(
-        "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
-        " old_logprobs placement"
-    )
     unread = key_lists("trl").stops
-    return Idea(keys=tuple(key for key in EVERY if key not in unread), facts=facts, read=read, write=write)
+    return Idea(
+        keys=tuple(key for key in EVERY if key not in unread),
+        facts=names_in(
+            "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
+            " old_logprobs placement"
+        ),
+        read=read,
+        write=write,
+    )

@@ -77,17 +77,22 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
 
 
 def instantiated(
-    component: str, words: Mapping[str, str], *, in_backward: str = "", harmless: tuple[str, ...] = ()
+    component: str,
+    words: Mapping[str, str],
+    *,
+    in_backward: str = "",
+    harmless: tuple[str, ...] = (),
+    arguments: str = "",
 ) -> Idea:
     """The idea of an optimizer whose class is named by `component`, with its arguments beside it.
 
     words: classes and ours; in_backward: a switch that steps each parameter in the backward
-    harmless: arguments that are read where they are off
+    harmless: arguments that are read where they are off; arguments: their section, where they are not beside the class
 
     PyTorch's AdamW runs `foreach` where neither it nor `fused` is given, and a loop where one of them is false
     (torch/optim/adam.py, `_default_to_fused_or_foreach`).
     """
-    section = component.rpartition(".")[0]
+    section = arguments or component.rpartition(".")[0]
     fused, foreach, momentum = (f"{section}.{name}" for name in ("fused", "foreach", "momentum"))
     beside = tuple(f"{section}.{name}" for name in harmless)
     backward: dict[str, str] = {}
@@ -132,8 +137,12 @@ def instantiated(
             {in_backward: True if options else False if keys.has(in_backward) else None} if in_backward else {}
         )
 
-    owned = (component, fused, foreach, momentum, *beside, *([in_backward] if in_backward else []))
-    return Idea(keys=owned, facts=("optimizer",), read=read, write=write)
+    return Idea(
+        keys=(component, fused, foreach, momentum, *beside, *([in_backward] if in_backward else [])),
+        facts=("optimizer",),
+        read=read,
+        write=write,
+    )
 
 
 def _blocks(names: list[str]) -> bool:

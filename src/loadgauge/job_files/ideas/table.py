@@ -225,6 +225,10 @@ class Keys:
             raise Unknown(outside(value[0], self.document.syntax), key=self.document.shown(key), file=self.file)
         return [part for word in value for part in word.replace(",", " ").split()]
 
+    def joined(self, key: str) -> str | None:
+        """The value as a list of texts, with commas between them; None without one."""
+        return ",".join(self.words(key) or ()) or None
+
     def choice(self, key: str, among: Mapping[str, Any]) -> Any:
         """The meaning of a word by `among`, case ignored; None without one.
 
@@ -239,6 +243,8 @@ class Keys:
         folded = {word.lower(): meaning for word, meaning in among.items()}
         if name.lower() in folded:
             return folded[name.lower()]
+        if {"true", "false"} <= among.keys() and name.lower() in TRUE + FALSE:
+            return among["true" if name.lower() in TRUE else "false"]
         raise self.wrong(key, f"{short(value)} is not one that is read (read: {', '.join(among)})")
 
     def agreed(self, names: Sequence[str], read: Callable[[str], Any]) -> Any:
@@ -551,13 +557,14 @@ def row(
     minimum: int = 1,
     off: Any = None,
     add: bool = True,
+    quiet: Any = MISSING,
 ) -> Idea:
     """The idea of one fact in one key. Of several keys the first is written, unless the file has another.
 
     words: the tool's words and ours (of several with one meaning the first is written)
     kind: the look-up of `Keys` for a value without words
     default: the tool's own, or a function of the keys; off: the value of ours at which the key is removed
-    add: whether a file without any of the keys is given one
+    add: whether a file without any of the keys is given one; quiet: the value at which it is not, and where nothing is wanted
     """
     backward: dict[Any, str] = {}
     for theirs, ours in (words or {}).items():
@@ -578,12 +585,14 @@ def row(
         if not add and not document.has(*keys):
             return {}
         value = facts.get(fact)
+        if value is None and quiet is not MISSING:
+            value = quiet
         present = [key for key in keys if document.document.get(key) is not MISSING]
         target = present[0] if present else keys[0]
-        if value is None or value == off:
+        if value is None or value == off or (value == quiet and not document.has(*keys)):
             return dict.fromkeys(keys)
         if words is None:
-            return {target: value} | dict.fromkeys(present[1:])
+            return {target: value.split(",") if kind == "joined" else value} | dict.fromkeys(present[1:])
         if value not in backward:
             return {}
         theirs = {"true": True, "false": False}.get(backward[value], backward[value])

@@ -61,4 +61,7 @@ SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 
 SHARDING |= {str(number): stage for number, stage in enumerate(list(SHARDING.values()), 1)}
 """FSDP1's strategies, by name and by number, as ZeRO stages."""
 
+RESHARDED = {"true": 3, "false": 2}
+"""Words for dropping whole weights after the forward, or keeping them, as ZeRO stages."""
+
 CPU, NOWHERE = ("cpu", "nvme"), ("none",)

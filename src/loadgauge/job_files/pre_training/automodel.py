@@ -13,6 +13,7 @@ from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
 from loadgauge.job_files.hugging_face.huggingface import compiled, liger
+from loadgauge.job_files.ideas.lenses import adapters, layers, quantised
 from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES
@@ -237,70 +238,41 @@ def _adapter() -> Idea:
     target, rank, modules, every, dropped = (
         f"peft.{name}" for name in ("_target_", "dim", "target_modules", "match_all_linear", "dropout")
     )
-    four, eight, nested = (
-        f"quantization.{name}" for name in ("load_in_4bit", "load_in_8bit", "bnb_4bit_use_double_quant")
+    four, eight, nested, kind = (
+        f"quantization.{name}"
+        for name in ("load_in_4bit", "load_in_8bit", "bnb_4bit_use_double_quant", "bnb_4bit_quant_type")
     )
-    kind = "quantization.bnb_4bit_quant_type"
 
-    def read(keys: Keys) -> Facts:
-        if not keys.has(target, rank, modules, every):
-            if keys.flag(four) or keys.flag(eight):
-                raise keys.wrong(
-                    four if keys.flag(four) else eight, "says a quantised base, and no adapter trains on it"
-                )
-            return {"lora_rank": 0, "qlora": False}
+    def on(keys: Keys) -> bool:
+        there, odd = keys.has(target, rank, modules, every), next(filter(keys.flag, (four, eight)), None)
+        if odd and not there:
+            raise keys.wrong(odd, "says a quantised base, and no adapter trains on it")
+        return there
+
+    def named(keys: Keys) -> Facts:
         chosen = keys.words(modules) or []
-        everything = bool(keys.flag(every)) or not chosen or set(chosen) & {"*_proj", "*", "all-linear"}
+        if keys.flag(every) or not chosen or set(chosen) & {"*_proj", "*", "all-linear"}:
+            return {"lora_targets": "all"}
         names = [name.rpartition(".")[2].lstrip("*") for name in chosen]
-        if not everything and any("*" in name for name in names):
-            keys.note(
-                modules, "is a pattern, which is counted as all layers", "saves", "activations gradients optimizer"
-            )
-            everything = True
-        quantised = bool(keys.flag(four))
-        base = keys.choice(kind, {"nf4": "nf4-single", "fp4": "fp4"}) or "nf4-single"
-        if quantised and keys.flag(nested):
-            if base == "fp4":
-                keys.note(
-                    kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1
-                )
-            base = "nf4" if base != "fp4" else base
-        if keys.flag(eight):
-            quantised, base = True, "int8"
-        return {
-            "lora_rank": keys.whole(rank) or 8,
-            "lora_targets": "all" if everything else ",".join(names),
-            "lora_dropout": keys.real(dropped) or 0.0,
-            "qlora": quantised,
-            "base": base if quantised else None,
+        if not any("*" in name for name in names):
+            return {"lora_targets": ",".join(names)}
+        why = "is a pattern, which is counted as all layers"
+        keys.note(modules, why, "saves", "activations gradients optimizer")
+        return {"lora_targets": "all"}
+
+    def written(facts: Facts, keys: Keys) -> dict[str, Any]:
+        values = layers(modules, "*_proj").write(facts, keys)
+        return {every: None} | {
+            key: [f"*{name}" for name in value] if isinstance(value, list) else value for key, value in values.items()
         }
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not facts.get("lora_rank"):
-            return dict.fromkeys((target, rank, modules, every, dropped, four, eight, nested, kind))
-        base = facts.get("base") or "nf4"
-        if facts.get("qlora") and base not in ("nf4", "nf4-single", "fp4", "int8"):
-            return {}
-        chosen = facts.get("lora_targets") or "all"
-        listed = {"all": "*_proj", "attention": ["*q_proj", "*k_proj", "*v_proj", "*o_proj"]}.get(chosen)
-        quantised = True if facts.get("qlora") and base != "int8" else None
-        return {
-            target: "nemo_automodel.components._peft.lora.PeftConfig",
-            rank: facts["lora_rank"],
-            every: None,
-            modules: [f"*{name}" for name in chosen.split(",")] if listed is None else listed,
-            dropped: facts.get("lora_dropout") or (0.0 if keys.has(dropped) else None),
-            four: quantised,
-            nested: (base == "nf4") if quantised else None,
-            kind: "fp4" if quantised and base == "fp4" else None,
-            eight: True if facts.get("qlora") and base == "int8" else None,
-        }
-
-    return Idea(
-        keys=(target, rank, modules, every, dropped, four, eight, nested, kind),
-        facts=("lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
-        read=read,
-        write=write,
+    return adapters(
+        on,
+        row("lora_rank", rank, default=8),
+        Idea(keys=(modules, every), facts=("lora_targets",), read=named, write=written),
+        row("lora_dropout", dropped, kind="real", default=0.0, quiet=0.0),
+        quantised(four=four, eight=eight, kind=kind, nested=nested, double=False),
+        switch={target: "nemo_automodel.components._peft.lora.PeftConfig"},
     )
 
 

@@ -6,15 +6,17 @@ A command names a recipe, whose settings (`data/bridge_recipes.toml`) are beneat
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
+
+import msgspec
 
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import (
-    STRATEGIES,
     context,
     experts,
     launched,
@@ -23,6 +25,7 @@ from loadgauge.job_files.pre_training.megatron import (
     pipeline,
     recompute,
     tensor_parallel,
+    zero,
 )
 
 RECIPES = {
@@ -57,6 +60,31 @@ CHOSEN = ("recipe", "recipe_name", "model", "mode", "peft_scheme", "peft")
 """Options that say which recipe."""
 TARGETS = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",)}
 TARGETS |= {"linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}
+
+
+def grouped(chosen: Iterable[str], *, every: bool = True) -> str:
+    """The linear layers of Megatron's, by the names of most models; `every`: whether those that are known are all there are.
+
+    >>> grouped(["linear_proj"]), grouped(TARGETS)
+    ('o_proj', 'all')
+    """
+    named = list(chosen)
+    whole = every and set(named) == set(TARGETS)
+    return "all" if whole else ",".join(name for word in named for name in TARGETS[word])
+
+
+def groups(wanted: str) -> list[str]:
+    """Megatron's names of linear layers that have adapters.
+
+    >>> groups("attention"), groups("o_proj,down_proj")
+    (['linear_qkv', 'linear_proj'], ['linear_proj', 'linear_fc2'])
+    """
+    words = {
+        "all": "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj",
+        "attention": "q_proj k_proj v_proj o_proj",
+    }
+    named = set(words.get(wanted, wanted.replace(",", " ")).split())
+    return [word for word, names in TARGETS.items() if set(names) <= named]
 
 
 @cache
@@ -107,37 +135,28 @@ def _recipe() -> Idea:
                 keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
         return {}
 
-    owned = (*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model")
-    return Idea(keys=owned, facts=(), read=read, write=lambda facts, keys: {})
+    return Idea(
+        keys=(*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model"),
+        facts=(),
+        read=read,
+        write=lambda facts, keys: {},
+    )
 
 
 def _zero() -> Idea:
-    optimizer, instances = "ddp.use_distributed_optimizer", "ddp.num_distributed_optimizer_instances"
-    fsdp, strategy = "ddp.use_megatron_fsdp", "ddp.data_parallel_sharding_strategy"
-    also = ("dist.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
+    """Megatron's, whose section a recipe that is not known may set."""
+    inner = zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp")
+    switches = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
 
     def read(keys: Keys) -> Facts:
-        replicas = keys.whole(instances) or 1
-        stage = 0
-        if keys.flag(fsdp) or keys.flag(also[0]):
-            passed = keys.choice(strategy, STRATEGIES)
-            stage = 3 if passed is None else passed
-        elif keys.flag(optimizer) or keys.flag(also[1]):
-            stage = 1
-        elif not keys.has(optimizer, also[1], fsdp):
-            return {}
-        return {"zero": stage, "replicas": replicas if stage else 1}
+        stated = keys.has(*switches) or keys.flag("dist.use_megatron_fsdp")
+        return inner.read(keys) if stated else {}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stage, replicas = (facts.get("zero") or 0), facts.get("replicas") or 1
-        values: dict[str, Any] = {optimizer: stage > 0, fsdp: stage > 1 if stage > 1 or keys.has(fsdp) else None}
-        values[also[1]] = stage > 0 if keys.has(also[1]) else None
-        values[also[0]] = stage > 1 if keys.has(also[0]) else None
-        values[strategy] = {number: word for word, number in STRATEGIES.items()}[stage] if stage > 1 else None
-        values[instances] = replicas if replicas > 1 and stage else None
-        return values
+        values, switch = inner.write(facts, keys), switches[0]
+        return values | {switch: bool(values[switch])}
 
-    return Idea(keys=(optimizer, instances, fsdp, strategy, *also), facts=("zero", "replicas"), read=read, write=write)
+    return msgspec.structs.replace(inner, read=read, write=write)
 
 
 def _lora() -> Idea:
@@ -161,27 +180,15 @@ def _lora() -> Idea:
             chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
         if any(name not in TARGETS for name in chosen):
             raise keys.wrong(modules, f"read: {', '.join(TARGETS)}")
-        names = [name for word in chosen for name in TARGETS[word]]
-        return {
-            "lora_rank": keys.whole(rank) or 32,
-            "lora_targets": "all" if set(chosen) == set(TARGETS) and not mixers else ",".join(names),
-        }
+        return {"lora_rank": keys.whole(rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
             return {rank: None, modules: None, "peft._target_": None}
-        wanted = facts.get("lora_targets") or "all"
-        chosen = (
-            list(TARGETS)
-            if wanted == "all"
-            else list(TARGETS)[:2]
-            if wanted == "attention"
-            else [word for word, names in TARGETS.items() if set(names) <= set(wanted.split(","))]
-        )
         return {
             "peft._target_": "megatron.bridge.peft.lora.LoRA",
             rank: facts["lora_rank"],
-            modules: chosen,
+            modules: groups(facts.get("lora_targets") or "all"),
         }
 
     return Idea(keys=(rank, modules, "peft._target_"), facts=("lora_rank", "lora_targets"), read=read, write=write)

@@ -84,8 +84,7 @@ def tensor_parallel(tp: str, sp: str, default: bool = False, older: str = "") ->
             values[sp] = shared if shared or default or keys.document.syntax != "argv" else None
         return values
 
-    owned = (tp, sp, older) if older else (tp, sp)
-    return Idea(keys=owned, facts=("tp", "sequence_parallel"), read=read, write=write)
+    return Idea(keys=(tp, sp, older) if older else (tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
 
 
 def pipeline(keys_of: dict[str, str]) -> Idea:
@@ -335,41 +334,43 @@ def precision() -> Idea:
     return Idea(keys=owned, facts=("precision",), read=read, write=write)
 
 
-def zero() -> Idea:
-    """The idea of ZeRO: the distributed optimizer is stage 1, Megatron's and PyTorch's FSDP have stages of their own."""
-    owned = names_in(
-        """
-        use_distributed_optimizer use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy use_torch_fsdp2
-        torch_fsdp2_no_reshard_after_forward num_distributed_optimizer_instances
+def zero(prefix: str = "", *also: str) -> Idea:
+    """The idea of ZeRO: the distributed optimizer is stage 1, Megatron's and PyTorch's FSDP have stages of their own.
+
+    also: further keys for the distributed optimizer and for Megatron's FSDP
+    """
+    shared, fsdp, older, strategy, torch, kept, instances = owned = names_in(
+        f"""
+        {prefix}use_distributed_optimizer {prefix}use_megatron_fsdp {prefix}use_custom_fsdp
+        {prefix}data_parallel_sharding_strategy {prefix}use_torch_fsdp2 {prefix}torch_fsdp2_no_reshard_after_forward
+        {prefix}num_distributed_optimizer_instances
         """
     )
 
     def read(keys: Keys) -> Facts:
-        replicas = keys.whole("num_distributed_optimizer_instances") or 1
-        torch = keys.flag("use_torch_fsdp2")
-        fsdp = keys.flag("use_megatron_fsdp") or keys.flag("use_custom_fsdp")
-        if torch and fsdp:
-            raise keys.wrong("use_torch_fsdp2", f"contradicts {keys.document.shown('use_megatron_fsdp')}")
-        if torch:
-            return {"zero": 2 if keys.flag("torch_fsdp2_no_reshard_after_forward") else 3, "replicas": replicas}
-        if fsdp:
-            stage = keys.choice("data_parallel_sharding_strategy", STRATEGIES)
+        replicas = keys.whole(instances) or 1
+        shards = any(keys.flag(key) for key in (fsdp, older, *also[1:]))
+        if keys.flag(torch) and shards:
+            raise keys.wrong(torch, f"contradicts {keys.document.shown(fsdp)}")
+        if keys.flag(torch):
+            return {"zero": 2 if keys.flag(kept) else 3, "replicas": replicas}
+        if shards:
+            stage = keys.choice(strategy, STRATEGIES)
             return {"zero": 3 if stage is None else stage, "replicas": replicas if stage != 0 else 1}
-        stage = 1 if keys.flag("use_distributed_optimizer") else 0
+        stage = 1 if any(keys.flag(key) for key in (shared, *also[:1])) else 0
         return {"zero": stage, "replicas": replicas if stage else 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stage, replicas = facts.get("zero") or 0, facts.get("replicas") or 1
         values: dict[str, Any] = dict.fromkeys(owned)
         if stage:
-            values["use_distributed_optimizer"] = True
-            values["num_distributed_optimizer_instances"] = replicas if replicas > 1 else None
+            values |= {shared: True, instances: replicas if replicas > 1 else None}
         if stage > 1:
             word = {number: name for name, number in STRATEGIES.items()}[stage]
-            values |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": word}
-        return values
+            values |= {fsdp: True, strategy: word}
+        return values | {key: stage > least for least, key in enumerate(also) if keys.has(key)}
 
-    return Idea(keys=owned, facts=("zero", "replicas"), read=read, write=write)
+    return Idea(keys=(*owned, *also), facts=("zero", "replicas"), read=read, write=write)
 
 
 def overlap() -> Idea:

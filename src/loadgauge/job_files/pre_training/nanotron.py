@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.ideas.lenses import degree, product
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 
 M, P, T, OPTIMIZER = "model.model_config.", "parallelism.", "tokens.", "optimizer."
@@ -90,18 +91,20 @@ def _layout() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         size = {axis: facts.get(axis) or 1 for axis in ("tp", "pp", "cp", "ep")}
-        values: dict[str, Any] = {
-            f"{P}{degrees[axis]}": number for axis, number in size.items() if axis in ("tp", "pp")
-        }
-        values |= {f"{P}{degrees[a]}": size[a] for a in ("cp", "ep") if size[a] > 1 or keys.has(f"{P}{degrees[a]}")}
+        values = product(*(degree(axis, f"{P}{degrees[axis]}") for axis in ("cp", "ep"))).write(size, keys)
+        values |= {f"{P}{axis}": size[axis] for axis in ("tp", "pp")}
         if "gpus" in facts:
             values[f"{P}dp"] = max(1, facts["gpus"] // (size["tp"] * size["pp"] * size["cp"] * size["ep"]))
         if size["tp"] > 1 or keys.has(mode):
             values[mode] = "REDUCE_SCATTER" if facts.get("sequence_parallel") else "ALL_REDUCE"
         return values
 
-    owned = (*(f"{P}{key}" for key in degrees.values()), engine, mode)
-    return Idea(keys=owned, facts=("gpus", "tp", "pp", "cp", "ep", "etp", "sequence_parallel"), read=read, write=write)
+    return Idea(
+        keys=(*(f"{P}{key}" for key in degrees.values()), engine, mode),
+        facts=("gpus", "tp", "pp", "cp", "ep", "etp", "sequence_parallel"),
+        read=read,
+        write=write,
+    )
 
 
 def _precision() -> Idea:

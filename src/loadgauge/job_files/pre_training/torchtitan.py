@@ -170,8 +170,9 @@ def _batch() -> Idea:
         }
         return local | {micro: sequences if pp > 1 else None}
 
-    facts = ("micro_batch", "global_batch", "accumulation")
-    return Idea(keys=(rank, whole, old, micro), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(rank, whole, old, micro), facts=("micro_batch", "global_batch", "accumulation"), read=read, write=write
+    )
 
 
 def _pipeline() -> Idea:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.lenses import layers
+from loadgauge.job_files.ideas.optimizers import instantiated
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron import machines
@@ -106,23 +108,26 @@ def _layout() -> Idea:
         values |= {distributed: stage > 0, host: out == "optimizer", part: 1.0 if out == "optimizer" else 0.0}
         return values
 
-    facts = names_in("tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp")
-    owned = (
-        *of_megatron.values(),
-        *of_dtensor.values(),
-        shared,
-        other,
-        *switches,
-        moved,
-        stays,
-        *again,
-        what,
-        modules,
-        distributed,
-        host,
-        part,
+    return Idea(
+        keys=(
+            *of_megatron.values(),
+            *of_dtensor.values(),
+            shared,
+            other,
+            *switches,
+            moved,
+            stays,
+            *again,
+            what,
+            modules,
+            distributed,
+            host,
+            part,
+        ),
+        facts=names_in("tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp"),
+        read=read,
+        write=write,
     )
-    return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
 def _precision() -> Idea:
@@ -228,9 +233,12 @@ def _gpus() -> Idea:
             return values | {own_each: split[1], own_nodes: None}
         return values | ({own_each: sizes[0], own_nodes: split[1] // sizes[0]} if split[1] % sizes[0] == 0 else {})
 
-    owned = (each, nodes, together, own_each, own_nodes, late, age, *of_ppo, *scores)
-    facts = names_in("gpus gpus_per_node nodes placement staleness")
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+    return Idea(
+        keys=(each, nodes, together, own_each, own_nodes, late, age, *of_ppo, *scores),
+        facts=names_in("gpus gpus_per_node nodes placement staleness"),
+        read=read,
+        write=write,
+    )
 
 
 def _task() -> Idea:
@@ -295,8 +303,12 @@ def _task() -> Idea:
         switch = {whole: task == "gspo"} if task == "gspo" or keys.has(whole) else {}
         return switch | {weight: (stated or 0.01) if refers else 0}
 
-    owned = (weight, of_dpo, kind, whole, preference, teacher, critic, "teachers", *skipped)
-    return Idea(keys=owned, facts=names_in("task reference teacher critic frozen_offload"), read=read, write=write)
+    return Idea(
+        keys=(weight, of_dpo, kind, whole, preference, teacher, critic, "teachers", *skipped),
+        facts=names_in("task reference teacher critic frozen_offload"),
+        read=read,
+        write=write,
+    )
 
 
 def _batch() -> Idea:
@@ -367,18 +379,21 @@ def _batch() -> Idea:
             | ({scored: rows} if rows else {})
         )
 
-    owned = (
-        whole,
-        micro,
-        scored,
-        passes,
-        of_critic,
-        *prompts.values(),
-        *samples.values(),
-        *(key for names in joined.values() for key in names),
+    return Idea(
+        keys=(
+            whole,
+            micro,
+            scored,
+            passes,
+            of_critic,
+            *prompts.values(),
+            *samples.values(),
+            *(key for names in joined.values() for key in names),
+        ),
+        facts=names_in("global_batch micro_batch prompts samples logprob_batch logprob_tokens epochs critic_batch"),
+        read=read,
+        write=write,
     )
-    facts = names_in("global_batch micro_batch prompts samples logprob_batch logprob_tokens epochs critic_batch")
-    return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
 def _lengths() -> Idea:
@@ -432,63 +447,43 @@ def _adapter() -> Idea:
             return {}
         if not facts.get("lora_rank"):
             return {switch: False if keys.has(switch) else None}
-        words_of = facts.get("lora_targets") or "all"
-        if words_of == "attention":
-            words_of = "q_proj,k_proj,v_proj,o_proj"
-        values: dict[str, Any] = {} if megatron else {every: words_of == "all"}
-        return values | {
-            switch: True,
-            rank: facts["lora_rank"],
-            modules: [] if words_of == "all" else words_of.split(","),
-            dropped: facts.get("lora_dropout") or 0.0,
-        }
+        values: dict[str, Any] = {} if megatron else {every: (facts.get("lora_targets") or "all") == "all"}
+        return (
+            values
+            | layers(modules, []).write(facts, keys)
+            | {
+                switch: True,
+                rank: facts["lora_rank"],
+                dropped: facts.get("lora_dropout") or 0.0,
+            }
+        )
 
-    facts = names_in("adapter qlora lora_rank lora_targets lora_dropout")
-    return Idea(keys=(*both[False], *both[True], every), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(*both[False], *both[True], every),
+        facts=names_in("adapter qlora lora_rank lora_targets lora_dropout"),
+        read=read,
+        write=write,
+    )
 
 
 def _optimizer() -> Idea:
-    name, fused, many, of_megatron = (
-        f"{P}optimizer.name",
-        f"{P}optimizer.kwargs.fused",
-        f"{P}optimizer.kwargs.foreach",
-        f"{M}optimizer.optimizer",
-    )
-    named = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd", FUSED: "adamw"}
     theirs = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
+    classes = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd", FUSED: "adamw"}
+    megatron = row("optimizer", f"{M}optimizer.optimizer", words=theirs, default="adamw")
+    torch = instantiated(f"{P}optimizer.name", classes, arguments=f"{P}optimizer.kwargs")
 
     def read(keys: Keys) -> Facts:
         if megatron_trains(keys):
-            return {"optimizer": keys.choice(of_megatron, theirs) or "adamw"}
-        chosen = keys.choice(name, named) or "adamw"
-        if chosen != "adamw":
-            return {"optimizer": chosen}
-        kind = (
-            "-fused"
-            if keys.flag(fused) or keys.word(name) == FUSED
-            else "-loop"
-            if keys.flag(many) is False
-            else "-foreach"
-        )
-        return {"optimizer": f"adamw{kind}"}
+            return megatron.read(keys)
+        return {"optimizer": "adamw-fused"} if keys.word(torch.keys[0]) == FUSED else torch.read(keys)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["optimizer"]
+        name = facts["optimizer"]
         if facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts):
-            word = next(
-                (word for word, ours in theirs.items() if ours == wanted.partition("-")[0] or ours == wanted), None
-            )
-            return {of_megatron: word} if word else {}
-        plain, _, kind = wanted.partition("-")
-        word = next((word for word, ours in named.items() if ours == plain), None)
-        if word is None or kind not in ("", "loop", "fused", "foreach"):
-            return {}
-        values: dict[str, Any] = {name: word}
-        if not kind:
-            return values | {key: None for key in (fused, many) if keys.has(key)}
-        return values | {fused: kind == "fused", many: kind == "foreach"}
+            return megatron.write({"optimizer": name if name in theirs.values() else name.partition("-")[0]}, keys)
+        return torch.write(facts, keys)
 
-    return Idea(keys=(name, fused, many, of_megatron), facts=("optimizer",), read=read, write=write)
+    return Idea(keys=(*torch.keys, *megatron.keys), facts=("optimizer",), read=read, write=write)
 
 
 def _loss() -> Idea:

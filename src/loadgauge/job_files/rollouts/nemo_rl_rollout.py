@@ -6,7 +6,8 @@ from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.table import MISSING, Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas.lenses import engine, fixed
+from loadgauge.job_files.ideas.table import MISSING, Facts, Idea, Keys, names_in, row
 
 P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
 V = f"{G}vllm_cfg."
@@ -67,77 +68,58 @@ def _of_sglang(keys: Keys, asleep: bool) -> dict[str, Any]:
     return options | {name: size for name, key in named.items() if (size := keys.whole(f"{own}{key}"))}
 
 
-def _of_others(keys: Keys, megatron: bool) -> dict[str, Any]:
+def _of_others(keys: Keys) -> Facts:
     """Ranks of an engine of Megatron's own, which are the trainer's unless it is told otherwise, or of TensorRT-LLM's."""
-    if not megatron:
-        used = keys.real(f"{G}trtllm_cfg.gpu_memory_utilization")
-        return {"tp": keys.whole(f"{G}trtllm_cfg.tensor_parallel_size") or 1} | ({"utilization": used} if used else {})
+    backend = backend_of(keys)
+    if backend == "trtllm":
+        return {"tp": keys.whole(f"{G}trtllm_cfg.tensor_parallel_size") or 1,
+                "utilization": keys.real(f"{G}trtllm_cfg.gpu_memory_utilization") or None}  # fmt: skip
+    if backend != "megatron":
+        return {}
     own = f"{G}mcore_generation_config."
     sizes = {axis: f"{name}_parallel_size" for axis, name in SIZES.items() if axis in ("tp", "pp", "ep")}
     ranks = {axis: keys.whole(f"{own}{name}") or keys.whole(f"{M}{name}") or 1 for axis, name in sizes.items()}
     return ranks if ranks["ep"] % ranks["tp"] == 0 else ranks | {"ep": 1}
 
 
+def _asleep(keys: Keys) -> bool:
+    return keys.flag(f"{G}colocated.enabled") is not False
+
+
 def rollout() -> Idea:
     """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
     (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
-    sizes = {"tp": f"{V}tensor_parallel_size", "pp": f"{V}pipeline_parallel_size", "ep": f"{V}expert_parallel_size"}
-    share, eager, longest, prefixes = (
-        f"{V}{name}" for name in ("gpu_memory_utilization", "enforce_eager", "max_model_len", "enable_prefix_caching")
+    backend, plain = f"{G}backend", Engine.parse("vllm")
+    inner = engine(
+        "vllm",
+        row("tp", f"{V}tensor_parallel_size", default=1),
+        row("pp", f"{V}pipeline_parallel_size", default=1),
+        row("ep", f"{V}expert_parallel_size", default=1),
+        row("max_num_seqs", f"{G}vllm_kwargs.max_num_seqs", quiet=plain.max_num_seqs),
+        row("max_batched_tokens", f"{G}vllm_kwargs.max_num_batched_tokens", quiet=plain.max_batched_tokens),
+        row("utilization", f"{V}gpu_memory_utilization", kind="real", default=0.6),
+        row("graphs", f"{V}enforce_eager", words={"true": False, "false": True}, default=True),
+        row("context", f"{V}max_model_len"),
+        row("prefix", f"{V}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
+        row("weights", f"{V}precision", words={"bfloat16": "bf16", "fp8": "fp8", "float16": "bf16"}, default="bf16"),
+        row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16"),
+        fixed(sleep=lambda keys: int(_asleep(keys))),
+        Idea(keys=(), facts=(), read=_of_others, write=lambda facts, keys: {}),
+        test=generates,
     )
-    most = {
-        "max_num_seqs": f"{G}vllm_kwargs.max_num_seqs",
-        "max_batched_tokens": f"{G}vllm_kwargs.max_num_batched_tokens",
-    }
-    backend, dtype, cache, together = f"{G}backend", f"{V}precision", f"{V}kv_cache_dtype", f"{G}colocated.enabled"
-    formats = {"bfloat16": "bf16", "fp8": "fp8", "float32": None, "float16": "bf16"}
-    caches = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
 
     def read(keys: Keys) -> Facts:
-        if not generates(keys):
-            return {}
-        engine, asleep = backend_of(keys), keys.flag(together) is not False
-        if engine == "sglang":
-            text = ",".join(f"{name}={value}" for name, value in _of_sglang(keys, asleep).items())
-            return {"rollout": Engine.parse(f"sglang:{text}").text(), "rollout_offload": "all" if asleep else None}
-        options: dict[str, Any] = {name: keys.whole(key) or 1 for name, key in sizes.items()}
-        used, context = keys.real(share), keys.whole(longest)
-        weights = keys.choice(dtype, formats)
-        if keys.has(dtype) and weights is None:
-            raise keys.wrong(dtype, "weights of float32 are not read")
-        options |= {
-            "utilization": 0.6 if used is None else used,
-            "graphs": "false" if keys.flag(eager) else "true",
-            "prefix": "false" if keys.flag(prefixes) is False else "true",
-            "sleep": int(asleep),
-            "weights": weights or "bf16",
-            "kv": keys.choice(cache, caches) or "bf16",
-        } | ({"context": context} if context else {})
-        options |= {name: value for name, key in most.items() if (value := keys.whole(key)) is not None}
-        if engine in ("megatron", "trtllm"):
-            options |= _of_others(keys, engine == "megatron")
-        if options["ep"] > 1 and options["ep"] % options["tp"]:
-            raise keys.wrong(sizes["ep"], f"{options['ep']} is no multiple of tensor_parallel_size = {options['tp']}")
-        text = "vllm:" + ",".join(f"{name}={value}" for name, value in options.items())
-        return {"rollout": Engine.parse(text).text(), "rollout_offload": "all" if asleep else None}
+        moved = {"rollout_offload": "all" if generates(keys) and _asleep(keys) else None}
+        if not generates(keys) or backend_of(keys) != "sglang":
+            return inner.read(keys) | moved
+        text = ",".join(f"{name}={value}" for name, value in _of_sglang(keys, _asleep(keys)).items())
+        return {"rollout": Engine.parse(f"sglang:{text}").text()} | moved
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        engine = Engine.parse(facts.get("rollout") or "vllm")
-        if not generates(keys) or engine.kind != "vllm" or engine.weights not in ("bf16", "fp8"):
-            return {}
-        plain, values = Engine.parse("vllm"), {key: getattr(engine, name) for name, key in sizes.items()}
-        for name, key in most.items():
-            usual = getattr(engine, name) == getattr(plain, name)
-            values[key] = None if usual and not keys.has(key) else getattr(engine, name)
-        return values | {
-            **({backend: "vllm"} if keys.has(backend) else {}),
-            share: engine.utilization,
-            eager: not engine.graphs,
-            longest: engine.context,
-            prefixes: None if engine.prefix else False,
-            dtype: "fp8" if engine.weights == "fp8" else "bfloat16",
-            cache: "fp8" if engine.kv == "fp8" else "auto",
-        }
+        values = inner.write(facts, keys)
+        return {**values, backend: "vllm"} if values and keys.has(backend) else values
 
-    owned = (*sizes.values(), *most.values(), share, eager, longest, prefixes, dtype, cache)
-    return Idea(keys=owned, facts=("rollout", "rollout_offload"), read=read, write=write)
+    return Idea(keys=inner.keys, facts=("rollout", "rollout_offload"), read=read, write=write)
+
+
+CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}

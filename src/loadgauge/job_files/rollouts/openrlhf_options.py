@@ -53,11 +53,13 @@ def both(name: str) -> tuple[str, ...]:
     """Every spelling of an option: with its section, of one trainer or of another, and without."""
     tails = {"model": "model_name_or_path", "checkpointing": "gradient_checkpointing_enable"}
     new = tuple(f"{part}.{tails[name]}" for part in ("actor", "model")) if name in tails else (name,)
-    return (*new, OLD[name])
+    return (*new, OLD[name]) if name in OLD else new
 
 
 def at(keys: Keys, name: str) -> str:
-    """The option of a name as this command line spells its options."""
+    """The option of a name as this command line spells its options; a name of no section is its own spelling."""
+    if name not in OLD:
+        return name
     new, old = both(name)[:-1], OLD[name]
     if keys.document.get(old) is not None and keys.has(old):
         return old

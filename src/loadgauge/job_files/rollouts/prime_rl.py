@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.lenses import layers
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in
 
 V = "inference.vllm."
@@ -126,21 +127,25 @@ def _gpus() -> Idea:
         return values
 
     own = tuple(f"inference.deployment.{name}" for names in DISAGGREGATED for name in names)
-    owned = (
-        kind,
-        each,
-        train,
-        infer,
-        nodes,
-        hosts,
-        copies,
-        late,
-        *older,
-        *listed,
-        *own,
-        "inference.deployment.num_nodes",
+    return Idea(
+        keys=(
+            kind,
+            each,
+            train,
+            infer,
+            nodes,
+            hosts,
+            copies,
+            late,
+            *older,
+            *listed,
+            *own,
+            "inference.deployment.num_nodes",
+        ),
+        facts=names_in("gpus gpus_per_node placement staleness"),
+        read=read,
+        write=write,
     )
-    return Idea(keys=owned, facts=names_in("gpus gpus_per_node placement staleness"), read=read, write=write)
 
 
 def _inference_nodes(keys: Keys) -> int:
@@ -226,9 +231,12 @@ def _batch() -> Idea:
             values |= {stated: int(most), **{name: total for name in (own, shown) if keys.has(name)}, shared: total}
         return values
 
-    owned = (whole, group, older, sft, micro, length, shared, own, shown, *answer, *fake, built[0])
-    facts = names_in("global_batch micro_batch seq_len prompts samples prompt_len answers epochs")
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+    return Idea(
+        keys=(whole, group, older, sft, micro, length, shared, own, shown, *answer, *fake, built[0]),
+        facts=names_in("global_batch micro_batch seq_len prompts samples prompt_len answers epochs"),
+        read=read,
+        write=write,
+    )
 
 
 def _engine() -> Idea:
@@ -306,8 +314,12 @@ def _engine() -> Idea:
             },
         }
 
-    owned = (*tp, *dp, *share, *longest, *eager, quantised, spread, prefixes, dtype, *most.values(), cache)
-    return Idea(keys=owned, facts=("rollout",), read=read, write=write)
+    return Idea(
+        keys=(*tp, *dp, *share, *longest, *eager, quantised, spread, prefixes, dtype, *most.values(), cache),
+        facts=("rollout",),
+        read=read,
+        write=write,
+    )
 
 
 def _trainer() -> Idea:
@@ -401,10 +413,14 @@ def _trainer() -> Idea:
         values[compiled] = None if facts.get("compile") else "None"
         return {_of(keys, key): value for key, value in values.items()}
 
-    facts = names_in(
-        "framework zero cp cp_comm ep replicas offload recompute activation_offload precision compile attention tp pp"
+    return Idea(
+        keys=_both(*names),
+        facts=names_in(
+            "framework zero cp cp_comm ep replicas offload recompute activation_offload precision compile attention tp pp"
+        ),
+        read=read,
+        write=write,
     )
-    return Idea(keys=_both(*names), facts=facts, read=read, write=write)
 
 
 def _adapter() -> Idea:
@@ -432,18 +448,20 @@ def _adapter() -> Idea:
         if not facts.get("lora_rank"):
             there = keys.document.get(_of(keys, section)) is not MISSING
             return {_of(keys, name): None for name in (rank, modules, dropped, saved, section)} if there else {}
-        wanted = facts.get("lora_targets") or "all"
-        listed = ["q_proj", "k_proj", "v_proj", "o_proj"] if wanted == "attention" else wanted.split(",")
         kept = facts.get("modules_to_save")
         return {
             _of(keys, rank): facts["lora_rank"],
-            _of(keys, modules): None if wanted == "all" else listed,
+            **layers(_of(keys, modules), None).write(facts, keys),
             _of(keys, dropped): facts.get("lora_dropout"),
             _of(keys, saved): kept.split(",") if kept else None,
         } | {name: facts["lora_rank"] for name in others if keys.has(name)}
 
-    facts = names_in("adapter qlora lora_rank lora_targets lora_dropout modules_to_save")
-    return Idea(keys=(*_both(rank, modules, dropped, saved, section), *others), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(*_both(rank, modules, dropped, saved, section), *others),
+        facts=names_in("adapter qlora lora_rank lora_targets lora_dropout modules_to_save"),
+        read=read,
+        write=write,
+    )
 
 
 def _optimizer() -> Idea:

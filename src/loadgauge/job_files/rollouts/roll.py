@@ -234,9 +234,12 @@ def _sequences() -> Idea:
             }
         return values | ({longest: facts["seq_len"]} if facts.get("seq_len") else {})
 
-    owned = (prompts, count, epochs, group, longest, first, rest, micro, steps, dynamic, most)
-    facts = names_in("seq_len micro_batch accumulation prompt_len answers prompts samples global_batch epochs")
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+    return Idea(
+        keys=(prompts, count, epochs, group, longest, first, rest, micro, steps, dynamic, most),
+        facts=names_in("seq_len micro_batch accumulation prompt_len answers prompts samples global_batch epochs"),
+        read=read,
+        write=write,
+    )
 
 
 def _task() -> Idea:
@@ -322,11 +325,15 @@ def _task() -> Idea:
 
     owned = (kind, kl, weight, on, reward, *teacher, ipo, *switches, *lora, engine, *scored, again, never, eager, prefix, served,
              likeliest, *(f"{E}{name}" for name in names.values()))  # fmt: skip
-    facts = names_in(
-        "task reference critic teacher rollout rollout_offload frozen_offload old_logprobs logprob_batch loss_terms"
-        " lora_rank lora_targets"
+    return Idea(
+        keys=owned,
+        facts=names_in(
+            "task reference critic teacher rollout rollout_offload frozen_offload old_logprobs logprob_batch loss_terms"
+            " lora_rank lora_targets"
+        ),
+        read=read,
+        write=write,
     )
-    return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
 ROLL = Dialect(

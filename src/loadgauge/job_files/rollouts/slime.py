@@ -12,7 +12,8 @@ import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.facts import split_of
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in
+from loadgauge.job_files.ideas.lenses import engine, fixed
+from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.pre_training.megatron import (
     ATTENTION,
     FP8,
@@ -133,8 +134,12 @@ def _placement() -> Idea:
         off = {f"no_{train}": True} if stays else {train: None, f"no_{train}": None}
         return {together: split is None, count: None if split is None else split[1]} | off
 
-    owned = (together, count, all_off, train, rollout, per_node)
-    return Idea(keys=owned, facts=names_in("placement staleness rollout_offload task"), read=read, write=write)
+    return Idea(
+        keys=(together, count, all_off, train, rollout, per_node),
+        facts=names_in("placement staleness rollout_offload task"),
+        read=read,
+        write=write,
+    )
 
 
 def _task() -> Idea:
@@ -166,8 +171,12 @@ def _task() -> Idea:
         said = {engine_s: facts.get("old_logprobs") == "none"}
         return {kind: name if same else {"dapo": "grpo"}.get(task, task)} | kept | said
 
-    facts = names_in("task reference frozen_offload old_logprobs")
-    return Idea(keys=(kind, switch, weight, loss, engine_s), facts=facts, read=read, write=write)
+    return Idea(
+        keys=(kind, switch, weight, loss, engine_s),
+        facts=names_in("task reference frozen_offload old_logprobs"),
+        read=read,
+        write=write,
+    )
 
 
 def _lengths() -> Idea:
@@ -285,93 +294,99 @@ def _batch() -> Idea:
             return values | {dynamic: True}
         return values | {dynamic: False, most: None, scored: None, micro: facts.get("micro_batch") or 1}
 
-    owned = (prompts, samples, steps, whole, micro, dynamic, most, scored)
-    facts = names_in("global_batch micro_batch prompts samples logprob_tokens cp")
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+    return Idea(
+        keys=(prompts, samples, steps, whole, micro, dynamic, most, scored),
+        facts=names_in("global_batch micro_batch prompts samples logprob_tokens cp"),
+        read=read,
+        write=write,
+    )
+
+
+WIDTH, STAGES, EXPERTS, GROUPS, JOINED = (
+    "rollout_num_gpus_per_engine",
+    *(f"sglang_{name}" for name in ("pp_size", "ep_size", "dp_size", "enable_dp_attention")),
+)
+OLDER = {
+    STAGES: "sglang_pipeline_parallel_size",
+    EXPERTS: "sglang_expert_parallel_size",
+    GROUPS: "sglang_data_parallel_size",
+}
+MOST = {"max_num_seqs": "sglang_max_running_requests", "max_batched_tokens": "sglang_chunked_prefill_size"}
+
+
+def _ranks() -> Idea:
+    """Ranks of an engine, whose attention may be data-parallel, and what all of these groups have together."""
+
+    def read(keys: Keys) -> Facts:
+        gpus = keys.whole(WIDTH) or 1
+        stages, ranks, groups = (keys.agreed((key, OLDER[key]), keys.whole) or 1 for key in (STAGES, EXPERTS, GROUPS))
+        if gpus % stages:
+            raise keys.wrong(STAGES, f"{stages} stages do not divide {gpus} GPUs of an engine")
+        tp = gpus // stages
+        if groups > 1 and not keys.flag(JOINED):
+            raise keys.wrong(GROUPS, f"is read with {keys.document.shown(JOINED)}")
+        if tp % groups:
+            raise keys.wrong(GROUPS, f"{groups} does not divide {tp} ranks of an engine")
+        most = {name: size and max(1, size // groups) for name, key in MOST.items() for size in [keys.whole(key)]}
+        # Experts are on all ranks, whole ones or parts of each.
+        return {"tp": tp // groups, "pp": stages, "ep": tp if groups > 1 else ranks} | most
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        tp, pp, ep = facts["tp"], facts["pp"], facts["ep"]
+        groups, plain = ep // tp if ep > tp else 1, Engine.parse("sglang")
+        most = {key: facts[name] for name, key in MOST.items() if facts[name] != getattr(plain, name)}
+        return {
+            WIDTH: max(tp, ep) * pp,
+            STAGES: pp if pp > 1 else None,
+            EXPERTS: ep if ep > 1 else None,
+            GROUPS: groups if groups > 1 else None,
+            JOINED: groups > 1,
+            **dict.fromkeys(MOST.values()),
+            **{key: size * groups for key, size in most.items()},
+        }
+
+    return Idea(
+        keys=(WIDTH, STAGES, EXPERTS, GROUPS, JOINED, *MOST.values(), *OLDER.values()),
+        facts=("tp", "pp", "ep", *MOST),
+        read=read,
+        write=write,
+    )
+
+
+def _checkpoint(keys: Keys) -> str:
+    """The format of the checkpoint that SGLang loads."""
+    loaded = keys.raw("hf_checkpoint") or ""
+    name = str(loaded[0] if isinstance(loaded, list) and loaded else loaded).rstrip("/")
+    return next((word for ending, word in FORMATS.items() if name.endswith(ending)), "bf16")
 
 
 def _rollout() -> Idea:
     """SGLang's engines; on the trainer's GPUs they keep nothing meanwhile. Attention may be data-parallel within an engine."""
-    width, pp, ep, dp, joined = (
-        "rollout_num_gpus_per_engine",
-        "sglang_pp_size",
-        "sglang_ep_size",
-        "sglang_dp_size",
-        "sglang_enable_dp_attention",
-    )
-    share, most, chunk, longest = (
-        f"sglang_{name}"
-        for name in ("mem_fraction_static", "max_running_requests", "chunked_prefill_size", "context_length")
-    )
-    cache, eager, prefixes = (
-        f"sglang_{name}" for name in ("kv_cache_dtype", "disable_cuda_graph", "disable_radix_cache")
-    )
-    older = {pp: "sglang_pipeline_parallel_size", ep: "sglang_expert_parallel_size", dp: "sglang_data_parallel_size"}
     caches = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
-
-    def read(keys: Keys) -> Facts:
-        if _supervised(keys):
-            return {}
-        gpus = keys.whole(width) or 1
-        stages, ranks, groups = (keys.agreed((key, older[key]), keys.whole) or 1 for key in (pp, ep, dp))
-        if gpus % stages:
-            raise keys.wrong(pp, f"{stages} stages do not divide {gpus} GPUs of an engine")
-        tp = gpus // stages
-        if groups > 1:
-            if not keys.flag(joined):
-                raise keys.wrong(dp, f"is read with {keys.document.shown(joined)}")
-            if tp % groups:
-                raise keys.wrong(dp, f"{groups} does not divide {tp} ranks of an engine")
-            # Experts are on all ranks, whole ones or parts of each.
-            ranks, tp = tp, tp // groups
-        used, together, loaded = keys.real(share), keys.flag("colocate"), keys.raw("hf_checkpoint") or ""
-        loaded = loaded[0] if isinstance(loaded, list) and loaded else loaded
-        options: dict[str, Any] = {
-            "tp": tp,
-            "pp": stages,
-            "ep": ranks,
-            "static_fraction": 0.85 if used is None else used,
-            "sleep": 2 if together and keys.flag("offload_rollout") is not False else 0,
-            "graphs": "false" if keys.flag(eager) else "true",
-            "prefix": "false" if keys.flag(prefixes) else "true",
-            "kv": keys.choice(cache, caches) or "bf16",
-            "weights": next(
-                (word for ending, word in FORMATS.items() if str(loaded).rstrip("/").endswith(ending)), "bf16"
-            ),
-        }
-        named = {"max_num_seqs": most, "max_batched_tokens": chunk, "context": longest}
-        options |= {name: value for name, key in named.items() if (value := keys.whole(key)) is not None}
-        for name in ("max_num_seqs", "max_batched_tokens"):  # of all data-parallel ranks of attention together
-            options |= {name: max(1, options[name] // groups)} if name in options else {}
-        text = "sglang:" + ",".join(f"{name}={value}" for name, value in options.items())
-        return {"rollout": Engine.parse(text).text()}
+    inner = engine(
+        "sglang",
+        _ranks(),
+        row("static_fraction", "sglang_mem_fraction_static", kind="real", default=0.85),
+        row("context", "sglang_context_length"),
+        row("kv", "sglang_kv_cache_dtype", words=caches, default="bf16", off="bf16"),
+        row("graphs", "sglang_disable_cuda_graph", words={"true": False, "false": True}, default=True),
+        row("prefix", "sglang_disable_radix_cache", words={"true": False, "false": True}, default=True),
+        fixed(
+            sleep=lambda keys: 2 if keys.flag("colocate") and keys.flag("offload_rollout") is not False else 0,
+            weights=_checkpoint,
+        ),
+        test=lambda keys: not _supervised(keys),
+        plain=("bf16",),
+    )
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        engine = Engine.parse(facts.get("rollout") or "sglang")
-        if engine.kind != "sglang" or engine.weights != "bf16" or engine.accepted or engine.turns > 1:
+        wanted = Engine.parse(facts.get("rollout") or "sglang")
+        if wanted.kind != "sglang" or wanted.weights != "bf16" or wanted.accepted or wanted.turns > 1:
             return {}
-        groups = engine.ep // engine.tp if engine.ep > engine.tp else 1
-        plain = Engine.parse("sglang")
-        values: dict[str, Any] = {
-            width: engine.replica,
-            pp: engine.pp if engine.pp > 1 else None,
-            ep: engine.ep if engine.ep > 1 else None,
-            dp: groups if groups > 1 else None,
-            joined: groups > 1,
-            share: engine.static_fraction,
-            longest: engine.context,
-            cache: "fp8_e4m3" if engine.kv == "fp8" else None,
-            eager: not engine.graphs,
-            prefixes: not engine.prefix,
-        }
-        for key, name in ((most, "max_num_seqs"), (chunk, "max_batched_tokens")):
-            own = getattr(engine, name)
-            values[key] = None if own == getattr(plain, name) else own * groups
-        stays = split_of(facts.get("placement")) is None and not engine.sleep
-        return values | ({"no_offload_rollout": True} if stays else {"no_offload_rollout": None})
+        stays = split_of(facts.get("placement")) is None and not wanted.sleep
+        return inner.write(facts, keys) | {"no_offload_rollout": True if stays else None}
 
-    owned = (width, pp, ep, dp, joined, share, most, chunk, longest, cache, eager, prefixes, *older.values())
-    return Idea(keys=owned, facts=("rollout",), read=read, write=write)
+    return msgspec.structs.replace(inner, write=write)
 
 
 def _precision() -> Idea:
@@ -394,18 +409,6 @@ def _precision() -> Idea:
         return {}
 
     return Idea(keys=(wide, half, plain, *eight), facts=("precision",), read=read, write=write)
-
-
-def _zero() -> Idea:
-    """slime always distributes the optimizer (`set_default_megatron_args`)."""
-    key = "use_distributed_optimizer"
-
-    return Idea(
-        keys=(key,),
-        facts=("framework", "zero"),
-        read=lambda keys: {"framework": "megatron", "zero": 1},
-        write=lambda facts, keys: {},
-    )
 
 
 def _loss() -> Idea:
@@ -445,7 +448,8 @@ SLIME = Dialect(
         _lengths(),
         _batch(),
         _rollout(),
-        _zero(),
+        # slime always distributes the optimizer (`set_default_megatron_args`).
+        fixed("use_distributed_optimizer", framework="megatron", zero=1),
         recompute(switch="recompute_activations"),
         _precision(),
         optimizer(),

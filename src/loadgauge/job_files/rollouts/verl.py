@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from loadgauge.job_files.ideas.facts import split_of
+from loadgauge.job_files.ideas.lenses import layers
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES, TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.automodel import LEFT
-from loadgauge.job_files.pre_training.bridge import TARGETS
+from loadgauge.job_files.pre_training.bridge import TARGETS, grouped, groups
 from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute
 from loadgauge.job_files.rollouts import verl_step
 from loadgauge.job_files.rollouts.verl_loss import liger, loss, next_tokens
@@ -77,8 +80,12 @@ def _gpus() -> Idea:
         theirs = APART[not on_its_own(keys)]
         return values | dict(zip(theirs, machines({"gpus": split[1]}, keys.whole(theirs[0])), strict=True))
 
-    owned = (EACH, NODES, *STARTED, *APART[0], *APART[1])
-    return Idea(keys=owned, facts=names_in("gpus gpus_per_node nodes"), read=read, write=write)
+    return Idea(
+        keys=(EACH, NODES, *STARTED, *APART[0], *APART[1]),
+        facts=names_in("gpus gpus_per_node nodes"),
+        read=read,
+        write=write,
+    )
 
 
 def _placement() -> Idea:
@@ -212,9 +219,13 @@ def _layout() -> Idea:
             group: pieces * ranks if replicated and pieces is not None else None,
         }
 
-    keys = (*megatron, *dense, older, newer, group, reshard, policy, once, *chosen)
     facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas gradient_sync")
-    return Idea(keys=keys, facts=(*sizes, *facts), read=read, write=write)
+    return Idea(
+        keys=(*megatron, *dense, older, newer, group, reshard, policy, once, *chosen),
+        facts=(*sizes, *facts),
+        read=read,
+        write=write,
+    )
 
 
 def _known_gpus(keys: Keys) -> int | None:
@@ -231,31 +242,14 @@ def _known_gpus(keys: Keys) -> int | None:
 
 def _host() -> Idea:
     """The optimizer of Megatron in host memory; of a part of it the rest stays."""
-    whole = offload(OVER)
-    part = whole.keys[1]
+    inner = offload(OVER)
 
-    def read(keys: Keys) -> Facts:
-        share = keys.real(part)
-        if engine_of(keys) != "megatron":
-            return {}
-        if share not in (None, 0.0, 1.0) and keys.flag(whole.keys[0]):
-            keys.note(
-                part,
-                "so much of the optimizer is in host memory, and none is counted there",
-                "saves",
-                "optimizer",
-                share,
-            )
-            return {"offload": "none"}
-        return whole.read(keys)
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        stated = facts.get("offload") == "optimizer" or keys.has(*inner.keys)
+        return inner.write(facts, keys) if stated else {}
 
-    return Idea(
-        keys=whole.keys,
-        facts=("offload",),
-        read=read,
-        write=lambda facts, keys: (
-            whole.write(facts, keys) if facts.get("offload") == "optimizer" or keys.has(*whole.keys) else {}
-        ),
+    return msgspec.structs.replace(
+        inner, read=lambda keys: inner.read(keys) if engine_of(keys) == "megatron" else {}, write=write
     )
 
 
@@ -358,8 +352,12 @@ def _batch() -> Idea:
         prompts, left = divmod(batch, samples)
         return values | ({mini: batch, count: 1} if left else {mini: prompts})
 
-    owned = (mini, count, step, epochs, batches)
-    return Idea(keys=owned, facts=names_in("global_batch prompts samples epochs"), read=read, write=write)
+    return Idea(
+        keys=(mini, count, step, epochs, batches),
+        facts=names_in("global_batch prompts samples epochs"),
+        read=read,
+        write=write,
+    )
 
 
 def _micro_batch() -> Idea:
@@ -472,33 +470,23 @@ def _lora() -> Idea:
         if engine_of(keys) == "megatron":
             number = keys.whole(of_bridge[0], minimum=0) or 0
             chosen = [word for word in keys.words(of_bridge[1]) or TARGETS if word in TARGETS]
-            names = [name for word in chosen for name in TARGETS[word]]
-            return {"lora_rank": number} | (
-                {"lora_targets": "all" if set(chosen) == set(TARGETS) else ",".join(names)} if number else {}
-            )
+            return {"lora_rank": number} | ({"lora_targets": grouped(chosen)} if number else {})
         if not number:
             return {"lora_rank": 0}
-        chosen = keys.words(modules) or ["all-linear"]
-        facts: Facts = {"lora_rank": number, "lora_targets": "all" if chosen == ["all-linear"] else ",".join(chosen)}
+        facts = {"lora_rank": number, **layers(modules).read(keys)}
         if keys.word(dtype) not in ("bf16", "bfloat16"):
             # What is trained is loaded in float32 before it is given adapters (`workers/engine/fsdp/transformer_impl.py`).
             facts |= {"precision": "bf16", "weights": "float32"}
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        words = facts.get("lora_targets") or "all"
-        if words == "attention":
-            words = "q_proj,k_proj,v_proj,o_proj"
-        megatron = facts.get("framework") == "megatron" or engine_of(keys) == "megatron"
         if not facts.get("lora_rank"):
-            return {key: 0 if keys.has(key) else None for key in (rank, of_bridge[0])} | dict.fromkeys(
-                (modules, of_bridge[1])
-            )
-        if megatron:
-            named = [word for word, names in TARGETS.items() if words == "all" or set(names) <= set(words.split(","))]
-            return {of_bridge[0]: facts["lora_rank"], of_bridge[1]: named or None, rank: None, modules: None}
-        chosen = "all-linear" if words == "all" else words.split(",")
-        return {rank: facts["lora_rank"], modules: chosen, of_bridge[0]: None, of_bridge[1]: None}
+            off = {key: 0 if keys.has(key) else None for key in (rank, of_bridge[0])}
+            return off | dict.fromkeys((modules, of_bridge[1]))
+        if facts.get("framework") == "megatron" or engine_of(keys) == "megatron":
+            named = groups(facts.get("lora_targets") or "all") or None
+            return {of_bridge[0]: facts["lora_rank"], of_bridge[1]: named, rank: None, modules: None}
+        return {rank: facts["lora_rank"], **layers(modules).write(facts, keys), **dict.fromkeys(of_bridge)}
 
     return Idea(
         keys=(rank, modules, *of_bridge),

@@ -123,8 +123,12 @@ def task() -> Idea:
             **dict(zip(switch, (True if scores else None, None), strict=True)),
         } | kept
 
-    owned = (estimator, kl, in_reward, critic, bypassed, *scored, *switch, trained, *apart, *teaches, loss)
-    return Idea(keys=owned, facts=names_in("task reference critic reward_model old_logprobs"), read=read, write=write)
+    return Idea(
+        keys=(estimator, kl, in_reward, critic, bypassed, *scored, *switch, trained, *apart, *teaches, loss),
+        facts=names_in("task reference critic reward_model old_logprobs"),
+        read=read,
+        write=write,
+    )
 
 
 def engine() -> Idea:
@@ -205,20 +209,24 @@ def engine() -> Idea:
             held[wanted.kind == "sglang"]: "fp8" if wanted.kv == "fp8" else None,
         }
 
-    own = (
-        *(key for key, _ in sizes.values()),
-        name,
-        share,
-        freed,
-        eager,
-        longest,
-        quantised,
-        prefixes,
-        data,
-        micro,
-        *held,
+    return Idea(
+        keys=(
+            *(key for key, _ in sizes.values()),
+            name,
+            share,
+            freed,
+            eager,
+            longest,
+            quantised,
+            prefixes,
+            data,
+            micro,
+            *held,
+        ),
+        facts=("rollout",),
+        read=read,
+        write=write,
     )
-    return Idea(keys=own, facts=("rollout",), read=read, write=write)
 
 
 def sharing(keys: Keys) -> int:
@@ -277,8 +285,12 @@ def log_probs() -> Idea:
             }
         return values
 
-    own = tuple(key for section in both for key in section)
-    return Idea(keys=own, facts=("logprob_tokens", "logprob_batch"), read=read, write=write)
+    return Idea(
+        keys=tuple(key for section in both for key in section),
+        facts=("logprob_tokens", "logprob_batch"),
+        read=read,
+        write=write,
+    )
 
 
 def moved() -> Idea:
@@ -325,8 +337,12 @@ def moved() -> Idea:
             dtype: loaded if not which else None,
         }
 
-    own = (*inner["param"], *inner["optimizer"], *frozen, gradients, dtype)
-    return Idea(keys=own, facts=names_in("rollout_offload frozen_offload frozen_weights"), read=read, write=write)
+    return Idea(
+        keys=(*inner["param"], *inner["optimizer"], *frozen, gradients, dtype),
+        facts=names_in("rollout_offload frozen_offload frozen_weights"),
+        read=read,
+        write=write,
+    )
 
 
 def critic_batch() -> Idea:

@@ -74,6 +74,8 @@ def files_of(state: State, uploads: Uploads) -> State:
         raise ConfigError("a file cannot be named here; a size can, as memory", key="gpu")
     if written("topology", state.get("topology", "")).endswith(".toml"):
         raise ConfigError("a file cannot be named here; a size can, as memory", key="topology")
+    if measured.endswith(".toml"):
+        raise ConfigError("a file cannot be named here; step=2.1s and its flags can", key="measured")
     if "lengths" in measured:
         raise ConfigError("a file of lengths cannot be named here", key="measured")
     if not lengths or UNIFORM.fullmatch(lengths):

@@ -7,11 +7,10 @@ from typing import Any
 
 from loadgauge.core.answers.figures.treemap import Node, treemap
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import gib
+from loadgauge.core.base.units import gib, whole
 from loadgauge.core.estimate.explain import Explanation, Formula, Kept
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.text.estimate.explanation import whole
 
 ADDRESSES = (
     (re.compile(r"\(arXiv:([\w.\-/]+)\)"), "https://arxiv.org/abs/{}"),

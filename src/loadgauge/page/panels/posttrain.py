@@ -65,7 +65,7 @@ def answer(question: OfTask, uploads: Uploads) -> dict[str, Any]:
     found = answered(job, model_of(job, uploads).spec)
     rollout = found.run.engine is not None
     return {
-        **found.document(),
+        **found.to_dict(),
         "command": named(job, uploads).command(),
         "left_out": left,
         "histogram": histogram(found.run.sequences.answers) if rollout else None,

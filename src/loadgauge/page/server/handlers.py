@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from loadgauge.core.answers.estimate import estimate_document
 from loadgauge.core.answers.figures import PANELS
 from loadgauge.core.answers.figures.network import what_if as adapter
 from loadgauge.core.answers.figures.trace_points import Found, dots
@@ -17,7 +18,6 @@ from loadgauge.core.base.verdict import host_holds
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.document import estimate_document
 from loadgauge.page.inputs.changes import changes as changed
 from loadgauge.page.inputs.flags import State, command_line, job_of, named
 from loadgauge.page.inputs.uploads import Uploads, plain_name

@@ -48,7 +48,7 @@ class Worker:
         self.ended: set[asyncio.subprocess.Process] = set()
         """Processes that were ended, until the system confirms it."""
         self.handed = False
-        """Whether the process is working on a question."""
+        """Return whether the process is working on a question."""
         self.lock = asyncio.Lock()
         self.waiting = 0
         self.newest: dict[str, object] = {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from loadgauge.pytorch.capture.capture import Captures
-    from loadgauge.pytorch.capture.record import Sized
+    from loadgauge.pytorch.trace.programs.training import Sized
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
 
@@ -175,8 +175,7 @@ def module_of(
     import torch
 
     from loadgauge.pytorch.capture.inputs.target import ALSO
-    from loadgauge.pytorch.capture.record import Sized
-    from loadgauge.pytorch.trace.programs.jobs import mean_loss
+    from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
 
     taken = inspect.signature(inputs).parameters
     short = {other: name for name, others in ALSO.items() if name not in taken for other in others if other in taken}

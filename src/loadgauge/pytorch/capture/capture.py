@@ -15,11 +15,13 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.pytorch.capture.captured import Captured, Operation, Storage
 from loadgauge.pytorch.capture.lists.compose import Few, compose, distinct
-from loadgauge.pytorch.capture.record import ASKED, Around, Recorded, Sized, record
+from loadgauge.pytorch.capture.record import Recorded, record
 from loadgauge.pytorch.capture.symbols.sizes import Size, written
 from loadgauge.pytorch.capture.symbols.symbolic import MOST_OPERATIONS, Symbols, TooMuch
 from loadgauge.pytorch.device.read import of_program
 from loadgauge.pytorch.record.allocations import op_name
+from loadgauge.pytorch.record.recording import ASKED
+from loadgauge.pytorch.trace.programs.training import Around, Sized
 
 OTHERS = (16, 1, 64, 128, 3, 256, 1024, 2)
 """What is added to a size for the run that checks a formula."""

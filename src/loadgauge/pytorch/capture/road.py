@@ -150,7 +150,7 @@ class OnDemand(Family):
         return [listing for document in self.documents.values() for listing in document.listings]
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[str]:  # type: ignore[override]
         """Return what an answer must say, of a diffusion model also what stands beside it."""
         beside = ["what encodes texts and pictures: latents and embeddings are taken as cached"] if self.library else []
         return [*super().notes, *beside]
@@ -162,7 +162,7 @@ class OnDemand(Family):
         return (whole or list(self.documents.values()))[0].listings[0]
 
     @property
-    def has_length(self) -> bool:
+    def has_length(self) -> bool:  # type: ignore[override]
         """Return whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
         return not (self.script or self.library) or not {"s", "t"}.isdisjoint(self.any_listing.names)
 
@@ -203,11 +203,9 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
     chosen = tuple(dict.fromkeys(pattern))
     family.chosen = chosen
     family.name = document.name if family.script else family.target
-    places = document.listings[0].places
     apart: Any = {"trained": frozenset()} if family.tuned.by_layer else {}
     blocks = tuple(
-        Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
-        for kind, place in enumerate(chosen)
+        Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind)) for kind in range(len(chosen))
     )
     longest = document.longest or (family.usual if family.usual == sizes["s"] else None) if family.has_length else 1
     return ModelSpec(

@@ -17,7 +17,7 @@ from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.capture.inputs.target import check_script, rows_of
-from loadgauge.pytorch.commands.torch_options import STEP, job_options
+from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.capture.captured import Captured
@@ -161,14 +161,7 @@ def command(
     whole = sized(found.names, sizes, found.sizes | defaults if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(result.to_dict())
-    else:
-        from loadgauge.pytorch.text.capture import print_answer
-
-        print_answer(result)
+    show(result.to_dict(), as_json, "capture:print_answer", result)
     return exit_code("unknown" if result.needed is None else result.needed.verdict, allow_tight=allow_tight)
 
 
@@ -187,7 +180,7 @@ def _captured(
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
     from loadgauge.pytorch.capture.captured import Captured
-    from loadgauge.pytorch.capture.inputs.libraries import is_library, library_version
+    from loadgauge.pytorch.capture.inputs.libraries import is_library
     from loadgauge.pytorch.capture.inputs.target import config_keys, processor_keys, sized
     from loadgauge.pytorch.capture.lists import store
 
@@ -200,7 +193,7 @@ def _captured(
             if job.global_batch is not None:
                 decide["micro_batch"] = given.get("b", 1)
             if is_library(keys):
-                decide["library"] = library_version(keys)
+                decide["library"] = store.version_of(str(keys.get("library", "diffusers")))
             decide |= {name: one for name, one in (("freeze", freeze), ("head", head), ("rows", rows)) if one}
             if pictures:
                 decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
@@ -216,7 +209,7 @@ def _captured(
     # What the script prints is not part of the answer.
     shown = sys.stderr if is_script(job.model) else None
     found = named_in_child(
-        "loadgauge.pytorch.capture.requests.request:capture_request",
+        "loadgauge.pytorch.capture.requests.list_request:capture_request",
         Captured,
         request,
         shown,

@@ -10,7 +10,7 @@ from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import STEP, job_options
+from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
 
 
 @click.command("compare", cls=Spoken)
@@ -40,11 +40,4 @@ def command(target: str, as_json: bool, device: str, layers: int | None, measure
     job = Job(model=target, **given)
     TorchRun.of(job)  # raises in this process
     comparison = in_child(compare_request, Request(job, device, layers), measure=measure or "", timed=0)
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(comparison)
-    else:
-        from loadgauge.pytorch.text.compare import print_comparison
-
-        print_comparison(comparison)
+    show(comparison, as_json, "compare:print_comparison", comparison)

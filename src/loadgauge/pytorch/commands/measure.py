@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, script_output
+from loadgauge.pytorch.commands.torch_options import STEP, job_options, script_output, show
 
 PEAKS = {"fp32": "tf32", "bf16-pure": "bf16", "bf16-autocast": "bf16", "fp16-autocast": "fp16"}
 """The peak FLOP/s of a GPU that a precision can reach; PyTorch uses TF32 only on request."""
@@ -47,14 +48,6 @@ def command(
     peak = None if gpu is None else find_gpu(gpu).peak(PEAKS[precision])
     request = Request(job, device, layers)
     measured = in_child(measure_request, request, script_output(target, as_json), timed=steps)
-    if as_json:
-        import msgspec
-
-        from loadgauge.core.text.table import document
-
-        more = {"step": measured.step, "flops_per_second": measured.flops_per_second, "overhead": measured.overhead}
-        document({**msgspec.to_builtins(measured), **more, "mfu": measured.mfu(peak) if peak else None})
-    else:
-        from loadgauge.pytorch.text.measure import print_measured
-
-        print_measured(measured, peak)
+    more = {name: getattr(measured, name) for name in ("step", "flops_per_second", "overhead")}
+    mfu = measured.mfu(peak) if peak else None
+    show({**msgspec.to_builtins(measured), **more, "mfu": mfu}, as_json, "measure:print_measured", measured, peak)

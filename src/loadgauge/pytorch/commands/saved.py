@@ -8,6 +8,7 @@ import click
 
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.pytorch.commands.torch_options import show
 
 
 class Shape(click.ParamType):  # type: ignore[type-arg]
@@ -83,28 +84,21 @@ def command(expression: str | None, cases: bool, as_json: bool, **given: Any) ->
         held, why = held_by_expression(expression, inputs), ""
     except Error as error:
         held, why = None, str(error)
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(
-            {
-                "expression": expression,
-                "torch": str(torch.__version__),
-                "total": saved.total,
-                "beyond_result": saved.beyond_result,
-                "persistent": None if held is None else held.extra[0],
-                "peak": None if held is None else held.extra[1],
-                "of_one": inputs.of_one,
-                "of_parameters": saved.of_parameters,
-                "tensors": saved.tensors,
-                "storages": saved.storages,
-                "made_again": [{"node": node, "field": field} for node, field in saved.made_again],
-            }
-        )
-    else:
-        from loadgauge.pytorch.text.saved import print_saved
-
-        print_saved(saved, str(torch.__version__), held, inputs.of_one, why)
+    torch_version = str(torch.__version__)
+    document = {
+        "expression": expression,
+        "torch": torch_version,
+        "total": saved.total,
+        "beyond_result": saved.beyond_result,
+        "persistent": None if held is None else held.extra[0],
+        "peak": None if held is None else held.extra[1],
+        "of_one": inputs.of_one,
+        "of_parameters": saved.of_parameters,
+        "tensors": saved.tensors,
+        "storages": saved.storages,
+        "made_again": [{"node": node, "field": field} for node, field in saved.made_again],
+    }
+    show(document, as_json, "saved:print_saved", saved, torch_version, held, inputs.of_one, why)
 
 
 def _cases(as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -29,6 +30,17 @@ STEP = ("seq_len", "micro_batch", "global_batch", "precision", "optimizer", "att
 SPLIT = (*TRACED, "sequence_parallel", "schedule", "stage_layers", "zero", "replicas")
 """Fields that split a MODEL over GPUs."""
 COUNT = Whole(1, 10**9)
+
+
+def show(document: Any, as_json: bool, text: str, *arguments: Any) -> None:
+    """Print an answer: as one JSON document, or by a function that prints text, `module:function` of `pytorch/text`."""
+    if as_json:
+        from loadgauge.core.text.table import document as printed
+
+        printed(document)
+    else:
+        module, _, name = text.partition(":")
+        getattr(import_module(f"loadgauge.pytorch.text.{module}"), name)(*arguments)
 
 
 def warn(note: str) -> None:

@@ -17,6 +17,7 @@ from loadgauge.pytorch.commands.torch_options import (
     STEP,
     job_options,
     script_output,
+    show,
     warn,
 )
 
@@ -78,14 +79,7 @@ def command(
     )
     if not trace.events:
         trace = trace_on_cpu(request, trace, not _is_given("device"))
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(trace)
-    else:
-        from loadgauge.pytorch.text.trace import print_trace
-
-        print_trace(trace, viewer)
+    show(trace, as_json, "trace:print_trace", trace, viewer)
 
 
 def _is_given(name: str) -> bool:

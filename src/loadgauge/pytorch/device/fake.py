@@ -7,12 +7,12 @@ else takes PyTorch's way.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-from loadgauge.pytorch.device.described import PLAIN, describe
 from loadgauge.pytorch.device.facts.facts import UNKNOWN, Facts
 from loadgauge.pytorch.device.read import Read, asking
 
@@ -26,11 +26,20 @@ _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch
 _FRESH, _VIEW, _SAME, _OTHER = range(4)
 
 
+def faking() -> bool:
+    """Return whether tensors are made without memory now.
+
+    >>> faking()
+    False
+    """
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 class FakeMode(FakeTensorMode):
     """Fake tensors that never need a value: `.item()` of one gives 1."""
 
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
+    def __init__(self, env: Any = None) -> None:
+        super().__init__(allow_non_fake_inputs=True, shape_env=env)
         self.plans: dict[Any, Any] = {}
         self._suits: dict[Any, bool] = {}
         self._template: dict[str, Any] = {}
@@ -64,6 +73,7 @@ class FakeMode(FakeTensorMode):
             return args[0].fake_device
         if func is _ITEM and getattr(args[0], "constant", None) is None:
             return self.read.item(args[0], self.facts)
+        self._begin()
         kwargs = kwargs or {}
         out = self.facts.instead(func, args, kwargs, asking, self._run)
         if out is UNKNOWN:
@@ -74,9 +84,6 @@ class FakeMode(FakeTensorMode):
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self.cuda is not None and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs = {**kwargs, "device": self.cuda}  # in backward no function mode could exchange it
-        if func in _SETTING:
-            # PyTorch remembers what it was called with, and so would hold the storage.
-            return self._uncached(func, types, args, kwargs or {})
         if adds_rows(func, args):
             return args[0]
         if func is GROUPED and args[0].dtype is not torch.bfloat16:
@@ -86,27 +93,37 @@ class FakeMode(FakeTensorMode):
                 (product_shape(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs")),),
                 _like(args[0]),
             )
+        return self._once(func, types, args, kwargs or {})
+
+    def _begin(self) -> None:
+        """Take note that an operation begins."""
+
+    def _once(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator as PyTorch does, or as it did before on tensors of the same description."""
+        if func in _SETTING:
+            # PyTorch remembers what it was called with, and so would hold the storage.
+            return self._uncached(func, types, args, kwargs)
         suited = self._suits.get(func)
         if suited is None:
             suited = self._suits[func] = suits(func)
         if not suited or torch._C.is_inference_mode_enabled():
-            return super().dispatch(func, types, args, kwargs or {})
+            return super().dispatch(func, types, args, kwargs)
         tensors: list[Any] = []
         parts: list[Any] = [func, torch.get_default_dtype()]
         if not self._describe(args, parts, tensors) or (kwargs and not self._describe_named(kwargs, parts, tensors)):
-            return super().dispatch(func, types, args, kwargs or {})
+            return super().dispatch(func, types, args, kwargs)
         key = tuple(parts)
         plan = self.plans.get(key)
         if plan is not None:
             return self._carry_out(plan, tensors)
-        plan = self._of_columns(func, types, args, kwargs or {})
+        plan = self._of_columns(func, types, args, kwargs)
         if plan is not None:
             self.plans[key] = plan
             return self._carry_out(plan, tensors)
         shapes = [tensor.shape for tensor in tensors]
         # PyTorch's own cache forgets what of a storage no element lies in, such as the padding of attention's bias gradient: a
         # second run would be smaller than the first.
-        out = self._uncached(func, types, args, kwargs or {})
+        out = self._uncached(func, types, args, kwargs)
         if shapes == [tensor.shape for tensor in tensors]:
             plan = self._plan(out, tensors)
             if plan is not None:
@@ -266,4 +283,40 @@ def suits(func: Any) -> bool:
         return False
     if schema.is_mutable and not schema.returns:
         return name.startswith(("_foreach_", "_fused_"))
+    return True
+
+
+PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""Kinds of values that are equal where they are written alike."""
+
+
+def describe(
+    mode: Any, values: Iterable[Any], parts: list[Any], tensors: list[Any], note: Callable[[Any, list[Any]], bool]
+) -> bool:
+    """Append to `parts` what a result may depend on, and to `tensors` the tensors; False where that is more than can be compared.
+
+    mode: of which the tensors must be; note: appends how a tensor lies, or a size that is a symbol, and says whether it could
+
+    >>> parts = []
+    >>> describe(None, [[1, 2], 3.0, None], parts, [], lambda *_: False), len(parts)
+    (True, 9)
+    >>> describe(None, [object()], [], [], lambda *_: False)
+    False
+    """
+    for value in values:
+        kind = type(value)
+        if isinstance(value, FakeTensor):
+            if value.fake_mode is not mode or value.constant is not None or value.layout is not torch.strided:
+                return False
+            if value.is_conj() or value.is_neg() or not note(value, parts):
+                return False
+            tensors.append(value)
+        elif kind in PLAIN:
+            parts += (kind, value)
+        elif kind is list or kind is tuple or kind is torch.Size:
+            parts.append(len(value))
+            if not describe(mode, value, parts, tensors, note):
+                return False
+        elif kind is not torch.SymInt or not note(value, parts):
+            return False
     return True

@@ -116,6 +116,17 @@ def numbers_as_text() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def default_dtype(dtype: torch.dtype | None = None) -> Iterator[None]:
+    """What is made in the body has a dtype unless another is named; that of before returns at its end. None: that of before."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or usual)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+@contextlib.contextmanager
 def casting_on(place: str) -> Iterator[None]:
     """Autocast of CUDA is of the simulated device, `place`, and so are questions about it that name CUDA or no device."""
     asked, dtype, autocast = torch.is_autocast_enabled, torch.get_autocast_dtype, torch.autocast.__init__

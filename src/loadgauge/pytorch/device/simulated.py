@@ -150,8 +150,10 @@ def simulated_device() -> str:
 
 
 @contextlib.contextmanager
-def fake_tensors() -> Iterator[FakeMode]:
+def fake_tensors(mode: Any = None, *inside: contextlib.AbstractContextManager[Any]) -> Iterator[Any]:
     """Makes tensors in its body fake, and patches what would ask for their values in PyTorch and transformers.
+
+    mode: what makes them, a `FakeMode` unless stated; inside: further contexts, entered right after it
 
     Backward runs on the calling thread: a thread of its own for the simulated device would abort at exit.
     """
@@ -161,15 +163,11 @@ def fake_tensors() -> Iterator[FakeMode]:
     kinds = list(supported)
     try:
         supported.append(FakeTensor)  # else optimizers would not take their usual way
-        with (
-            FakeMode() as mode,
-            no_packed_sequences(),
-            no_random_values(),
-            modules_that_move(),
-            numbers_as_text(),
-            padded_to_symbols(),
-            torch.autograd.set_multithreading_enabled(False),
-        ):
-            yield mode
+        with contextlib.ExitStack() as stack, torch.autograd.set_multithreading_enabled(False):
+            made = stack.enter_context(mode or FakeMode())
+            patches = (no_packed_sequences, no_random_values, modules_that_move, numbers_as_text, padded_to_symbols)
+            for more in (*inside, *(patch() for patch in patches)):
+                stack.enter_context(more)
+            yield made
     finally:
         supported[:] = kinds

@@ -11,8 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.pytorch.measure.benchmarks import median
-from loadgauge.pytorch.measure.flop_counter import FlopCounter
+from loadgauge.pytorch.measure.benchmarks import FlopCounter, median
 from loadgauge.pytorch.measure.train_steps import ModuleUse, Recorder, States, recorder, watch_steps
 from loadgauge.pytorch.record.observe import Observer
 

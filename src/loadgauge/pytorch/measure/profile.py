@@ -14,7 +14,7 @@ from torch import nn
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.patches import removing
 from loadgauge.pytorch.measure.cpu_allocator import MODULE, events, live, profiler, tensors
-from loadgauge.pytorch.record.usage import Usage
+from loadgauge.pytorch.record.sizes import Usage
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.patches import removing
-from loadgauge.pytorch.measure.benchmarks import elapsed, median
+from loadgauge.pytorch.measure.benchmarks import FlopCounter, elapsed, median
 from loadgauge.pytorch.measure.cpu_allocator import (
     MODULE,
     PHASE,
@@ -33,12 +33,11 @@ from loadgauge.pytorch.measure.cpu_allocator import (
     tensors,
     uses,
 )
-from loadgauge.pytorch.measure.flop_counter import FlopCounter
 from loadgauge.pytorch.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS
 from loadgauge.pytorch.record.observe import STEP, Observer
-from loadgauge.pytorch.record.usage import storage_bytes
+from loadgauge.pytorch.record.sizes import storage_bytes
 from loadgauge.pytorch.trace.child import requested
-from loadgauge.pytorch.trace.programs.jobs import Traceable
+from loadgauge.pytorch.trace.programs.training import Traceable
 from loadgauge.pytorch.trace.subprocess import Request
 
 

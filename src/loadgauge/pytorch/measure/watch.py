@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -35,7 +36,7 @@ GROWING = 4
 
 
 class Counters(Protocol):
-    """Memory counters of a device [bytes]; `Cuda` reads PyTorch's."""
+    """Memory counters of a device [bytes]; `cuda` reads PyTorch's."""
 
     def peak(self) -> int:
         """The most that was allocated since `reset`."""
@@ -53,28 +54,16 @@ class Counters(Protocol):
         """Begin a step."""
 
 
-class Cuda:
-    """The counters of the current CUDA device."""
-
-    def peak(self) -> int:
-        """`torch.cuda.max_memory_allocated`."""
-        return torch.cuda.max_memory_allocated()
-
-    def allocated(self) -> int:
-        """`torch.cuda.memory_allocated`."""
-        return torch.cuda.memory_allocated()
-
-    def reserved(self) -> int:
-        """`torch.cuda.max_memory_reserved`."""
-        return torch.cuda.max_memory_reserved()
-
-    def free(self) -> int:
-        """`torch.cuda.mem_get_info`."""
-        return int(torch.cuda.mem_get_info()[0])
-
-    def reset(self) -> None:
-        """Forget the peaks."""
-        torch.cuda.reset_peak_memory_stats()
+def cuda() -> Counters:
+    """Return the counters of the current CUDA device, as PyTorch has them."""
+    counted: Any = SimpleNamespace(
+        peak=torch.cuda.max_memory_allocated,
+        allocated=torch.cuda.memory_allocated,
+        reserved=torch.cuda.max_memory_reserved,
+        free=lambda: int(torch.cuda.mem_get_info()[0]),
+        reset=torch.cuda.reset_peak_memory_stats,
+    )
+    return counted  # type: ignore[no-any-return]
 
 
 class Expected(NamedTuple):
@@ -130,7 +119,7 @@ class Watch:
             job = predicted if isinstance(predicted, Job) else Job.of(str(predicted), flags)
             predicted = resolve_job(job).estimate()
         self.expected, self.steps, self._say = Expected.of(predicted), steps, say
-        self.counters = counters or (Cuda() if torch.cuda.is_available() else None)
+        self.counters = counters or (cuda() if torch.cuda.is_available() else None)
         self.warnings: list[str] = []
         self.seconds: list[float] = []
         self.peak: int | None = None

@@ -17,9 +17,9 @@ from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.parallel.stages import Chunk, chunk_layers, cut, pipeline
 from loadgauge.pytorch.parallel.tensor_parallel import shard_layers
 from loadgauge.pytorch.record.allocations import INPUTS
-from loadgauge.pytorch.trace.programs.jobs import build_model
+from loadgauge.pytorch.trace.programs.jobs import OPTIMIZER, build_model, of_tokens
 from loadgauge.pytorch.trace.torch_run import SCHEDULES, TorchRun
-from loadgauge.pytorch.trace.transformers_api import subject, text_config
+from loadgauge.pytorch.trace.transformers_api import text_config
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.record.observe import Observer
@@ -43,11 +43,9 @@ class ParallelJob:
             "rank": f"{run.rank} of {layout.gpus}: tp {place.tp}, data {place.data}, pp {place.pp}",
             "data parallel": self._data_parallel(),
             "loss": "transformers' own" + (", logits shared over the vocabulary" if layout.tp > 1 else ""),
-            "optimizer": f"torch.optim, {run.training.optimizer.name}, gradients freed after each step",
-            "ids": "not padded, no attention mask",
+            "optimizer": OPTIMIZER.format(run.training.optimizer.name),
+            **of_tokens(config),
         }
-        if ran := subject(config, ("input_ids",)):
-            self.assumed["subject"] = ran
         if layout.pp > 1:
             self.assumed["pipeline"] = f"torch.distributed.pipelining, {SCHEDULES[layout.schedule]}"
         if run.keep:

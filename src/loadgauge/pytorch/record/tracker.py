@@ -6,6 +6,7 @@ tells. What an operation allocates and frees inside itself is not seen (its kern
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 import weakref
@@ -21,7 +22,6 @@ from loadgauge.pytorch.device.kernels.dtensor_foreach import Parts
 from loadgauge.pytorch.device.kernels.streams import current
 from loadgauge.pytorch.device.read import RUNS_BACKWARD
 from loadgauge.pytorch.record.allocations import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Frame, Record, Stream
-from loadgauge.pytorch.record.engine import Engine
 from loadgauge.pytorch.record.plain_tensors import IN_PLACE, in_place, made_alone
 from loadgauge.pytorch.record.sizes import present
 
@@ -334,3 +334,53 @@ next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 
 def _same(tensor: Any) -> Any:
     return tensor
+
+
+class Engine:
+    """Keeps the first error of a backward."""
+
+    def __init__(self) -> None:
+        self._stopped: Exception | None = None
+
+    def keep(self, error: Exception) -> Exception:
+        """Keep an error; what is returned is to be given to the engine, which takes it for nothing that it knows."""
+        self._stopped = self._stopped or error
+        return error
+
+    def run(self, backward: Callable[[], Any]) -> Any:
+        """Call what runs the engine. Raises the error that was kept meanwhile.
+
+        >>> def backward():
+        ...     raise RuntimeError(f"cannot take {engine.keep(KeyError('rows'))!r}")
+        >>> engine = Engine()
+        >>> engine.run(backward)
+        Traceback (most recent call last):
+        KeyError: 'rows'
+        """
+        try:
+            return backward()
+        except (RuntimeError, TypeError):
+            stopped, self._stopped = self._stopped, None
+            if stopped is None:
+                raise
+            raise stopped from None
+
+    @property
+    def hooks(self) -> tuple[Any, str, Any]:
+        """In place of PyTorch's function that takes hooks of saved tensors: errors of those that give a tensor back are kept.
+
+        They run a checkpointed region again. Read by the engine, a hook that gives no tensor is an error of C++.
+        """
+        push = torch._C._autograd._push_saved_tensors_default_hooks
+
+        def pushed(pack: Any, unpack: Any) -> None:
+            @functools.wraps(unpack)
+            def kept(packed: Any) -> Any:
+                try:
+                    return unpack(packed)
+                except Exception as error:
+                    return self.keep(error)
+
+            push(pack, kept)
+
+        return torch._C._autograd, "_push_saved_tensors_default_hooks", pushed

@@ -11,10 +11,9 @@ import msgspec
 
 from loadgauge.core.base.errors import Error, first_line
 from loadgauge.core.base.files import is_script
-from loadgauge.pytorch.trace.no_compiler import without_compiler
-from loadgauge.pytorch.trace.programs.jobs import Traceable
-from loadgauge.pytorch.trace.programs.quick_scan import quick_scan
+from loadgauge.pytorch.trace.no_compiler import quick_scan, without_compiler
 from loadgauge.pytorch.trace.programs.target import find_job
+from loadgauge.pytorch.trace.programs.training import Traceable
 from loadgauge.pytorch.trace.subprocess import Call, Reply, Request
 from loadgauge.pytorch.trace.torch_run import TorchRun
 from loadgauge.pytorch.trace.trace import Recorded, Trace, record

@@ -22,7 +22,7 @@ from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.training import optimizers as spec
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
 from loadgauge.core.definitions.training.training import Training, training
-from loadgauge.pytorch.trace.checkpointing import DEFAULT_KEEP
+from loadgauge.pytorch.trace.transformers_api import DEFAULT_KEEP
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 

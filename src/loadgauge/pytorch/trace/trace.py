@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import Counter
 from importlib import import_module
 from typing import Any
@@ -14,18 +12,16 @@ import torch
 from loadgauge.core.base.units import gib
 from loadgauge.pytorch.device.kernels import cuda_kernels
 from loadgauge.pytorch.device.read import branches
-from loadgauge.pytorch.device.simulated import TESTED, fake_tensors
+from loadgauge.pytorch.device.simulated import TESTED
 from loadgauge.pytorch.device.untraced import NOT_COUNTED, Hidden, hidden
 from loadgauge.pytorch.record.allocations import Moment, Piece, Stream
 from loadgauge.pytorch.record.collectives import Sum, sum_by_kind
-from loadgauge.pytorch.record.observe import FORWARD, STEP, Observer, kept_bytes, observing
+from loadgauge.pytorch.record.observe import FORWARD, STEP, Observer, kept_bytes
+from loadgauge.pytorch.record.recording import STEPS, Recording, recording
 from loadgauge.pytorch.trace.fused_advice import Advice, advise
-from loadgauge.pytorch.trace.programs.call import where
-from loadgauge.pytorch.trace.programs.jobs import Traceable
+from loadgauge.pytorch.trace.programs.training import Traceable
 from loadgauge.pytorch.trace.saved import SavedTensor
 
-STEPS = 2
-"""The optimizer's states exist from the second step on."""
 MUCH_ELSEWHERE = 0.05
 """Share of the peak from which tensors of the CPU are mentioned."""
 BLOCK = 512
@@ -132,33 +128,14 @@ def record(
         None: there is no process group
     stacks: record the lines of the program with each allocation, for the memory viewer and for `why`
     """
-    place = where(device)
-    cuda_kernels.ATTENTION.clear()
-    begun = time.perf_counter()
-    with (
-        fake_tensors() as mode,
-        job.prepared(mode, place) as step,
-        observing(place, stacks) as observer,
-        contextlib.ExitStack() as more,
-    ):
-        if gpus is not None:
-            from loadgauge.pytorch.parallel.distributed import fake_process_group
-
-            more.enter_context(fake_process_group(gpus, rank, observer))
-        job.introduce(observer)
-        observer.begin(FORWARD)
-        for _ in range(steps):
-            step(observer)
-        attention = dict(cuda_kernels.ATTENTION)
-        read = {"values": ", ".join(mode.read.values), "branches": ", ".join(branches(mode.read.branches))}
-        read |= {f"assumed at {line}": what for line, what in mode.facts.assumed.items()}
-        return _read(job, device, observer, attention, {name: what for name, what in read.items() if what}, begun)
+    with recording(job, device, steps, gpus=gpus, rank=rank, stacks=stacks) as run:
+        return _read(job, device, run)
 
 
-def _read(
-    job: Traceable, device: str, observer: Observer, attention: dict[str, int], read: dict[str, str], begun: float
-) -> Recorded:
-    seconds = time.perf_counter() - begun
+def _read(job: Traceable, device: str, run: Recording) -> Recorded:
+    observer, seconds, facts = run.observer, run.seconds, run.mode.facts.assumed
+    read = {"values": ", ".join(run.mode.read.values), "branches": ", ".join(branches(run.mode.read.branches))}
+    read |= {f"assumed at {line}": what for line, what in facts.items()}
     observer.finish()
     stream = observer.stream
     peak = stream.peak()
@@ -182,10 +159,10 @@ def _read(
         saved_nbytes=kept_bytes(observer.saved),
         flops=_flops(observer, last),
         collectives=sum_by_kind(sent),
-        attention=attention,
+        attention=dict(cuda_kernels.ATTENTION),
         hidden=hidden(stream.records, groups) if device == "cuda" else (),
         advice=advise(stream, observer.kinds, live, observer.multiplied),
-        assumed=job.assumed | read,
+        assumed=job.assumed | {name: what for name, what in read.items() if what},
         not_counted=_not_counted(device, observer),
         events=len(stream.ids),
         seconds=seconds,

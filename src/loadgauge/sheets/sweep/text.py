@@ -6,20 +6,18 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadgauge._version import __version__
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import in_gib
 from loadgauge.core.base.units import seconds as duration
 from loadgauge.core.plan.space.grid import DEATHS, Row, run
-from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.sheets.sweep.cells import cells, columns, lost, work
 from loadgauge.sheets.sweep.results import Results
 from loadgauge.sheets.sweep.workers import Interrupt, OnRay, Processes, processors
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 MOST_ROWS, MOST_REASONS, MOST_CELLS = 40, 12, 200
 INPUTS = ("gpu", "nic_bandwidth", "link_bandwidth", "seq_len", "global_batch", "precision", "framework", "optimizer")
@@ -62,8 +60,8 @@ class Progress:
         return f", {self.failed:,} failed" if self.failed else ""
 
 
-def answer(file: str, output: str | None, workers: int | None, ray: str | None, *, as_json: bool) -> int:
-    """Plan the cells of a sweep file that have no result yet, print all results, and return the exit code.
+def answer(file: str, output: str | None, workers: int | None, ray: str | None) -> Answer:
+    """Plan the cells of a sweep file that have no result yet, and return all results.
 
     output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster. Raises `Error` when
     interrupted.
@@ -92,41 +90,38 @@ def answer(file: str, output: str | None, workers: int | None, ray: str | None, 
     others = sum(key not in done for key in there)
     given_up = sum(row["code"] == 2 and row["deaths"] >= DEATHS for row in rows)
     seconds = time.perf_counter() - started
-    show(rows, output=output, resumed=resumed, others=others, lost=given_up, seconds=seconds, as_json=as_json)
-    return 2 if given_up else min(int(row["code"]) for row in rows)
+    counts = [sum(row["code"] == code for row in rows) for code in (0, 1, 2)]
+    return Answer(
+        form="plan.sweep",
+        writer="loadgauge.sheets.sweep.text:write",
+        shown=(rows, output, counts, resumed, others, given_up, seconds),
+        document={
+            "output": output,
+            "cells": len(rows),
+            "resumed": resumed,
+            "planned": len(rows) - resumed,
+            "others": others,
+            **dict(zip(("fits", "nothing_fits", "cannot_tell"), counts, strict=True)),
+            "lost": given_up,
+            "seconds": seconds,
+            "best": [row["cell"] for row in leaders(rows)],
+            "results": [{name: value for name, value in row.items() if value is not None} for row in rows],
+        },
+        table=[{name: row.get(name) for name in columns()} for row in rows],
+        code=2 if given_up else min(int(row["code"]) for row in rows),
+    )
 
 
-def show(
-    rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
-) -> None:
-    """Print the results of a sweep.
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the results of a sweep; brief: without every cell
 
     resumed: cells that had a result already; others: results of other cells; lost: cells whose workers died
     """
-    counts = [sum(row["code"] == code for row in rows) for code in (0, 1, 2)]
+    rows, output, counts, resumed, others, lost, seconds = answer.shown
     best = leaders(rows)
-    if as_json:
-        document(
-            {
-                "output": output,
-                "cells": len(rows),
-                "resumed": resumed,
-                "planned": len(rows) - resumed,
-                "others": others,
-                "fits": counts[0],
-                "nothing_fits": counts[1],
-                "cannot_tell": counts[2],
-                "lost": lost,
-                "seconds": seconds,
-                "best": [row["cell"] for row in best],
-                "results": [{name: value for name, value in row.items() if value is not None} for row in rows],
-            }
-        )
-        return
-    target = console()
     if best:
         _table(target, rows, best)
-    if len(rows) > len(best):
+    if len(rows) > len(best) and not brief:
         _every(target, rows)
     _reasons(target, [row for row in rows if row["code"] == 1], "Nothing fits", len(rows))
     _reasons(target, [row for row in rows if row["code"] == 2], "Failed", len(rows))
@@ -174,7 +169,7 @@ def _score(row: Row) -> tuple[float, float]:
     return speed, 0.0
 
 
-def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
+def _table(target: Paper, rows: Sequence[Row], best: Sequence[Row]) -> None:
     varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
     prices = any(row.get("cost_per_billion_tokens") is not None for row in best)
     columns = [
@@ -211,7 +206,7 @@ def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
         points(target, [f"and {len(best) - MOST_ROWS:,} more"], "", style="dim")
 
 
-def _every(target: Console, rows: Sequence[Row]) -> None:
+def _every(target: Paper, rows: Sequence[Row]) -> None:
     """Every cell on a line: what is varied in it, and its best layout or what became of it."""
     varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
     columns = [
@@ -239,7 +234,7 @@ def _shown(value: Any) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _reasons(target: Console, rows: Sequence[Row], title: str, whole: int) -> None:
+def _reasons(target: Paper, rows: Sequence[Row], title: str, whole: int) -> None:
     """Cells without a layout, those with the same reason together."""
     if not rows:
         return

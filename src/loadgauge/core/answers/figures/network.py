@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkCase
 from loadgauge.core.resolve.setup import Setup
@@ -16,7 +16,7 @@ def setup_of(given: Setup) -> NetworkCase | None:
     """Return the case of `loadgauge network`; None without links, or where a measured run rescales the time."""
     if given.gpu is None or given.cluster is None or given.job.measured is not None:
         return None
-    return NetworkCase.of(given.model, given.layout, given.training, given.cluster, efficiencies(given.gpu.id))
+    return NetworkCase.of(given.model, given.layout, given.training, given.cluster, of_cluster(given.cluster))
 
 
 def network(result: Estimate) -> list[dict[str, Any]] | None:

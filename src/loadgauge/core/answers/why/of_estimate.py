@@ -99,7 +99,7 @@ def _flops(result: Estimate) -> Reason:
         line("model FLOPs of a step", "m*d*(F_f + F_b)", flops.model, "FLOP", legend),
         line("hardware FLOPs of a step", "m*d*(F_f + F_b + F_r)", flops.hardware, "FLOP", legend),
     ]
-    letters = symbolic_view(view, ragged=layout.tokens is not None, captured=result.model.listed is not None)
+    letters = symbolic_view(view, ragged=layout.tokens is not None, captured=result.model.own.states_splits)
     for kind, (block, count) in enumerate(zip(result.model.blocks, result.model.layer_counts(), strict=True)):
         named = symbolic_block(block, int(result.model.hidden_size))
         layer = block_layer(block, result.model.hidden_size, view)

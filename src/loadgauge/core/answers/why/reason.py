@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.algebra import Size
 
 
@@ -27,9 +28,26 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     legend: dict[str, tuple[str, float]] = {}
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a total is what it is. columns, rows: what it is summed from, in words and numbers"""
+class Rows(msgspec.Struct, frozen=True):
+    """A table of a reason, in words and numbers: its title, its heads, its rows; the last one is their sum where `summed`."""
 
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float, ...], ...]
+    summed: bool = False
+
+
+PLAIN = (
+    "topic", "what", "value", "unit", "basis", "rule", "lines", "columns", "rows", "notes", "see", "sources",
+)  # fmt: skip
+"""Fields of a reason that its document has."""
+
+
+class Reason(Answer, frozen=True, kw_only=True):
+    """Why a total is what it is. columns, rows: what it is summed from, in words and numbers; tables: more of these"""
+
+    form: str = "network.explain"
+    writer: str = "loadgauge.core.text.estimate.reason:write"
     topic: str
     what: str
     value: float | None
@@ -43,11 +61,13 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     see: tuple[str, ...] = ()
     """Commands and flags that show more."""
     sources: tuple[str, ...] = ()
+    where: str = ""
+    """A sentence on the place and the moment of the value."""
+    tables: tuple[Rows, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reason as plain values for JSON."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
+        return super().to_dict() or {name: msgspec.to_builtins(getattr(self, name)) for name in PLAIN}
 
 
 _OPERATORS: dict[type, Callable[[float, float], float]] = {

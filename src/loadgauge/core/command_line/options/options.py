@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, TypeVar
@@ -69,17 +68,6 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
     return click.option(
         flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed, **repeated
     )
-
-
-def brief_option(lines: str) -> Callable[[Command], Command]:
-    """Make `--brief/--full`; lines: what the short answer has."""
-    words = f"Ten lines: {lines}, as a terminal shows by itself; or the whole answer, as a pipe gets."
-    return click.option("--brief/--full", " /--no-brief", default=None, help=words)
-
-
-def shortly(brief: bool | None) -> bool:
-    """Return whether the short answer is printed: where it is asked for, and by default on a terminal."""
-    return sys.stdout.isatty() if brief is None else brief
 
 
 def options(command: Command, names: Iterable[str]) -> Command:

@@ -8,14 +8,13 @@ each measured GPU holds its own figures. What software adds beside its kernels i
 from __future__ import annotations
 
 import functools
-import tomllib
 from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, NotStated
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.hardware.hardware import gpu as card_named
 
@@ -182,32 +181,32 @@ def chip_of(card: Gpu) -> str:
 
 
 @functools.cache
-def _common() -> dict[str, Any]:
-    """`common.toml`: the fields that all GPUs share, and `chips`."""
-    return tomllib.loads(read_data("calibration/common.toml"))
-
-
-@functools.cache
 def efficiencies(gpu: str) -> Efficiencies:
     """Return what the kernels of a GPU achieve, by its id; of one without a file of its own, by rule. Raises `ConfigError`.
 
     >>> efficiencies("no-such-gpu").basis, efficiencies("t4").multiprocessors, efficiencies("h100-sxm5-80gb").basis
     ('assumed', 40, 'measured')
     """
+    own: dict[str, Any] = {}
+    with suppress(FileNotFoundError):
+        if not gpu.endswith(".toml"):  # a card of the user's
+            own = dict(read_table(f"calibration/{gpu}.toml"))
+    try:
+        return with_own(gpu, own)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), file=f"data/calibration/{gpu}.toml") from None
+
+
+def with_own(gpu: str, own: dict[str, Any]) -> Efficiencies:
+    """Return the efficiencies of a GPU with figures of its own, in place of those by rule. Raises `msgspec.ValidationError`."""
     card = None
     with suppress(ConfigError):  # of a card that is not in the catalogue nothing more is known
         card = card_named(gpu) if gpu else None
     fields = transferred(card) | {"gpu": gpu}
-    with suppress(FileNotFoundError):
-        if not gpu.endswith(".toml"):  # a card of the user's
-            own = tomllib.loads(read_data(f"calibration/{gpu}.toml"))
-            for name in ("attention", "memory", "wires"):
-                own[name] = fields[name] | own.get(name, {})
-            fields |= own | {"how": ""}
-    try:
-        return msgspec.convert(fields, Efficiencies)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error), file=f"data/calibration/{gpu}.toml") from None
+    if own:
+        tables = {name: fields[name] | own.get(name, {}) for name in ("attention", "memory", "wires")}
+        fields |= {"how": "", **own, **tables}
+    return msgspec.convert(fields, Efficiencies)
 
 
 LEAST_POWER, MOST_POWER = 0.4, 1.15
@@ -215,11 +214,11 @@ LEAST_POWER, MOST_POWER = 0.4, 1.15
 
 
 def of_cluster(cluster: Cluster) -> Efficiencies:
-    """Return what the kernels of a cluster's GPUs achieve, at the power that somebody measured there.
+    """Return what the kernels of a cluster's GPUs achieve: those measured there, at the power that somebody measured there.
 
     Raises `ConfigError` for a sustained rate that no long 16-bit product of such a GPU has.
     """
-    known = efficiencies(cluster.gpu.id)
+    known: Efficiencies = cluster.kernels or efficiencies(cluster.gpu.id)
     if cluster.sustained is None:
         return known
     peak = cluster.gpu.peak("bf16" if cluster.gpu.bf16 and cluster.gpu.peaks.bf16 is not None else "fp16")
@@ -239,7 +238,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
     The share of its products is, in this order: that of measured GPUs of its chip, by the watts for each FLOP/s; `MEASURED_BEST`
     of the best product ever found on it; that of all chips by its watts; `SHARE`.
     """
-    common = dict(common or _common())
+    common = dict(common or read_table("calibration/common.toml"))
     chips = {name: msgspec.convert(chip, Chip) for name, chip in common.pop("chips").items()}
     every, pcie, kind = chips.pop("any"), chips[PCIE_CHIP].wires, "" if card is None else chip_of(card)
     chip = chips.get(kind, every)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from contextlib import suppress
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.job_text import positive_number
 
 
 @functools.cache
 def _countries() -> dict[str, Any]:
-    countries: dict[str, Any] = tomllib.loads(read_data("electricity.toml"))["grams"]
+    countries: dict[str, Any] = read_table("electricity.toml")["grams"]
     return countries | {each["name"]: each for each in countries.values()}
 
 

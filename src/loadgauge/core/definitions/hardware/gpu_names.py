@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import tomllib
 from collections.abc import Iterable
 
 from loadgauge.core.base.errors import closest
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 
 # Words of makers and drivers that tell no two cards apart: "NVIDIA GeForce RTX 4090 Laptop GPU" is "rtx4090laptop".
 _WORDS = re.compile(
@@ -29,11 +27,6 @@ def plain(text: str) -> str:
     return re.sub(r"[\s-]", "", bare)
 
 
-@functools.cache
-def _known() -> dict[str, str]:
-    return tomllib.loads(read_data("gpu_names.toml"))
-
-
 def find_id(text: str, ids: Iterable[str]) -> str | None:
     """Return the id that a name stands for, the commonest variant where there are several; None for none.
 
@@ -44,7 +37,7 @@ def find_id(text: str, ids: Iterable[str]) -> str | None:
     """
     name, by_name = plain(text), {re.sub(r"-", "", id): id for id in ids}
     for word in (f"{prefix}{name}" for prefix in _PREFIXES):
-        if (id := _known().get(word) or by_name.get(word)) is not None:
+        if (id := read_table("gpu_names.toml").get(word) or by_name.get(word)) is not None:
             return id
     card, size = split_size(text)
     if size and (id := find_id(card, by_name.values())) is not None:

@@ -364,7 +364,8 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`gpus` of one kind in nodes of `gpus_per_node` (a host's share, which a link's domain may exceed), with `links`
     from the innermost to the one that joins all. `sustained`: of a long 16-bit matrix product on one of them, where somebody
-    measured it [FLOP/s]. `topology`: the tiers of its network, where they are stated.
+    measured it [FLOP/s]. `topology`: the tiers of its network, where they are stated. `kernels`: `Efficiencies` that somebody
+    measured there, in place of those of the GPU's calibration.
 
     >>> inner, outer = Link(bandwidth=450e9, latency=2e-6, domain=8), Link(bandwidth=50e9, latency=5e-6, domain=64)
     >>> Cluster(gpu=gpu("h100-sxm5-80gb"), gpus=64, gpus_per_node=8, links=(inner, outer)).gpus
@@ -377,6 +378,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     links: tuple[Link, ...]
     sustained: float | None = None
     topology: Topology | None = None
+    kernels: Any = None
 
     def __post_init__(self) -> None:
         if self.gpus < 1 or self.gpus_per_node < 1 or self.gpus % min(self.gpus, self.gpus_per_node):

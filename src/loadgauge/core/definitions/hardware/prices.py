@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from typing import NamedTuple
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.job_text import positive_number
 
 
@@ -60,7 +59,7 @@ def listed() -> dict[str, tuple[Offer, ...]]:
     (['lambda'], False)
     """
     offers: dict[str, list[Offer]] = {}
-    for row in tomllib.loads(read_data("prices.toml"))["offer"]:
+    for row in read_table("prices.toml")["offer"]:
         for gpu, each in row["each"].items():
             offers.setdefault(gpu, []).append(Offer(row["cloud"], row["kind"], each, row["read"], row["where"]))
     return {gpu: tuple(sorted(some, key=lambda offer: offer.each)) for gpu, some in offers.items()}

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from functools import cache
-from typing import Any
-
 import msgspec
 
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.base.units import parse
 from loadgauge.core.definitions.hardware.hardware import Gpu, Quantity
 
 ASSUMED = "assumed"
 """Citation key of these figures."""
-
-
-@cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(read_data("usual_figures.toml"))
 
 
 def usual_network(gpu: Gpu) -> tuple[float, str] | None:
@@ -28,7 +19,7 @@ def usual_network(gpu: Gpu) -> tuple[float, str] | None:
     >>> [usual_network(gpu(id))[0] for id in ("mi300x", "rtx4090")], usual_network(gpu("h100-sxm5-80gb"))
     ([50000000000.0, 390625000.0], None)
     """
-    rows = _table()["network"]
+    rows = read_table("usual_figures.toml")["network"]
     row = next((row for row in rows if gpu.id in row.get("gpus", "").split()), None)
     if gpu.nic.bandwidth is not None and (row is None or not row.get("before_stated")):
         return None
@@ -48,7 +39,7 @@ def with_usual(gpu: Gpu) -> tuple[Gpu, dict[str, str]]:
     """
     texts = {
         name: next((text for text, ids in rows.items() if gpu.id in ids.split()), None)
-        for name, rows in _table()["figures"].items()
+        for name, rows in read_table("usual_figures.toml")["figures"].items()
     }
     assumed: dict[str, str] = {}
     memory, link, peaks = gpu.memory, gpu.interconnect, gpu.peaks

@@ -461,8 +461,8 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
             "text", "cluster",
             "A measured run of your own (step, mfu, hfu, tflops or tokens_per_second_per_gpu), followed by the flags in which"
             " it differed, after commas: predicted times are rescaled by it. Or gemm=612TFLOP/s, what a long matrix product"
-            " sustains there (`calibrate` prints it): the power at which the GPUs run.",
-            metavar="step=12.3s", needs="gpu",
+            " sustains there (`calibrate` prints it): the power at which the GPUs run. Or a file of `anchor` or `calibrate`.",
+            metavar="step=12.3s|FILE.toml", needs="gpu", aliases=("anchor",),
         ),
     ] = None  # fmt: skip
     tuning: Annotated[

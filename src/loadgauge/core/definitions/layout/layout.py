@@ -402,8 +402,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
         for block in model.blocks
     ):
         yield f"pp = {layout.pp}: layers that read what the first stages made are not modelled"
-    if model.listed is not None:
-        yield from model.listed.problems(layout)
+    yield from model.own.problems(layout)
     for block in model.blocks:
         for mixer in (block.attention, block.beside):
             for name in _sharded(mixer):

@@ -12,6 +12,7 @@ import msgspec
 
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.model.own_code import WRITTEN
 
 
 class Norm(msgspec.Struct, frozen=True):
@@ -561,10 +562,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.pattern)
 
     @property
+    def own(self) -> Any:
+        """Return what its layers support: as a family writes them, or as they were captured (`own_code.Written`)."""
+        return WRITTEN if self.listed is None else self.listed
+
+    @property
     def has_experts(self) -> bool:
         """Return whether any block is a mixture of experts."""
-        own = self.listed is not None and self.listed.has_experts
-        return own or any(isinstance(block.mlp, Moe) for block in self.blocks)
+        return self.own.has_experts or any(isinstance(block.mlp, Moe) for block in self.blocks)
 
     def within_experts(self, tp: int, ep: int) -> int:
         """Return over how many ranks an expert is split where a job does not say it.
@@ -572,8 +577,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         Without expert parallelism frameworks split it as they split a layer (source: megatron-core,
         `ModelParallelConfig.expert_tensor_parallel_size`). With it launchers and recipes differ: it stays whole.
         """
-        if self.listed is not None:
-            return int(self.listed.within_experts(tp, ep))
+        if self.own.states_splits:
+            return int(self.own.within_experts(tp, ep))
         widths = {block.mlp.moe_intermediate_size for block in self.blocks if isinstance(block.mlp, Moe)}
         return tp if widths and ep == 1 and not any(width % tp for width in widths) else 1
 

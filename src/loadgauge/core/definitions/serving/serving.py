@@ -7,11 +7,10 @@ an engine (its kernels, its host, its all-reduce) or of a kind of chip.
 from __future__ import annotations
 
 import functools
-import tomllib
 
 import msgspec
 
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 
 
 class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,4 +79,4 @@ def serving() -> Serving:
     >>> sorted(serving().engines), 0.5 < serving().bandwidth < 1
     (['hf', 'sglang', 'trtllm', 'vllm'], True)
     """
-    return msgspec.convert(tomllib.loads(read_data("serving.toml")), Serving)
+    return msgspec.convert(read_table("serving.toml"), Serving)

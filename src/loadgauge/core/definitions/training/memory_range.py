@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 
 Counter = Literal["allocated", "active", "reserved", "nvidia-smi"]
 """What a peak is read from: `torch.cuda.max_memory_allocated`, `active_bytes.all.peak` of `memory_stats`,
@@ -95,7 +95,7 @@ def memory_range() -> MemoryRange:
     True
     """
     try:
-        return msgspec.convert(tomllib.loads(read_data("memory_range.toml")), MemoryRange)
+        return msgspec.convert(read_table("memory_range.toml"), MemoryRange)
     except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(str(error), file="data/memory_range.toml") from None
 

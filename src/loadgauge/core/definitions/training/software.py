@@ -16,7 +16,7 @@ import tomllib
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 
 USUAL = "usual"
 TUNINGS = ("recipe", USUAL, "first")
@@ -97,7 +97,7 @@ def software() -> Software:
     True
     """
     try:
-        return msgspec.convert(tomllib.loads(read_data("software.toml")), Software)
+        return msgspec.convert(read_table("software.toml"), Software)
     except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(str(error), file="data/software.toml") from None
 

@@ -223,7 +223,8 @@ class MemoryModel:
     @property
     def reaches_embedding(self) -> bool:
         """Return whether the gradient of the embedding's output is made."""
-        reached = self.embedding_trained if self.model.listed else self.model.blocks[self.model.pattern[0]].reached
+        written = self.model.own.rewritten
+        reached = self.model.blocks[self.model.pattern[0]].reached if written else self.embedding_trained
         return self.view.input_gradients or reached
 
     def hosts(self, recompute: Recompute) -> bool:
@@ -424,7 +425,7 @@ class MemoryModel:
         if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
             return ()
         key = self.key(stage, chunk.start)
-        if key[1] or self.hosts(NOTHING) or self.model.listed is not None:  # a captured one was seen as it is
+        if key[1] or self.hosts(NOTHING) or not self.model.own.rewritten:  # a captured one was seen as it is
             return ()
         nbytes = idle_kept(self.facts[key].layer, self.training.precision.compute if self.copied else 0)
         return (Kept(End.IDLE, 1, -nbytes, 0, 0),) if not same(nbytes, 0) else ()
@@ -438,8 +439,9 @@ class MemoryModel:
 
     def around(self, stage: Stage) -> Size:
         """Return the bytes that the model's forward holds while its layers run, besides what they keep: masks, embeddings."""
-        total: Size = 0 if self.model.listed is not None or self.layout.recompute.mode == "full" else self.masks
-        if stage.first and self.model.listed is None:  # of captured layers it is among what is alive in each
+        around = self.model.own.around  # of captured layers it is among what is alive in each
+        total: Size = self.masks if around and self.layout.recompute.mode != "full" else 0
+        if around and stage.first:
             key = None if stage.start == stage.stop else self.key(stage, stage.start)
             if key is None or not (key[1] or (self.embedding_trained and keeps_input(self.facts[key].layer))):
                 total = total + self.embedding.operations[-1].outputs[0].nbytes

@@ -107,7 +107,7 @@ def _not_made(model: ModelSpec, view: View, embedding: Layer, layers: Sequence[L
     """FLOPs of the first layer's backward that adapters leave out: nothing before it is trained, so its input has no gradient."""
     first = model.pattern[0]
     trained = view.input_gradients or any(weight.trainable for weight in embedding.weights)
-    if view.lora is None or model.listed is not None or trained or not model.blocks[first].reached:
+    if view.lora is None or not model.own.rewritten or trained or not model.blocks[first].reached:
         return 0  # of captured layers, and where only some are trained, each is known as it is
     alone = msgspec.structs.replace(model.blocks[first], reached=False)
     return layers[first].backward_flops - block_layer(alone, model.hidden_size, view).backward_flops

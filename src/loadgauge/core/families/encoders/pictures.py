@@ -263,9 +263,9 @@ def seeing(
             if getattr(job, name) is not None and not file:  # a tool's file says it whatever its data is
                 raise ConfigError("goes with --pictures or --video", key=name)
         return model
-    if getattr(model.listed, "library", False):
+    if model.own.library:
         return model  # its latents are of these sizes
-    if model.listed is not None:
+    if not model.own.rewritten:
         raise NotModelled(
             "pictures of any size in a captured model: without --pictures it has one; loadgauge capture has --picture"
         )

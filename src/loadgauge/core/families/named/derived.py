@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 
 # How a copy is stored, by the end of its name; the words are those of `quantization_config.quant_method` and of file formats.
 _STORED = {
@@ -61,7 +60,7 @@ class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def _table() -> dict[str, _Rule]:
-    return msgspec.convert(tomllib.loads(read_data("models/DERIVED.toml")), dict[str, _Rule])
+    return msgspec.convert(read_table("models/DERIVED.toml"), dict[str, _Rule])
 
 
 def split_stored(name: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -89,3 +89,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             cached=Cached(context, itemsize),
             **rest,  # type: ignore[arg-type]
         )
+
+
+def from_code(of: Any, part: str, view: View) -> Any:
+    """Return what was captured of a block or a model (`layer`; `embedding`, `head`, `held`); None where a family writes it.
+
+    of: `Block` or `ModelSpec`
+    """
+    return None if of.listed is None else getattr(of.listed, part)(view)

@@ -108,10 +108,10 @@ class BatchEvaluator:
 
     def _left_out(self, grid: Grid, error: NotModelled) -> None:
         """Note that captured layers do not run on so many ranks; else, and on one rank, raise the error."""
-        listed, ranks = self.space.model.listed, {name: grid.sizes[name] for name in ("tp", "ep")}
-        if listed is None or all(count == 1 for count in ranks.values()):
+        own, ranks = self.space.model.own, {name: grid.sizes[name] for name in ("tp", "ep")}
+        if not own.states_splits or all(count == 1 for count in ranks.values()):
             raise error
-        listed.left_out[", ".join(f"{name} {count}" for name, count in ranks.items())] = str(error)
+        own.left_out[", ".join(f"{name} {count}" for name, count in ranks.items())] = str(error)
 
 
 class GridEvaluator:
@@ -179,8 +179,8 @@ class GridEvaluator:
             training = self.training.under(layout.zero)
             seen = training is self.training, self.space.model.partly and structure.recompute.mode
             view = self.of_grid.once(("view", *seen), lambda: view_of(layout, training))
-            listed = self.of_grid.once(("listed", *seen), Memo)
-            return ArrayMemory(self.space.model, layout, training, view, listed)
+            operations = self.of_grid.once(("operations", *seen), Memo)
+            return ArrayMemory(self.space.model, layout, training, view, operations)
 
         memory: ArrayMemory = self.of_grid.once(("facts", key), make).under(layout)
         # Weights depend on the pipeline and on ZeRO, not on what is kept of activations.

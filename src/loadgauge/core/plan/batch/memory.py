@@ -59,15 +59,15 @@ class Later(NamedTuple):
 class ArrayMemory(MemoryModel):
     """`MemoryModel` of many layouts; what several structures need is computed once.
 
-    listed: the operations of the model's parts; shared_bytes: what depends on the facts of the layers alone; weighing: on
+    operations: those of the model's parts; shared_bytes: what depends on the facts of the layers alone; weighing: on
     the pipeline and the ZeRO stage
     later: whether the states are left for each ZeRO stage to add
     """
 
     later = False
 
-    def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: Memo) -> None:
-        self.listed = listed
+    def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View, operations: Memo) -> None:
+        self.operations = operations
         self.shared_bytes = Memo()
         self.weighing = Memo()
         super().__init__(model, layout, training, view)
@@ -78,7 +78,7 @@ class ArrayMemory(MemoryModel):
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """The weights of a layer, by group; the same object for the same layer."""
-        return self.listed.once(("weights", ByIdentity(layer)), super().weights_of, layer)
+        return self.operations.once(("weights", ByIdentity(layer)), super().weights_of, layer)
 
     def under(self, layout: Layout) -> ArrayMemory:
         """This model for another layout of the same structure."""
@@ -102,11 +102,11 @@ class ArrayMemory(MemoryModel):
 
     def block_layers(self) -> list[Layer]:
         """The operations of each of the model's blocks."""
-        return self.listed.once("blocks", super().block_layers)
+        return self.operations.once("blocks", super().block_layers)
 
     def end_layers(self) -> tuple[Layer, Layer]:
         """The operations of the embedding and of the head."""
-        return self.listed.once(("ends", self.layout.ends_together), super().end_layers)
+        return self.operations.once(("ends", self.layout.ends_together), super().end_layers)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
         """Return what one micro-batch keeps on a chunk [bytes]."""

@@ -83,7 +83,7 @@ def space_for(
         if name == "schedule" and values == (ALL,):
             locked[name] = SCHEDULES
     narrow = narrowed(training.framework, training.optimizer.sharded)
-    if model.listed is not None:  # its class states how it is split, whatever trains it
+    if model.own.states_splits:  # its class states how it is split, whatever trains it
         narrow = {name: values for name, values in narrow.items() if name not in SPLIT_BY_PLAN}
     chosen = {**open_axes, **narrow, **locked}
     chosen["recompute"] = tuple(recompute_policy(str(policy), model, training) for policy in chosen["recompute"])

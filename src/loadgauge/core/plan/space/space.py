@@ -257,7 +257,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         apart = (
             [[1], [cp for cp in self.cp if cp > 1]] if self.base.cp_comm == "all_to_all" and 1 in self.cp else [self.cp]
         )
-        if self.model.listed is not None:
+        if self.model.own.states_splits:
             yield from self._captured_grids(values, spread)
             return
         for tp in by_tp.values():
@@ -266,12 +266,12 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     def _captured_grids(self, values: dict[str, tuple[int, ...]], spread: bool | None) -> Iterator[Grid]:
         """Yield those of captured layers, whose operations were recorded for each number of ranks that split them."""
-        listed: Any = self.model.listed
+        own = self.model.own
         for tp, ep in itertools.product(self.tp, self.ep):
-            etp = listed.within_experts(tp, ep)
-            if etp not in self.etp or list(listed.splits.problems(tp=tp, ep=ep)):
+            etp = own.within_experts(tp, ep)
+            if etp not in self.etp or list(own.splits.problems(tp=tp, ep=ep)):
                 continue
-            for batch in listed.groups(self.micro_batch):
+            for batch in own.groups(self.micro_batch):
                 chosen = {**values, "tp": (tp,), "ep": (ep,), "etp": (etp,), "micro_batch": tuple(batch)}
                 yield from Grid(self, chosen, spread).parts()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from loadgauge.core.base.hooks import provider
 from loadgauge.core.base.units import days_words, gib, in_gib, seconds
@@ -13,7 +12,7 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, unit
-from loadgauge.core.text.table import console, draw_lines
+from loadgauge.core.text.table import Paper, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
     effort,
@@ -25,16 +24,13 @@ from loadgauge.core.text.verdict import (
     verdict_words,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 SHOWN = 5
 """Lines of parts; what they leave out is in the last one."""
 BAR = 24
 
 
-def brief(given: Setup, result: Estimate, counter: Counter | None = None, target: Console | None = None) -> None:
-    """Print the short answer to `target`, by default the terminal."""
+def brief(given: Setup, result: Estimate, counter: Counter | None, target: Paper) -> None:
+    """Write the short answer."""
     memory, on_host = result.memory, given.on_host(result)
     wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
     lines = (
@@ -52,9 +48,7 @@ def brief(given: Setup, result: Estimate, counter: Counter | None = None, target
     short(memory, memory.parts, head, lines, target)
 
 
-def short(
-    memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Console | None = None
-) -> None:
+def short(memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Paper) -> None:
     """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty."""
     from rich.text import Text
 
@@ -62,7 +56,7 @@ def short(
     first = Text(verdict_words(memory))
     first.stylize(style, 0, len(word))
     draw_lines(
-        target or console(),
+        target,
         [
             first,
             *(Text(line, "dim") for line in run),
@@ -77,7 +71,7 @@ def _run(given: Setup, result: Estimate) -> str:
     layout, lora = result.layout, result.training.lora
     how = "" if lora is None else f" {lora.name},"
     where = "" if given.gpu is None else f" {layout.gpus:,} x {given.gpu.id},"
-    if result.model.listed is not None and not result.model.listed.has_length:
+    if not result.model.own.has_length:
         return f"{result.model.name},{how}{where} {batch_words(result.model, layout.micro_batch, 1)}"
     return f"{result.model.name},{how}{where} {layout.micro_batch} x {length_words(result.model, layout.seq_len)}"
 

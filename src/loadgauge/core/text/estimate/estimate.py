@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
+from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
@@ -13,13 +13,13 @@ from loadgauge.core.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.plan.advise.assumptions import assumptions
 from loadgauge.core.resolve.large_runs import MANY
-from loadgauge.core.resolve.reproduce import show_command
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup, worst_routing
+from loadgauge.core.text.estimate import brief as short
 from loadgauge.core.text.estimate.padding import padding
 from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
 from loadgauge.core.text.estimate.step_time import headline, timing
-from loadgauge.core.text.table import Column, bar, console, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, bar, console, draw, first_line, heading, points, show_command
 from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
@@ -33,9 +33,6 @@ from loadgauge.core.text.verdict import (
     verdict_words,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 TITLES = {
     "fits": "Changes that make it fit (each one estimated)",
     "tight": "No change tried makes it fit for certain; the closest",
@@ -45,9 +42,16 @@ TITLES = {
 """Head of the table of changes, by the verdict of the best."""
 
 
-def report(given: Setup, result: Estimate, target: Console | None = None, counter: Counter | None = None) -> None:
-    """Print the whole estimate to `target`, by default the terminal. counter: one whose reading is asked for"""
-    target = target or console()
+def write(answer: Estimated, target: Paper, *, brief: bool = False) -> None:
+    """Write an estimate, whole or in ten lines."""
+    if brief:
+        short.brief(answer.given, answer.result, answer.counter, target)
+    else:
+        report(answer.given, answer.result, target, answer.counter)
+
+
+def report(given: Setup, result: Estimate, target: Paper, counter: Counter | None = None) -> None:
+    """Write the whole estimate. counter: one whose reading is asked for"""
     _verdict(target, given, result, counter)
     if result.memory.fits is False and not (result.memory.question and result.memory.question.endless):
         _advice(target, given, result)
@@ -70,7 +74,7 @@ def report(given: Setup, result: Estimate, target: Console | None = None, counte
     points(target, _left_out(result))
 
 
-def _neither_said(target: Console, setup: Setup) -> None:
+def _neither_said(target: Paper, setup: Setup) -> None:
     """Print what each micro-batch of a large run takes by recomputation, where neither is said."""
     job = setup.job
     told = setup.file or job.micro_batch or job.recompute or setup.lengths or job.adapts or job.task
@@ -113,14 +117,9 @@ def verdict(result: Estimate) -> str:
     return f"{head}{where}, 80 % range {spread}"
 
 
-def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter | None) -> None:
-    from rich.text import Text
-
+def _verdict(target: Paper, given: Setup, result: Estimate, counter: Counter | None) -> None:
     memory, layout = result.memory, result.layout
-    word, style = WORDS[memory.verdict]
-    line = Text(verdict(result))
-    line.stylize(style, 0, len(word))
-    target.print(line, soft_wrap=True)
+    first_line(target, verdict(result), *WORDS[memory.verdict])
     card = "GPU" if given.gpu is None else given.gpu.name
     batch = batch_words(result.model, layout.global_batch, layout.seq_len, bool(given.lengths))
     lines = [
@@ -160,7 +159,7 @@ def _counters(memory: Memory, counter: Counter | None) -> str:
     return f"Counters at the peak: {', '.join(f'{name} {value}' for name, value in shown_by.items())} GiB (usual)."
 
 
-def _lengths(target: Console, given: Setup) -> None:
+def _lengths(target: Paper, given: Setup) -> None:
     """With ragged sequences: which micro-batch is shown, and the worst case."""
     worst = given.worst_case()
     if worst is None or given.lengths is None:
@@ -182,7 +181,7 @@ def _lengths(target: Console, given: Setup) -> None:
     )
 
 
-def _routing(target: Console, given: Setup, result: Estimate) -> None:
+def _routing(target: Paper, given: Setup, result: Estimate) -> None:
     """With experts over several ranks: which routing is assumed, and the worst case."""
     worst = worst_routing(given, result)
     if worst is None:
@@ -196,7 +195,7 @@ def _routing(target: Console, given: Setup, result: Estimate) -> None:
     points(target, [line], "", style=STYLES.get(memory.verdict, ""))
 
 
-def _advice(target: Console, given: Setup, result: Estimate) -> None:
+def _advice(target: Paper, given: Setup, result: Estimate) -> None:
     memory = result.memory
     from loadgauge.core.plan.advise.advice import advice  # only where it does not fit
 
@@ -228,7 +227,7 @@ def _advice(target: Console, given: Setup, result: Estimate) -> None:
     show_command(target, changes[0].command, "To reproduce the first line:")
 
 
-def _parts(target: Console, result: Estimate) -> None:
+def _parts(target: Paper, result: Estimate) -> None:
     """Every part at the peak moment, and at the moment at which it is itself largest."""
     memory = result.memory
     what = _meaning(result)
@@ -311,7 +310,7 @@ def _meaning(result: Estimate) -> dict[str, str]:
     }
 
 
-def _moments(target: Console, result: Estimate) -> None:
+def _moments(target: Paper, result: Estimate) -> None:
     """Every moment of the worst rank; parts that never change are left to the table above."""
     memory = result.memory
     moving = [part for part in PARTS if len({moment.parts[part] for moment in memory.moments}) > 1]
@@ -332,7 +331,7 @@ def _moments(target: Console, result: Estimate) -> None:
     draw(target, columns, rows, "Through one step, in GiB", [memory.peak])
 
 
-def _stages(target: Console, result: Estimate) -> None:
+def _stages(target: Paper, result: Estimate) -> None:
     stages = result.memory.stages
     if len(stages) < 2:
         return
@@ -343,7 +342,7 @@ def _stages(target: Console, result: Estimate) -> None:
     points(target, ["  ".join(shown)], "")
 
 
-def _work(target: Console, result: Estimate) -> None:
+def _work(target: Paper, result: Estimate) -> None:
     layout, work = result.layout, result.flops
     parts = parameters(result.model)
     tokens = layout.global_batch * layout.seq_len

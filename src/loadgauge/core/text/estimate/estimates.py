@@ -3,25 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.base.errors import NO, ConfigError
+from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import in_gib, seconds
+from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.plan.space.estimates import CANNOT_TELL
+from loadgauge.core.plan.space.estimates import columns as columns_of
 from loadgauge.core.plan.space.grid import Row
-from loadgauge.core.text.table import Column, console, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.core.text.verdict import WORDS
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SHORT = {"fits": "", "unknown": "", "depends": " depends", "tight": " tight", "does not fit": " NO"}
 """What stands behind the memory of a cell in a grid."""
 
 
-def report(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], title: str) -> None:
-    """Print the cells of a sweep. title: the job, without what is swept"""
-    target = console()
-    target.print(title, style="bold", soft_wrap=True)
+class Swept(Answer, frozen=True, kw_only=True):
+    """A sweep of estimates. output: the file that has every column, if any; `command` is without what is swept"""
+
+    form: str = "estimate.sweep"
+    writer: str = "loadgauge.core.text.estimate.estimates:write"
+    cells: list[Row]
+    axes: Mapping[str, Sequence[Any]]
+    output: str | None = None
+
+    @classmethod
+    def of(
+        cls, cells: list[Row], axes: Mapping[str, Sequence[Any]], *, allow_tight: bool = False, **more: Any
+    ) -> Swept:
+        """Return the answer that cells are; its code is 0 where one of them fits."""
+        outcomes = {row["outcome"] for row in cells} - {CANNOT_TELL}
+        code = min((exit_code(word, allow_tight=allow_tight) for word in outcomes), default=NO)
+        failed = "" if outcomes else f"no cell of the sweep is a run: {cells[0]['error']}"
+        table = [{name: row.get(name) for name in columns_of(list(axes))} for row in cells]
+        document = {"axes": axes, "cells": cells}
+        return cls(cells=cells, axes=axes, code=code, failed=failed, table=table, document=document, **more)
+
+    def plot(self, file: Path, figure: str) -> None:
+        if figure != "all":
+            raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
+        need("FIGURES").plot_sweep(self.cells, self.axes, file, self.command)
+
+
+def write(answer: Swept, target: Paper, *, brief: bool = False) -> None:
+    """Write the cells of a sweep; brief: how many fit"""
+    rows, axes = answer.cells, answer.axes
+    target.print(answer.command, style="bold", soft_wrap=True)
+    if brief:
+        points(target, [summary(rows)], "")
+        return
     target.print()
     _cells(target, rows, list(axes))
     if len(axes) == 2 and all(len(values) > 1 for values in axes.values()):
@@ -37,6 +70,8 @@ def report(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], title: str) -
             [f"cannot tell{f' ({count} cells)' if count > 1 else ''}: {error}" for error, count in wrong.items()],
         )
     points(target, [summary(rows)], "", "dim")
+    if answer.output is not None:
+        target.print(f"Every column: {answer.output}", soft_wrap=True)
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -60,7 +95,7 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(rows):,} cell{'s' if len(rows) != 1 else ''}: {text}."
 
 
-def _cells(target: Console, rows: Sequence[Row], axes: Sequence[str]) -> None:
+def _cells(target: Paper, rows: Sequence[Row], axes: Sequence[str]) -> None:
     timed = any(row.get("step") is not None for row in rows)
     priced = any(row.get("days") is not None for row in rows)
     known = any(row.get("memory_capacity") is not None for row in rows)
@@ -100,7 +135,7 @@ def _cells(target: Console, rows: Sequence[Row], axes: Sequence[str]) -> None:
     draw(target, columns, lines)
 
 
-def _grid(target: Console, rows: Sequence[Row], axes: Mapping[str, Sequence[Any]]) -> None:
+def _grid(target: Paper, rows: Sequence[Row], axes: Mapping[str, Sequence[Any]]) -> None:
     """Memory by the two swept fields, in GiB."""
     (down, ups), (across, steps) = axes.items()
     cells = {(row[down], row[across]): row for row in rows}

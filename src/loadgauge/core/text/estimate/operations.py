@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.estimate.tables import Table
-from loadgauge.core.text.table import Column, console, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, points
 
 HEADS = {
     "input_gradient": "backward (inputs)", "weight_gradient": "backward (weights)", "forward": "forward",
@@ -15,9 +16,9 @@ LAST = {"kind": 1, "moved": 2, "sent": 1, "products": 3, "shards": 1, "trainable
 """Columns that are left out first where a terminal is narrow."""
 
 
-def report(table: Table) -> None:
-    """Print a table: its rows, their sum over the stage, and what the columns are."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write a table: its rows, their sum over the stage, and what the columns are; brief: the sum alone."""
+    table: Table = answer.shown
     target.print(table.of, style="bold", soft_wrap=True)
     target.print()
     names = list(table.rows[0]) if table.rows else []
@@ -36,7 +37,8 @@ def report(table: Table) -> None:
     ending = [_shown(total[name]) if name in total else "" for name in names]
     if ending:
         ending[0] = "all, each times its number"
-    draw(target, columns, [*rows, ending], strong=[len(rows)])
+    shown = [ending] if brief else [*rows, ending]
+    draw(target, columns, shown, strong=[len(shown) - 1])
     target.print()
     points(target, [f"{table.note}."], "", "dim")
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from loadgauge.core.base.units import flops, in_gib, seconds
 from loadgauge.core.estimate.memory.padding import Forecast, Row
-from loadgauge.core.text.table import Column, draw, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import Column, Paper, draw, points
 
 
-def padding(target: Console, forecast: Forecast) -> None:
+def padding(target: Paper, forecast: Forecast) -> None:
     """Print the expected micro-batch padded, with FlashAttention, and without padding."""
     timed = any(row.step is not None for row in forecast.rows)
     columns = [

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from loadgauge.core.definitions.layout.axes import SIZES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.text.table import GLUE, heading, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import GLUE, Paper, heading, points
 
 UNBROKEN = 60
 """Characters of a flag and its value that stay on one line."""
@@ -35,10 +31,8 @@ def length_words(model: ModelSpec, length: int) -> str:
     >>> length_words(model("gpt2"), 1024)
     '1,024 tokens'
     """
-    if model.listed is None:
-        return f"{length:,} tokens"
-    beside = model.listed.besides(length)
-    return f"{length:,} {model.listed.unit}{f' and {beside}' if beside else ''}"
+    beside = model.own.besides(length)
+    return f"{length:,} {model.own.unit}{f' and {beside}' if beside else ''}"
 
 
 def unit(model: ModelSpec) -> str:
@@ -48,9 +42,7 @@ def unit(model: ModelSpec) -> str:
     >>> unit(model("gpt2"))
     'tokens'
     """
-    if model.listed is None:
-        return "tokens"
-    return model.listed.unit if model.listed.has_length else "rows"
+    return model.own.unit if model.own.has_length else "rows"
 
 
 def batch_words(model: ModelSpec, rows: int, length: int, up_to: bool = False) -> str:
@@ -61,12 +53,12 @@ def batch_words(model: ModelSpec, rows: int, length: int, up_to: bool = False) -
     ('8 sequences of 1,024 tokens', '1 sequence of up to 1,024 tokens')
     """
     several = "s" if rows > 1 else ""
-    if model.listed is not None and not model.listed.has_length:
+    if not model.own.has_length:
         return f"{rows:,} row{several}"
     return f"{rows:,} sequence{several} of {'up to ' if up_to else ''}{length_words(model, length)}"
 
 
-def print_assumed(target: Console, assumed: Mapping[str, str]) -> None:
+def print_assumed(target: Paper, assumed: Mapping[str, str]) -> None:
     """Print what the user did not give: flags with the values assumed for them."""
     if assumed:
         heading(target, "Assumptions (flags not given)")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from loadgauge.core.base.units import count, days_words, seconds
-from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.hardware.calibration import efficiencies, of_cluster
 from loadgauge.core.definitions.hardware.prices import listed
 from loadgauge.core.definitions.training.software import TUNINGS, USUAL, kind_of
 from loadgauge.core.estimate.result import Estimate, Time
 from loadgauge.core.estimate.time.cost import Budget
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.table import Column, bar, draw, heading, points
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from loadgauge.core.text.table import Column, Paper, bar, draw, heading, points
 
 LANES = {
     "forward": "forward of the layers",
@@ -43,7 +38,7 @@ def headline(time: Time, counted: str = "tokens") -> str:
     )
 
 
-def timing(target: Console, given: Setup, result: Estimate) -> None:
+def timing(target: Paper, given: Setup, result: Estimate) -> None:
     """Print the components of step time, and the whole run where its number of tokens is given."""
     time = result.time
     if time is None:
@@ -74,7 +69,7 @@ def basis(result: Estimate) -> str:
     assert result.gpu is not None
     if result.time.scale != 1.0:
         return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.time.scale:.3f}."
-    calibration = efficiencies(result.gpu)
+    calibration = efficiencies(result.gpu) if result.cluster is None else of_cluster(result.cluster)
     own = result.cluster.sustained if result.cluster is not None else None
     others = (f"x {kind_of(tuning=name).factor:.2f} under --tuning {name}" for name in TUNINGS if name != USUAL)
     at = f" Tuning taken: {result.training.tuning}; compute of the usual takes {' and '.join(others)}."
@@ -108,7 +103,7 @@ def money_lines(budget: Budget, gpu: str) -> list[str]:
     return [f"cost at list prices, US dollars: {', '.join(words)}; --price takes yours"] if words else []
 
 
-def whole_run(target: Console, budget: Budget, gpu: str) -> None:
+def whole_run(target: Paper, budget: Budget, gpu: str) -> None:
     """Print days, GPU-hours, cost and energy of the whole run. gpu: id of its kind"""
     heading(target, f"The whole run, {count(budget.tokens)} tokens")
     lines = [f"{days_words(budget.days)}: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import in_gib, parse_count, seconds, share
 from loadgauge.core.base.verdict import needs
 from loadgauge.core.definitions.hardware.prices import listed
@@ -15,28 +16,53 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.plan import inverse
 from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
-from loadgauge.core.plan.inverse import Answer
 from loadgauge.core.plan.request import PlanRequest, models_named
 from loadgauge.core.plan.request import cases as planned_cases
 from loadgauge.core.plan.search import Case
-from loadgauge.core.resolve.reproduce import completer, documented, layout_flags, show_command
+from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
 from loadgauge.core.resolve.resolve import asks_for_files
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import layout_words
 from loadgauge.core.text.plan.plan import assumptions, table
 from loadgauge.core.text.plan.progress import clear, say
-from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points, show_command
 from loadgauge.core.text.verdict import question_words
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SHARE = 0.1
 """Default of the largest share of the step for exposed communication."""
 
 
-def answer(request: PlanRequest, *, as_json: bool) -> int:
-    """Answer an inverse question (`find`), print it, and return exit code 0. Raises `NothingFits` without an answer."""
+def write(found: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the answers to an inverse question, each with its best layout; brief: without what lies beside it"""
+    request, setup, answers, beside, left_out = found.shown
+    for answer in answers:
+        asked = question_words(answer.best.memory)
+        points(target, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
+    if (assumed := _pace(request).measured) is not None:
+        points(target, [f"All times are at the utilisation that is assumed ({assumed}), none is predicted."], "")
+    if request.find == "gpu" and request.prices is None:
+        days = sorted(offer.read for offers in listed().values() for offer in offers)
+        prices = f"List prices on demand, US dollars, read from {days[0]} to {days[-1]}; --prices takes yours."
+        points(target, [prices], "")
+    several = len(answers) > 1
+    table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
+    target.print()
+    for answer in answers:
+        show_command(target, _complete(setup, answer, request)(answer.best).command())
+    if brief:
+        return
+    if answers[0].curve:
+        _curve(target, answers[0].curve)
+    if beside:
+        _beside(target, beside, answers[0].value)
+    if left_out:
+        heading(target, "Left out")
+        points(target, left_out)
+    assumptions(target, msgspec.structs.replace(setup, file=""))
+
+
+def found(request: PlanRequest) -> Answer:
+    """Answer an inverse question (`find`), with progress on the terminal. Raises `NothingFits` without an answer."""
     setup, cases = planned_cases(request)
     left_out: list[str] = []
     beside: tuple[Sized, ...] = ()
@@ -55,45 +81,25 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
             answers = [_answer(request, setup, cases[-1])]
     finally:
         clear()
-    if as_json:
-        documents = [_document(setup, answer, request) for answer in answers]
-        sizes = [
-            {
-                "gpus": one.gpus,
-                "fits": one.best is not None,
-                "days": None if one.best is None else one.days,
-                "flags": None if one.best is None else layout_flags(one.best),
-            }
-            for one in beside
-        ]
-        more = {"sizes": sizes} if sizes else {}
-        document({"answers": documents, **more, "left_out": left_out, "assumed": setup.assumed})
-        return 0
-    target = console()
-    for answer in answers:
-        asked = question_words(answer.best.memory)
-        points(target, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
-    if (assumed := _pace(request).measured) is not None:
-        points(target, [f"All times are at the utilisation that is assumed ({assumed}), none is predicted."], "")
-    if request.find == "gpu" and request.prices is None:
-        days = sorted(offer.read for offers in listed().values() for offer in offers)
-        points(
-            target, [f"List prices on demand, US dollars, read from {days[0]} to {days[-1]}; --prices takes yours."], ""
-        )
-    several = len(answers) > 1
-    table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
-    target.print()
-    for answer in answers:
-        show_command(target, _complete(setup, answer, request)(answer.best).command())
-    if answers[0].curve:
-        _curve(target, answers[0].curve)
-    if beside:
-        _beside(target, beside, answers[0].value)
-    if left_out:
-        heading(target, "Left out")
-        points(target, left_out)
-    assumptions(target, msgspec.structs.replace(setup, file=""))
-    return 0
+    documents = [_document(setup, answer, request) for answer in answers]
+    sizes = [
+        {
+            "gpus": one.gpus,
+            "fits": one.best is not None,
+            "days": None if one.best is None else one.days,
+            "flags": None if one.best is None else layout_flags(one.best),
+        }
+        for one in beside
+    ]
+    more = {"sizes": sizes} if sizes else {}
+    return Answer(
+        form="plan.find",
+        writer="loadgauge.core.text.plan.inverse:write",
+        shown=(request, setup, answers, beside, left_out),
+        document={"answers": documents, **more, "left_out": left_out, "assumed": setup.assumed},
+        assumed=setup.assumed,
+        command=_complete(setup, answers[0], request)(answers[0].best).command(),
+    )
 
 
 def _job(setup: Setup, best: Estimate) -> Job:
@@ -101,7 +107,7 @@ def _job(setup: Setup, best: Estimate) -> Job:
     return setup.job if setup.model.name == best.model.name else setup.job.replace(model=best.model.name)
 
 
-def _complete(setup: Setup, answer: Answer, request: PlanRequest) -> Callable[[Estimate], Job]:
+def _complete(setup: Setup, answer: inverse.Answer, request: PlanRequest) -> Callable[[Estimate], Job]:
     """Writes the job of an estimate, with the whole run and the utilisation that an answer about dates rests on."""
     complete = completer(_job(setup, answer.best))
     if not request.dated:
@@ -110,7 +116,7 @@ def _complete(setup: Setup, answer: Answer, request: PlanRequest) -> Callable[[E
     return lambda best: complete(best).replace(tokens=tokens, measured=_pace(request).measured)
 
 
-def _document(setup: Setup, answer: Answer, request: PlanRequest) -> dict[str, Any]:
+def _document(setup: Setup, answer: inverse.Answer, request: PlanRequest) -> dict[str, Any]:
     """An answer for JSON."""
     complete = _complete(setup, answer, request)
     fields = {"text": answer.text, "value": answer.value, "best": documented(answer.best, complete)}
@@ -135,7 +141,7 @@ def _point(best: Estimate) -> dict[str, Any]:
     }
 
 
-def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
+def _curve(target: Paper, curve: tuple[Estimate, ...]) -> None:
     """Memory and speed against the micro-batch."""
     columns = [
         Column("micro-batch", "right"),
@@ -171,7 +177,7 @@ def _pace(request: PlanRequest) -> Pace:
     return Pace(None if assumed is None else share(assumed, key), hardware=request.mfu is None)
 
 
-def _by_date(request: PlanRequest, case: Case) -> tuple[list[Answer], tuple[Sized, ...]]:
+def _by_date(request: PlanRequest, case: Case) -> tuple[list[inverse.Answer], tuple[Sized, ...]]:
     """The answer about a whole run, and the sizes beside it."""
     pace = _pace(request)
     objective, margin = request.objective, request.margin_bytes
@@ -189,7 +195,7 @@ def _by_date(request: PlanRequest, case: Case) -> tuple[list[Answer], tuple[Size
     return [found.answer], found.beside
 
 
-def _beside(target: Console, sizes: tuple[Sized, ...], chosen: int) -> None:
+def _beside(target: Paper, sizes: tuple[Sized, ...], chosen: int) -> None:
     """Days on the sizes beside the answer."""
     columns = [
         Column("GPUs", "right"),
@@ -211,7 +217,7 @@ def _beside(target: Console, sizes: tuple[Sized, ...], chosen: int) -> None:
     draw(target, columns, rows, "Sizes beside it, each with its best layout", strong)
 
 
-def _answer(request: PlanRequest, setup: Setup, case: Case) -> Answer:
+def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:
     objective, margin = request.objective, request.margin_bytes
     if request.find == "seq-len":
         return inverse.largest_sequence(case, objective, margin, say)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from io import StringIO
+from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NothingFits
+from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.answers.estimate import Estimated
+from loadgauge.core.answers.why.of_estimate import TOPICS
+from loadgauge.core.base.errors import NO, ConfigError, LayoutError, NothingFits
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import gib, in_gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL
+from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.replan import Replanned, what_next, what_would_fit
 from loadgauge.core.plan.answer import Plan
@@ -21,16 +26,14 @@ from loadgauge.core.plan.request import PlanRequest, file_estimate
 from loadgauge.core.plan.request import cases as planned_cases
 from loadgauge.core.plan.search import Case, Objective, SearchResult, carried, cost_per_billion_tokens, search
 from loadgauge.core.plan.space.axis_values import out_of_reach, space_for
-from loadgauge.core.resolve.reproduce import completer, documented, layout_flags, show_command
+from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.estimate.step_time import LANES
 from loadgauge.core.text.plan.progress import clear, progress, say
-from loadgauge.core.text.table import Column, console, document, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, console, draw, heading, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 CLOSE = 1e-4
 """Relative difference below which two step times count as equal."""
@@ -40,53 +43,152 @@ LEAST = ("net GB/s", "tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
 
-def answer(request: PlanRequest, *, as_json: bool, brief: bool = False) -> int:
-    """Plan, print, and return the exit code: 0, or 1 where nothing fits."""
-    asked_more = request.why_not is not None or request.what_next
-    if request.export is not None and request.out is None and not as_json and asked_more:
-        raise ConfigError("only the file is written to the terminal; give --out", key="export")
+class Planned(Answer, frozen=True, kw_only=True):
+    """A plan: its layouts, single changes of the best one each planned again, and why another one is not the best."""
+
+    form: str = "plan.layouts"
+    topics: tuple[str, ...] = (*PARTS, *TOPICS)
+    pivots: tuple[Pivot, ...] = (Pivot("Seconds of a step", "layouts.time.parts", "command", "parts"),)
+    plan: Plan
+    changes: Sequence[Replanned] = ()
+    refused: Sequence[str] = ()
+
+    def alternatives(self) -> list[tuple[str, Any]]:
+        return [(change.flags, change.best) for change in self.changes]
+
+    def why(self, topic: str) -> Answer:
+        best = self.plan.best
+        return Estimated.of(resolve_job(best.job), best.estimate).why(topic)
+
+    def text(self, paper: Any, *, brief: bool = False) -> None:
+        request = self.plan.request
+        asked_more = request.why_not is not None or request.what_next
+        if request.export is not None:
+            if request.out is None and asked_more:
+                raise ConfigError("only the file is written to the terminal; give --out", key="export")
+            need("DIALECTS").export_plan(self.plan, as_json=False)
+        if request.export is None or request.out is not None:
+            show(paper, self.plan, self.changes, self.refused, brief=brief and not asked_more)
+
+    def to_dict(self) -> dict[str, Any]:
+        more: dict[str, Any] = {"why": why(self.plan.result), "why_not": self.refused}
+        if self.plan.request.export is not None:
+            more["export"] = need("DIALECTS").export_plan(self.plan, as_json=True)
+        return self.plan.to_dict() | more | {"changes": _documents(self.changes, self.plan.complete)}
+
+
+class Missed(Answer, frozen=True, kw_only=True):
+    """The nearest miss where no layout fits, and what would make it fit."""
+
+    form: str = "plan.layouts"
+    topics: tuple[str, ...] = (*PARTS, *TOPICS)
+    error: NothingFits
+    request: PlanRequest
+    setup: Setup
+    case: Case
+    changes: Sequence[Replanned]
+
+    @property
+    def nearest(self) -> Estimate:
+        """The layout that lacks least."""
+        nearest = self.error.nearest
+        assert isinstance(nearest, Estimate)
+        return nearest
+
+    def alternatives(self) -> list[tuple[str, Any]]:
+        return [(change.flags, change.best) for change in self.changes]
+
+    def why(self, topic: str) -> Answer:
+        return Estimated.of(resolve_job(completer(self.setup.job)(self.nearest)), self.nearest).why(topic)
+
+    def text(self, paper: Any, *, brief: bool = False) -> None:
+        nearest = self.nearest
+        nothing = self.verdict == "does not fit" or self.request.margin_bytes > 0
+        word, style = ("NOTHING FITS", "bold red") if nothing else WORDS[nearest.memory.verdict]
+        paper.print(f"{word}  {self.error}.", soft_wrap=True, style=style)
+        points(paper, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
+        show_command(paper, self.command)
+        if self.changes:
+            change_table(paper, self.changes, "What would make it fit, each re-planned")
+        else:
+            heading(paper, "What would make it fit")
+            points(
+                paper, ["nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"]
+            )
+        if not brief:
+            assumptions(paper, msgspec.structs.replace(self.setup, file=""))
+
+    def to_dict(self) -> dict[str, Any]:
+        complete = completer(self.setup.job)
+        return {
+            "objective": self.request.objective,
+            "margin": self.request.margin_bytes,
+            "layouts": [],
+            "pareto": [],
+            "tighter": None,
+            **self.error.counts,
+            "out_of_reach": out_of_reach(self.case.space),
+            "assumed": self.setup.assumed,
+            "nearest": documented(self.nearest, complete),
+            "missing": self.error.missing,
+            "why": [],
+            "why_not": [],
+            "changes": _documents(self.changes, complete),
+        }
+
+
+def planned(request: PlanRequest) -> Answer:
+    """Return the plan of a request, or where nothing fits the nearest miss; with progress on the terminal."""
     setup, cases = planned_cases(request)
     try:
         plan = find_plan(request, setup, cases, progress)
+        best = plan.result.layouts[0]
+        changes = what_next(plan.case, best, request.margin_bytes, request.objective, say) if request.what_next else []
+        changes = _of_size(changes, cases, plan.case)
+        refused = _why_not(plan) if request.why_not is not None else []
     except NothingFits as error:
-        clear()
-        return _nothing(error, request, setup, cases, as_json=as_json)
+        fitting = what_would_fit(cases, request.margin_bytes, request.objective, progress=say)
+        changes = _of_size(fitting, cases, cases[-1])
+        nearest: Any = error.nearest
+        command, verdict = completer(setup.job)(nearest).command(), nearest.memory.verdict
+        return Missed(
+            error=error,
+            request=request,
+            setup=setup,
+            case=cases[-1],
+            changes=changes,
+            command=command,
+            verdict=verdict,
+            code=NO,
+            assumed=setup.assumed,
+        )
     finally:
         clear()
-    best = plan.result.layouts[0]
-    changes = what_next(plan.case, best, request.margin_bytes, request.objective, say) if request.what_next else []
-    changes = _of_size(changes, cases, plan.case)
-    refused = _why_not(plan) if request.why_not is not None else []
-    clear()
-    written = None
-    if request.export is not None:
-        written = need("DIALECTS").export_plan(plan, as_json=as_json)
-    if as_json:
-        more = {"why": why(plan.result), "why_not": refused, "changes": _documents(changes, plan.complete)}
-        document(plan.to_dict() | more | ({} if written is None else {"export": written}))
-    elif written is None or request.out is not None:
-        show(console(), plan, changes, refused, brief=brief and not asked_more)
-    return 0
+    return Planned(
+        plan=plan,
+        changes=changes,
+        refused=refused,
+        command=plan.best.command(),
+        verdict=best.memory.verdict,
+        assumed=setup.assumed,
+        not_counted=plan.best.estimate.not_counted,
+    )
 
 
 def text(plan: Plan) -> str:
     """Return what `loadgauge plan` prints for a plan, as lines of at most 110 characters."""
-    from io import StringIO
-
-    from rich.console import Console
-
     lines = StringIO()
-    show(Console(file=lines, width=110, highlight=False, markup=False, emoji=False), plan)
+    show(console(lines, 110), plan)
     return lines.getvalue().rstrip()
 
 
-def _documents(changes: list[Replanned], complete: Callable[[Estimate], Job]) -> list[dict[str, Any]]:
+def _documents(changes: Sequence[Replanned], complete: Callable[[Estimate], Job]) -> list[dict[str, Any]]:
     """Changes for JSON, each with its command line."""
     return [change.to_dict() | {"command": complete(change.best).command()} for change in changes]
 
 
 def show(
-    target: Console,
+    target: Paper,
     plan: Plan,
     changes: Sequence[Replanned] = (),
     refused: Sequence[str] = (),
@@ -132,7 +234,7 @@ def show(
     assumptions(target, plan.setup)
 
 
-def assumptions(target: Console, setup: Setup) -> None:
+def assumptions(target: Paper, setup: Setup) -> None:
     """Print the assumptions, and how a job file was read."""
     print_assumed(target, setup.assumed)
     if setup.file:
@@ -183,7 +285,7 @@ def _of_file(own: Estimate, best: Estimate) -> str:
 
 
 def table(
-    target: Console, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
+    target: Paper, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
 ) -> None:
     """Print layouts, one per row, without axes that none uses; a narrow terminal drops the columns in `LEAST`."""
     every = [result.layout for result in results]
@@ -301,7 +403,7 @@ def _why_not(plan: Plan) -> list[str]:
     return [f"the best of them, {layout_flags(other)}: {compare(result.layouts[0], other, result.objective)}"]
 
 
-def change_table(target: Console, changes: Sequence[Replanned], title: str) -> None:
+def change_table(target: Paper, changes: Sequence[Replanned], title: str) -> None:
     """Print changes of a job, one per row."""
     compared = any(change.speed is not None for change in changes)
     columns = [
@@ -329,44 +431,3 @@ def _of_size(changes: list[Replanned], cases: list[Case], case: Case) -> list[Re
     if len(cases) == 1:
         return changes
     return [change._replace(flags=f"--gpus {case.space.gpus} {change.flags}") for change in changes]
-
-
-def _nothing(error: NothingFits, request: PlanRequest, setup: Setup, cases: list[Case], *, as_json: bool) -> int:
-    """Prints the nearest miss and what would make it fit; exit code 1."""
-    nearest: Any = error.nearest
-    complete = completer(setup.job)
-    fitting = what_would_fit(cases, request.margin_bytes, request.objective, progress=say)
-    changes = _of_size(fitting, cases, cases[-1])
-    clear()
-    if as_json:
-        document(
-            {
-                "objective": request.objective,
-                "margin": request.margin_bytes,
-                "layouts": [],
-                "pareto": [],
-                "tighter": None,
-                **error.counts,
-                "out_of_reach": out_of_reach(cases[-1].space),
-                "assumed": setup.assumed,
-                "nearest": documented(nearest, complete),
-                "missing": error.missing,
-                "why": [],
-                "why_not": [],
-                "changes": _documents(changes, complete),
-            }
-        )
-        return 1
-    target = console()
-    nothing = nearest.memory.verdict == "does not fit" or request.margin_bytes > 0
-    word, style = ("NOTHING FITS", "bold red") if nothing else WORDS[nearest.memory.verdict]
-    target.print(f"{word}  {error}.", soft_wrap=True, style=style)
-    points(target, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
-    show_command(target, complete(nearest).command())
-    if changes:
-        change_table(target, changes, "What would make it fit, each re-planned")
-    else:
-        heading(target, "What would make it fit")
-        points(target, ["nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"])
-    assumptions(target, msgspec.structs.replace(setup, file=""))
-    return 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.core.answers.post_training import time_document
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.answers.post_training import answered, time_document
+from loadgauge.core.answers.why.of_task import TOPICS
 from loadgauge.core.base.errors import NO, YES
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import needs
@@ -12,8 +14,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan.posttrain import Choice, Found, Space, find_value, plan_task
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
-from loadgauge.core.text.table import Column, console, draw, points
-from loadgauge.core.text.table import document as print_document
+from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.core.text.verdict import WORDS
 
 MOST_GPUS = 2**16
@@ -23,8 +24,8 @@ FOUND = {
 }  # fmt: skip
 
 
-def answer(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = None, *, as_json: bool) -> int:
-    """Plan a run of a task and print it; the exit code. Raises `ConfigError`.
+def planned(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = None) -> Answer:
+    """Return the plan of a run of a task. Raises `ConfigError`.
 
     given: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
     """
@@ -34,18 +35,26 @@ def answer(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = Non
     elif sought == "gpus":
         job = job.replace(gpus=MOST_GPUS)
     found = plan_task(job, Space.of(job, given))
-    if as_json:
-        print_document(document(found) | ({} if sought is None else {"find": sought, "value": value}))
-    else:
-        if value is not None:
-            console().print(f"{FOUND[str(sought)]}: {value:,}", style="bold", soft_wrap=True)
-        report(found)
-    return NO if found.best is None else YES
+    shown = found.best or found.nearest
+    plain = {} if sought is None else {"find": sought, "value": value}
+    return Answer(
+        form="plan.task",
+        writer="loadgauge.core.text.plan.posttrain_plan:write",
+        topics=TOPICS,
+        explains=None if shown is None else lambda topic: answered(shown.job).why(topic),
+        shown=(found, sought, value),
+        document=lambda: document(found) | plain,
+        verdict="" if shown is None else shown.memory.verdict,
+        code=NO if found.best is None else YES,
+        command="" if shown is None else shown.job.command(),
+    )
 
 
-def report(found: Found) -> None:
-    """Print the plan."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the plan; brief: the best run alone."""
+    found, sought, value = answer.shown
+    if value is not None:
+        target.print(f"{FOUND[str(sought)]}: {value:,}", style="bold", soft_wrap=True)
     counted = f"{found.candidates:,} candidates timed, {found.looked:,} looked at in memory"
     if found.best is None:
         if found.nearest is None:
@@ -70,6 +79,8 @@ def report(found: Found) -> None:
     )
     run, _ = resolve_posttrain(best.job)
     points(target, [best.job.command(), *lines(run, time, best.job)], "")
+    if brief:
+        return
     rows = [_row("best", best)]
     if found.runner_up is not None:
         rows.append(_row("runner-up", found.runner_up))

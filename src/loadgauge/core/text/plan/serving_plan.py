@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.answers.serving import TOPICS, served
 from loadgauge.core.base.errors import NO, YES
 from loadgauge.core.base.units import gib, in_gib, seconds
 from loadgauge.core.base.verdict import needs
-from loadgauge.core.plan.serving import Choice, Limits, Plan, Sought
+from loadgauge.core.plan.serving import Choice, Plan, Sought
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, console, draw, points
-from loadgauge.core.text.table import document as print_document
+from loadgauge.core.text.table import Column, Paper, draw, points
 
 SAYS = {
     None: "answers most", "seq-len": "holds the longest context", "batch": "holds the most requests at a time",
@@ -19,18 +20,27 @@ SAYS = {
 }  # fmt: skip
 
 
-def answer(plan: Plan, sought: Sought | None, limits: Limits, top: int, *, as_json: bool, brief: bool) -> int:
-    """Print a plan; the exit code."""
-    if as_json:
-        print_document(document(plan))
-    else:
-        report(plan, "gpus" if limits.requests is not None else sought, top, brief=brief)
-    return YES if plan.choices else NO
+def server(plan: Plan, sought: Sought | None, top: int) -> Answer:
+    """Return the answer that a plan of a server is. sought: what is looked for; top: how many choices are shown"""
+    shown = plan.choices[0] if plan.choices else plan.nearest
+    return Answer(
+        form="plan.serving",
+        writer="loadgauge.core.text.plan.serving_plan:write",
+        topics=TOPICS,
+        explains=None if shown is None else served(shown.answer).why,
+        tried=lambda: [(choice.command, choice) for choice in plan.choices[1:]],
+        shown=(plan, sought, top),
+        document=lambda: document(plan),
+        assumed=plan.assumed,
+        command="" if shown is None else shown.command,
+        verdict="" if shown is None else shown.answer.memory.verdict,
+        code=YES if plan.choices else NO,
+    )
 
 
-def report(plan: Plan, sought: Sought | None, top: int, *, brief: bool = False) -> None:
-    """Print the best choice with its command, the next ones, and those between tokens a GPU and tokens a user."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the best choice with its command, the next ones, and those between tokens a GPU and tokens a user."""
+    plan, sought, top = answer.shown
     if not plan.choices:
         points(target, [f"Nothing keeps the limits: {plan.looked:,} layouts and batches were estimated."], "")
         if plan.nearest is not None:
@@ -58,9 +68,9 @@ def report(plan: Plan, sought: Sought | None, top: int, *, brief: bool = False) 
     )  # fmt: skip
     if brief:
         return
-    _table("The best", _differing(plan.choices)[:top])
+    _table(target, "The best", _differing(plan.choices)[:top])
     if len(plan.front) > 1:
-        _table("Between tokens a GPU and tokens a user", list(plan.front)[:top])
+        _table(target, "Between tokens a GPU and tokens a user", list(plan.front)[:top])
     print_assumed(target, plan.assumed)
 
 
@@ -78,7 +88,7 @@ def _words(row: Choice, *, batch: bool = True) -> str:
     return " ".join([*degrees, *([f"--batch {asked.batch}"] if batch else [])]) or "one GPU a replica"
 
 
-def _table(title: str, rows: list[Choice]) -> None:
+def _table(target: Paper, title: str, rows: list[Choice]) -> None:
     cells = [
         [
             str(row.answer.gpus), *(str(getattr(row.answer.asked, name)) for name in AXES_OF), str(row.answer.asked.replicas),
@@ -103,7 +113,7 @@ def _table(title: str, rows: list[Choice]) -> None:
     priced = any(row[-1] for row in cells)
     kept = [place for place, name in enumerate(names) if priced or name != "per 1M tokens"]
     draw(
-        console(),
+        target,
         [Column(names[place], "right") for place in kept],
         [[row[place] for place in kept] for row in cells],
         title,

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from loadgauge.core.answers.post_training import NOT_COUNTED
+from loadgauge.core.answers.post_training import RunOfTask
 from loadgauge.core.base.units import gib, in_gib
-from loadgauge.core.post_training.explain import Explained
 from loadgauge.core.post_training.memory import PhaseMemory, PostMemory
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, console, draw, heading, points
+from loadgauge.core.text.post_training.posttrain_time import headline
+from loadgauge.core.text.post_training.posttrain_time import write as report_time
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.core.text.verdict import WORDS, host_words, left_out_words, unread_words, verdict_words
 
 
-def report(
-    run: Run,
-    memory: PostMemory,
-    remedies: Sequence[tuple[str, PostMemory]] = (),
-    took: Sequence[str] = (),
-    host_memory: str | None = None,
-) -> None:
-    """Print the answer. remedies: flags that were tried, with the memory of the run under them; took: lines about its time;
-    host_memory: of a node, as it is stated"""
-    target, worst = console(), memory.worst
+def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
+    """Write the answer; brief: the verdict, the run, the largest parts of the fullest phase, the step, the remedy"""
+    run, memory = answer.run, answer.memory
+    worst, asked = memory.worst, memory.question
+    head = [
+        *unread_words(answer.unread), *([] if asked is None else [f"{asked.words()}."]),
+        *left_out_words(run.trained.model, run.trained.training.precision.weight),
+    ]  # fmt: skip
+    lines, next_steps = _lines(run, memory), _next(memory, answer.alternatives())
+    took = headline(answer.time, answer.untimed)
+    if brief:
+        first = [*head, f"{lines[0]} Fullest in {worst.name}."]
+        short(memory, worst.parts, first, (*took, *next_steps[:1]), target)
+        return
     target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
-    lines = [*_unread(run, memory), *_left_out(run), *_lines(run, memory), *took, *_next(memory, remedies)]
-    points(target, lines, "")
+    points(target, [*head, *lines, *took, *next_steps], "")
     roles = list(dict.fromkeys(one.role for phase in memory.phases for one in phase.residents))
     rows = [
         [
@@ -49,31 +51,15 @@ def report(
         "GiB on the fullest card, by phase and role",
         [index for index, phase in enumerate(memory.phases) if phase is worst],
     )
-    _parts(worst)
+    _parts(target, worst)
     if memory.host:
         rows = [[what, in_gib(nbytes, 1)] for what, nbytes in memory.host.items()]
         draw(target, [Column("of a node"), Column("GiB", "right")], rows, "Host memory")
-        points(target, [f"{host_words(sum(memory.host.values()), host_memory)}."], "")
+        points(target, [f"{host_words(sum(memory.host.values()), answer.job.host_memory)}."], "")
     print_assumed(target, run.assumed)
     heading(target, "Not counted")
-    points(target, [*(item.note for item in run.uncounted if item.note), *NOT_COUNTED])
-
-
-def brief(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]], took: Sequence[str]) -> None:
-    """Print the answer in ten lines: the verdict, the run, the largest parts of the fullest phase, the step, the remedy."""
-    first = [*_unread(run, memory), *_left_out(run), f"{_lines(run, memory)[0]} Fullest in {memory.worst.name}."]
-    short(memory, memory.worst.parts, first, (*took, *_next(memory, remedies)[:1]))
-
-
-def _unread(run: Run, memory: PostMemory) -> list[str]:
-    """The keys of job files that are not counted, and the one that decides."""
-    items = [item.document(memory.unread) for item in run.uncounted if item.file]
-    asked = memory.question
-    return [*unread_words(items), *([] if asked is None else [f"{asked.words()}."])]
-
-
-def _left_out(run: Run) -> list[str]:
-    return left_out_words(run.trained.model, run.trained.training.precision.weight)
+    points(target, answer.not_counted)
+    report_time(target, run, answer.time, answer.job)
 
 
 def _lines(run: Run, memory: PostMemory) -> list[str]:
@@ -120,19 +106,6 @@ def _next(memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]]) -> lis
     ]
 
 
-def _parts(phase: PhaseMemory) -> None:
+def _parts(target: Paper, phase: PhaseMemory) -> None:
     rows = [[one.role, one.part, in_gib(one.nbytes)] for one in sorted(phase.residents, key=lambda one: -one.nbytes)]
-    draw(console(), [Column("role"), Column("what"), Column("GiB", "right")], rows, f"Where it goes in {phase.name}")
-
-
-def explained(found: Explained, *, as_json: bool) -> None:
-    """Print the reasons of a part."""
-    if as_json:
-        from loadgauge.core.text.table import document as print_document
-
-        print_document(msgspec.to_builtins(found))
-        return
-    rows = [[line.what, line.formula, line.numbers, line.value] for line in found.lines]
-    columns = [Column(found.part), Column("formula", wrap=True), Column("numbers", wrap=True), Column("", "right")]
-    draw(console(), columns, rows, f"Why {found.part} is as large as it is")
-    points(console(), [f"Source: {found.source}."])
+    draw(target, [Column("role"), Column("what"), Column("GiB", "right")], rows, f"Where it goes in {phase.name}")

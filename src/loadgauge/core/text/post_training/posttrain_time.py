@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import StepTime
-from loadgauge.core.text.table import Column, console, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, points
 
 
 def headline(time: StepTime | None, untimed: str) -> list[str]:
@@ -18,9 +18,8 @@ def headline(time: StepTime | None, untimed: str) -> list[str]:
     ]
 
 
-def report(run: Run, time: StepTime | None, job: Job) -> None:
-    """Print the time of a step, where there is one."""
-    target = console()
+def write(target: Paper, run: Run, time: StepTime | None, job: Job) -> None:
+    """Write the time of a step, where there is one."""
     if time is None:
         return
     rows = [

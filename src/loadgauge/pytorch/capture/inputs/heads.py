@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from loadgauge.core.base.errors import ConfigError, closest
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.pytorch.capture.inputs.inputs import tree
 from loadgauge.pytorch.capture.symbols.values import whole
 
@@ -22,7 +20,7 @@ SCALE = 20.0
 
 def words() -> tuple[str, ...]:
     """The heads that can be asked for."""
-    return tuple(word for word, row in _table().items() if "table" in row)
+    return tuple(word for word, row in read_table("capture/heads.toml").items() if "table" in row)
 
 
 def head_class(config: Any, word: str) -> tuple[str, Any] | None:
@@ -53,7 +51,7 @@ def head_class(config: Any, word: str) -> tuple[str, Any] | None:
 def _classes(word: str, kind: str) -> tuple[str, ...]:
     from transformers.models.auto import modeling_auto
 
-    table = _table()[word]["table"]
+    table = read_table("capture/heads.toml")[word]["table"]
     names = getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES" if table else "MODEL_MAPPING_NAMES", {}).get(
         kind, ()
     )
@@ -62,17 +60,17 @@ def _classes(word: str, kind: str) -> tuple[str, ...]:
 
 def sizes_of(word: str) -> tuple[str, ...]:
     """The names of the sizes of a head's inputs."""
-    return tuple(_table()[word]["sizes"])
+    return tuple(read_table("capture/heads.toml")[word]["sizes"])
 
 
 def contrasts(word: str) -> bool:
     """Return whether two texts are compared with all others of the batch."""
-    return bool(_table()[word].get("loss") == "contrastive")
+    return bool(read_table("capture/heads.toml")[word].get("loss") == "contrastive")
 
 
 def rate() -> int:
     """Samples of sound in a second."""
-    return int(_table()["of_sound"]["rate"])
+    return int(read_table("capture/heads.toml")["of_sound"]["rate"])
 
 
 def head_inputs(
@@ -82,9 +80,9 @@ def head_inputs(
 
     Raises ConfigError for a model that takes none of what is known.
     """
-    rows = dict(_table()[word].get("inputs", {}))
+    rows = dict(read_table("capture/heads.toml")[word].get("inputs", {}))
     if "n" in sizes:
-        sounds = _table()["of_sound"]
+        sounds = read_table("capture/heads.toml")["of_sound"]
         own = sounds.get(config.model_type, {})
         name = next((name for name in ("input_values", "input_features") if name in taken), None)
         if name is None:
@@ -131,8 +129,3 @@ def two_texts(device: str, b: Any, s: Any, t: Any) -> dict[str, Any]:
     }
     masks = tuple(whole(torch.ones((b, size), dtype=torch.long, device=device)) for size in (s, t))
     return {**ids, "masks": masks}
-
-
-@functools.cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(read_data("capture/heads.toml"))

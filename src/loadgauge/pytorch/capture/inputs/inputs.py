@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.pytorch.capture.symbols.values import known, whole
 
 SOUNDS = ("input_features", "input_values", "audio_input_features", "audio_input_ids")
@@ -28,7 +26,7 @@ def beside_tokens(config: Any, taken: Mapping[str, Any], kind: str = "") -> dict
     kind: the model's type, where the config is that of a part of it
     taken: parameters of the model's `forward`; one that the default names and it lacks is left out
     """
-    table = _table()
+    table = read_table("capture/inputs.toml")
     own = table.get(kind or config.model_type, {})
     of_kind = "grid" if "image_grid_thw" in taken else "default"
     rows = {**table[of_kind], **table.get(own.get("as", ""), {}), **own}
@@ -47,7 +45,7 @@ def special_tokens(config: Any, kind: str, sizes: Mapping[str, Any]) -> tuple[tu
     sizes: b, and pictures of a sequence
     """
     found: list[tuple[int, Any]] = []
-    for key, each in _table().get(kind or config.model_type, {}).get("tokens", {}).items():
+    for key, each in read_table("capture/inputs.toml").get(kind or config.model_type, {}).get("tokens", {}).items():
         ids = getattr(config, key)
         several = ids if isinstance(ids, list | tuple) else [ids]
         counts = each if isinstance(each, list) else [each] * len(several)
@@ -79,7 +77,7 @@ def dtype_of(module: Any) -> torch.dtype:
 
 def usual_picture(config: Any) -> tuple[int, int] | None:
     """Width and height of the picture that a model is given unless others are named; None: the rows of the table have one."""
-    found = _table().get(config.model_type, {}).get("picture")
+    found = read_table("capture/inputs.toml").get(config.model_type, {}).get("picture")
     return None if found is None else (found[0], found[1])
 
 
@@ -161,8 +159,3 @@ def _there(row: Mapping[str, Any], config: Any) -> bool:
     except ConfigError:
         return False
     return True
-
-
-@functools.cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(read_data("capture/inputs.toml"))

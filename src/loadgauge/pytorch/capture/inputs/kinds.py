@@ -9,18 +9,17 @@ from typing import Any
 
 import torch
 
-from loadgauge.core.base.errors import ConfigError, NotModelled, first_line
+from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.pytorch.capture.inputs.heads import Towers, contrasts, head_class, head_inputs, sizes_of, two_texts
 from loadgauge.pytorch.capture.inputs.inputs import beside_tokens, dtype_of, made, special_tokens, usual_picture
 from loadgauge.pytorch.capture.inputs.pictures import Pictures, processed
 from loadgauge.pytorch.capture.inputs.sounds import hears, places, sound_of
 from loadgauge.pytorch.capture.inputs.tokens import count_tokens, watch
-from loadgauge.pytorch.capture.record import Sized
 from loadgauge.pytorch.capture.symbols.values import whole
-from loadgauge.pytorch.trace.checkpointing import contexts
-from loadgauge.pytorch.trace.programs.jobs import mean_loss
-from loadgauge.pytorch.trace.torch_run import ATTENTIONS, TorchRun
-from loadgauge.pytorch.trace.transformers_api import OWN_KERNELS, text_config, with_kernels, without_initial_values
+from loadgauge.pytorch.trace.programs.jobs import made_of
+from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
+from loadgauge.pytorch.trace.torch_run import TorchRun
+from loadgauge.pytorch.trace.transformers_api import OWN_KERNELS, text_config
 
 HEADS = ("IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
 """Tasks that a model is trained for, in the order in which its class is looked for; names of transformers' tables."""
@@ -194,26 +193,10 @@ def model_class(config: Any, head: str = "") -> Any:
 
 
 def _build(kind: Any, config: Any, run: TorchRun, device: str) -> Any:
-    wanted = ATTENTIONS[run.training.kernels.attention]
     for part in (config, *_parts(config)):
         if hasattr(part, "use_cache"):
             part.use_cache = False
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(run.dtype)
-    try:
-        with torch.device(device), without_initial_values():
-            model = with_kernels(kind._from_config, config, wanted)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"{config.model_type}: {first_line(error)}") from None
-    finally:
-        torch.set_default_dtype(default)
-    if any(one.device.type != torch.device(device).type for one in model.parameters()):
-        model = model.to(device)  # XLNet's are made by `torch.FloatTensor`, which knows no device but the CPU
-    model.tie_weights()  # left out together with the initial values
-    if run.layout.recompute.mode != "none":
-        more = {"context_fn": contexts(run.keep)} if run.keep else {}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
-    return model.train()
+    return made_of(kind._from_config, config, run, device)
 
 
 def _sound(config: Any, module: Any, device: str, b: Any) -> Any:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
 from loadgauge.core.base.files import read_start
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.core.families.hf import LARGEST_FILE, decode
 
 if TYPE_CHECKING:
-    from loadgauge.pytorch.capture.record import Sized
+    from loadgauge.pytorch.trace.programs.training import Sized
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
 LIBRARIES = ("diffusers", "timm", "torchvision")
@@ -45,7 +44,9 @@ def library_keys(target: str) -> dict[str, Any]:
     loadgauge...ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
     """
     library, _, name = target.partition(":")
-    keys = {"library": library, _CLASS: name} | (_table()["named"].get(name, {}) if library == "diffusers" else {})
+    keys = {"library": library, _CLASS: name} | (
+        read_table("capture/libraries.toml")["named"].get(name, {}) if library == "diffusers" else {}
+    )
     _row(keys, target)
     _needs(library)
     return keys
@@ -96,20 +97,13 @@ def usual_precision(keys: Mapping[str, Any], target: str) -> str | None:
     return found
 
 
-def library_version(keys: Mapping[str, Any]) -> str:
-    """The version of the library that a model is of."""
-    from importlib.metadata import version
-
-    return version(str(keys.get("library", "diffusers")))
-
-
 def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     """The training of a model of a library, from its config or its name. Raises ConfigError and NotModelled."""
     import torch
 
     from loadgauge.pytorch.capture.inputs.inputs import tree
-    from loadgauge.pytorch.capture.record import Sized
-    from loadgauge.pytorch.trace.programs.jobs import mean_loss
+    from loadgauge.pytorch.device.patches import default_dtype
+    from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
     from loadgauge.pytorch.trace.torch_run import ATTENTIONS
 
     library, row = str(keys.get("library", "diffusers")), _row(keys, target)
@@ -125,13 +119,8 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     config: dict[str, Any] = {}
 
     def build(device: str) -> Any:
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(run.dtype)
-        try:
-            with torch.device(device), _no_initial_values():
-                module, read = _made(library, keys, target)
-        finally:
-            torch.set_default_dtype(default)
+        with default_dtype(run.dtype), torch.device(device), _no_initial_values():
+            module, read = _made(library, keys, target)
         config.clear()
         config.update(read)
         if recompute:
@@ -224,7 +213,7 @@ def _no_initial_values() -> Iterator[None]:
 
 
 def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
-    table = _table()
+    table = read_table("capture/libraries.toml")
     library = str(keys.get("library", "diffusers"))
     found = table[library] if library != "diffusers" else table[library].get(keys[_CLASS])
     for part in (found or {}).values() if library != "diffusers" else ():
@@ -245,8 +234,3 @@ def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
 def _needs(library: str) -> None:
     if find_spec(library) is None:
         raise ConfigError(f"needs {library}: pip install {library}")
-
-
-@functools.cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(read_data("capture/libraries.toml"))

@@ -5,8 +5,6 @@ The processor of transformers is run on blank pictures, so that its rule (patche
 
 from __future__ import annotations
 
-import functools
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +12,7 @@ import msgspec
 import torch
 
 from loadgauge.core.base.errors import ConfigError, NotModelled, first_line
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.pytorch.capture.symbols.values import known
 
 VALUES = 16_384
@@ -99,7 +97,7 @@ def _processor(config: Any, own: Mapping[str, Any] | None) -> Any:
     import transformers
     from transformers.models.auto import image_processing_auto
 
-    kind, table = config.model_type, _table()
+    kind, table = config.model_type, read_table("capture/pictures.toml")
     known: Any = vars(image_processing_auto)["IMAGE_PROCESSOR_MAPPING_NAMES"]
     names = known.get(table["processor"].get(kind, kind)) or {}
     name = names.get("pil") or names.get("torchvision")
@@ -119,7 +117,7 @@ def _processor(config: Any, own: Mapping[str, Any] | None) -> Any:
 
 def _settings(made: Any, config: Any) -> dict[str, Any]:
     """Settings of a processor's class that follow from the config."""
-    table = _table()
+    table = read_table("capture/pictures.toml")
     found: dict[str, Any] = {}
     for name, keys in table["settings"].items():
         old, value = getattr(made, name, None), _first(config, keys)
@@ -159,8 +157,3 @@ def _first(config: Any, keys: str) -> Any:
         if found is not None:
             return found
     return None
-
-
-@functools.cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(read_data("capture/pictures.toml"))

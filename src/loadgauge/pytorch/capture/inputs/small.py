@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import tomllib
 from typing import Any
 
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "depth",
           "num_decoder_layers", "num_encoder_layers", "n_head_layers", "vision_layers", "num_blocks")  # fmt: skip
@@ -36,7 +34,7 @@ def small_config(kind: str, layers: int = 2) -> Any:
     from transformers import CONFIG_MAPPING
 
     made = CONFIG_MAPPING[kind]
-    stated = _stated().get(kind, {})
+    stated = read_table("capture/small.toml").get(kind, {})
     try:
         tree = made().to_dict()
     except Exception:  # the defaults contradict themselves
@@ -62,17 +60,12 @@ def shallow(config: Any, layers: int) -> Any:
 
 def precision(kind: str) -> str:
     """Return the precision that a type is tried in: that of most, unless another is stated."""
-    return str(_stated().get(kind, {}).get("precision", "bf16-pure"))
+    return str(read_table("capture/small.toml").get(kind, {}).get("precision", "bf16-pure"))
 
 
 def rows(kind: str) -> str:
     """Return how many rows its data chooses, as for `capture`, where a type is tried with all there are; "" else."""
-    return str(_stated().get(kind, {}).get("rows", ""))
-
-
-@functools.cache
-def _stated() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(read_data("capture/small.toml"))
+    return str(read_table("capture/small.toml").get(kind, {}).get("rows", ""))
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -5,9 +5,7 @@ The processor of transformers is run on silence, so that its rule (frames, windo
 
 from __future__ import annotations
 
-import functools
 import inspect
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.core.base.errors import ConfigError, NotModelled, first_line
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.pytorch.capture.inputs.inputs import number
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES
 from loadgauge.pytorch.capture.symbols.values import with_values
@@ -87,7 +85,7 @@ def places(ids: torch.Tensor, heard: Heard) -> torch.Tensor:
 
 def hears(config: Any, taken: Mapping[str, Any]) -> bool:
     """Return whether a model takes text, and sounds of any length beside it. taken: parameters of its `forward`"""
-    if config.model_type not in _table() or "input_ids" not in taken:
+    if config.model_type not in read_table("capture/sounds.toml") or "input_ids" not in taken:
         return False
     return not hasattr(config, "audio_config") or config.audio_config is not None  # some are made without a tower
 
@@ -98,7 +96,7 @@ def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
     samples: its length, of `SAMPLES` a second
     Raises ConfigError where a library is missing, and NotModelled where the sound makes no tensors.
     """
-    row = _table()[config.model_type]
+    row = read_table("capture/sounds.toml")[config.model_type]
     with _disable_current_modes():
         if "rows" in row:
             return Heard({name: _of_row(one, config, samples) for name, one in row["rows"].items()})
@@ -208,7 +206,7 @@ def _settings(made: Any, config: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an extractor's class that follow from the config, and those that published models have."""
     parameters = inspect.signature(made.__init__).parameters
     found = {}
-    for name, keys in (_table()["default"]["settings"] | row.get("settings", {})).items():
+    for name, keys in (read_table("capture/sounds.toml")["default"]["settings"] | row.get("settings", {})).items():
         if name in parameters and keys:
             try:
                 found[name] = number(keys, config, {})
@@ -216,8 +214,3 @@ def _settings(made: Any, config: Any, row: Mapping[str, Any]) -> dict[str, Any]:
                 continue
     found |= row.get("given", {})
     return found
-
-
-@functools.cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(read_data("capture/sounds.toml"))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.base.files import LARGEST_PROGRAM, is_script, read_start
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.families.catalogue import keys, names_file
 from loadgauge.core.families.hf import LARGEST_FILE, decode
 from loadgauge.pytorch.capture.inputs.libraries import library_keys, of_library
@@ -105,9 +104,7 @@ def usual_of_heads() -> dict[str, int]:
     8
     """
     return {
-        name: value
-        for row in tomllib.loads(read_data("capture/heads.toml")).values()
-        for name, value in row.get("usual", {}).items()
+        name: value for row in read_table("capture/heads.toml").values() for name, value in row.get("usual", {}).items()
     }
 
 

@@ -5,6 +5,7 @@ One `Listing` holds where its guards do; a `Family` is a model's listings, of wh
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from loadgauge.core.base.algebra import Size as Number
 from loadgauge.core.base.algebra import same
 from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.definitions.model.own_code import Written
 from loadgauge.core.layers.operations.operations import (
     Collective,
     Gemm,
@@ -25,7 +27,6 @@ from loadgauge.core.layers.operations.operations import (
 )
 from loadgauge.core.layers.operations.profile import Profile, Row
 from loadgauge.core.layers.operations.rank_view import View
-from loadgauge.pytorch.capture.lists.ragged import Ragged, degrees
 from loadgauge.pytorch.capture.symbols.sizes import Size, compiled
 from loadgauge.pytorch.capture.symbols.splits import Splits
 
@@ -255,11 +256,13 @@ class Listing(msgspec.Struct, frozen=True):
         return sides and all(compiled(guard)(sizes) for guard in self.guards)
 
 
-class Family:
+class Family(Written):
     """The listings of a model, and which recorded block stands for which of its kinds of blocks.
 
     chosen: for each kind, the place of a block in `Listing.blocks`
     """
+
+    rewritten, states_splits, around, framework = False, True, False, "huggingface"
 
     def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
         self.name, self.listings, self.chosen = name, listings, chosen
@@ -342,12 +345,17 @@ class Family:
         return self.listings
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names of its sizes."""
         return self.any_listing.names
 
     @property
-    def unit(self) -> str:
+    def labels(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The paths of the blocks that stand for its kinds."""
+        return tuple(self.any_listing.places[place] for place in self.chosen)
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
         """Return what a sequence is so many of."""
         return "tokens" if "s" in self.names or "n" not in self.names else "samples of sound"
 
@@ -365,7 +373,7 @@ class Family:
         return Splits()
 
     @property
-    def has_experts(self) -> bool:
+    def has_experts(self) -> bool:  # type: ignore[override]
         """Return whether any of its layers has routed experts that are known as such."""
         return self.splits.experts > 0
 
@@ -384,7 +392,7 @@ class Family:
         return int(self.splits.within_experts(tp, ep))
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[str]:  # type: ignore[override]
         """Return what an answer must say: values that the code reads, and where there are no formulas."""
         found = [
             f"what hangs on a value that the code reads ({line}): it got 1" for one in self.known for line in one.values
@@ -440,9 +448,61 @@ class Family:
 class Kind:
     """One kind of block of a family, as `spec.model.Block` has it."""
 
-    def __init__(self, family: Family, kind: int, label: str = "") -> None:
-        self.family, self.kind, self.label = family, kind, label
+    def __init__(self, family: Family, kind: int) -> None:
+        self.family, self.kind = family, kind
 
     def layer(self, view: View) -> Layer:
         """Its operations."""
         return self.family.block(self.kind, view)
+
+
+BATCH, LENGTH = "b", "s"
+
+
+@functools.cache
+def degrees(product: str) -> tuple[int, int] | None:
+    """How often the batch and the length are factors of a term; None where it has another factor, such as a rounded quotient.
+
+    >>> degrees("b*s*s"), degrees("1"), degrees("b*((s)//(2))")
+    ((1, 2), (0, 0), None)
+    """
+    factors = [] if product == "1" else product.split("*")
+    if any(one not in (BATCH, LENGTH) for one in factors):
+        return None
+    return factors.count(BATCH), factors.count(LENGTH)
+
+
+class Ragged(msgspec.Struct, frozen=True):
+    """A micro-batch of unequal lengths: its tokens, query-key pairs and sequences, and the longest of them (source: padfree2024).
+
+    single: whether the formulas are those of one sequence, in which the batch is no letter
+    """
+
+    tokens: Any
+    pairs: Any
+    sequences: Any
+    longest: Any
+    single: bool = False
+
+    def of(self, product: str) -> Any:
+        """The value of a term. Raises NotModelled for one that is linear in none of these.
+
+        >>> Ragged(30, 500, 2, 20).of("b*s"), Ragged(30, 500, 2, 20).of("b*s*s"), Ragged(30, 500, 2, 20).of("s")
+        (30, 500, 20)
+        """
+        found = degrees(product)
+        if found is not None and self.single:
+            found = (1, found[1]) if found[1] else found
+        if found == (0, 0):
+            return 1
+        if found == (1, 0):
+            return self.sequences
+        if found == (1, 1):
+            return self.tokens
+        if found == (1, 2):
+            return self.pairs
+        if found is not None and not found[0] and found[1] <= 2:
+            return self.longest ** found[1]
+        raise NotModelled(
+            f"sequences of unequal lengths where a size is {product}: it is linear neither in tokens nor in query-key pairs"
+        )

@@ -11,13 +11,23 @@ from typing import Any
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.lists.blocks import Blocks
 from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, ListedRow, Listing, Segment
-from loadgauge.pytorch.capture.lists.segment_writer import PRODUCTS, SegmentWriter
-from loadgauge.pytorch.capture.record import Op, Recorded
+from loadgauge.pytorch.capture.lists.segment_writer import (
+    PRODUCTS,
+    SegmentWriter,
+    Terms,
+    add,
+    less,
+    pruned,
+    size_of,
+    summed,
+    terms_of,
+)
+from loadgauge.pytorch.capture.record import Recorded
 from loadgauge.pytorch.capture.symbols.sizes import Size, written
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
-from loadgauge.pytorch.capture.symbols.terms import Terms, add, less, pruned, size_of, summed, terms_of
 from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS
 from loadgauge.pytorch.record.observe import BACKWARD, FORWARD, STEP
+from loadgauge.pytorch.record.recording import Op
 
 
 class Repeated(NotModelled):

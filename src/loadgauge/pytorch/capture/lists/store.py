@@ -42,7 +42,7 @@ def place(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Path:
 
     Versions of PyTorch, transformers and this package are part of its name, and this package's own code.
     """
-    known = [__version__, _code(), *(_version(library) for library in LIBRARIES), config, dict(fields)]
+    known = [__version__, _code(), *(version_of(library) for library in LIBRARIES), config, dict(fields)]
     text = json.dumps(known, sort_keys=True, default=str)
     return folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.bin"
 
@@ -121,7 +121,8 @@ def _put(file: Path, content: bytes) -> None:
             os.unlink(name)
 
 
-def _version(library: str) -> str:
+def version_of(library: str) -> str:
+    """Return the version of a library that is installed; "" where it is not."""
     try:
         return version(library)
     except PackageNotFoundError:
@@ -130,6 +131,6 @@ def _version(library: str) -> str:
 
 def _code() -> str:
     """Return what changes where the code that captures does: sizes and times of its files."""
-    files = sorted(path for part in ("capture", "trace") for path in (PACKAGE / part).rglob("*.py"))
+    files = sorted(path for path in (PACKAGE / "pytorch").rglob("*.py"))
     stats = [(str(path.relative_to(PACKAGE)), path.stat()) for path in files]
     return hashlib.sha256(repr([(name, at.st_size, at.st_mtime_ns) for name, at in stats]).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -15,29 +16,31 @@ from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_li
 from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import training
-from loadgauge.pytorch.capture.call import inputs_of, module_of, with_rows
+from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
 from loadgauge.pytorch.capture.capture import ROWS, reason, recorded, stopped_at
+from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, usual_sizes
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, config_keys, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
-from loadgauge.pytorch.capture.lists.fsdp_casts import cast_by_fsdp
+from loadgauge.pytorch.capture.lists.compose import Shown
 from loadgauge.pytorch.capture.lists.listed import Listing
 from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
-from loadgauge.pytorch.capture.lists.part import Shown
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
+from loadgauge.pytorch.capture.lists.store import version_of
 from loadgauge.pytorch.capture.recognise import recognised
-from loadgauge.pytorch.capture.record import Around, Recorded, Sized, record
+from loadgauge.pytorch.capture.record import Recorded, record, sparse_table
 from loadgauge.pytorch.capture.requests.files_read import reading, seals
 from loadgauge.pytorch.capture.requests.regime import Document, Regime
 from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of, unsplit
-from loadgauge.pytorch.capture.requests.tuning import tuned
-from loadgauge.pytorch.capture.symbols.sparse import sparse_table
+from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
+from loadgauge.pytorch.device.patches import default_dtype
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
+from loadgauge.pytorch.trace.programs.training import Around, Sized
 from loadgauge.pytorch.trace.subprocess import Request
 from loadgauge.pytorch.trace.torch_run import TorchRun
 
@@ -116,7 +119,7 @@ def list_request(
         longest=getattr(text, "max_position_embeddings", None),
         tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__),
-        transformers=_version(),
+        transformers=version_of("transformers"),
         dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
         splits=_splits(model, regime, pairs or learnt),
         given=_given(job, model, sizes),
@@ -332,12 +335,8 @@ def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
 def _blocks_of(config: Any) -> Blocks:
     """The blocks of a model, built without memory."""
     kind = model_class(config)
-    default = torch.get_default_dtype()
-    try:
-        with torch.device("meta"):
-            return blocks(kind._from_config(config), config)
-    finally:
-        torch.set_default_dtype(default)
+    with default_dtype(), torch.device("meta"):
+        return blocks(kind._from_config(config), config)
 
 
 def _smaller(less: Blocks, full: Blocks) -> bool:
@@ -387,7 +386,46 @@ def _text(config: Any) -> Any:
     return config if found is None else found
 
 
-def _version() -> str:
-    import transformers
+def capture_request(
+    request: Request,
+    inputs: str,
+    given: dict[str, int],
+    defaults: dict[str, int],
+    step: str = "",
+    pictures: tuple[tuple[int, int], ...] = (),
+    freeze: tuple[str, ...] = (),
+    head: str = "",
+    rows: tuple[tuple[str, tuple[int, ...] | str], ...] = (),
+) -> Captured:
+    """Capture the job of a request in this process.
 
-    return str(transformers.__version__)
+    inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures, freeze, head, rows: see `capture`
+
+    Raises ConfigError, LayoutError or NotModelled.
+    """
+    job = request.job
+    fields: dict[str, Any] = {
+        name: value
+        for name in ("precision", "optimizer", "attention", "recompute")
+        if (value := getattr(job, name)) is not None
+    }
+    if job.global_batch is not None:
+        fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | given)[ONE])).accumulate
+    target: Any = function(job.model) if is_script(job.model) else job.model
+    beside, own = (inputs_of(target, job.model, one) if one else None for one in (inputs, step))
+    gc.disable()  # while transformers and the model's code are imported, as in `in_child`
+    captures = capture(
+        target,
+        beside,
+        step=own,
+        layers=request.layers,
+        pictures=pictures,
+        freeze=freeze,
+        head=head,
+        rows=dict(rows),
+        **fields,
+    )
+    gc.freeze()
+    gc.enable()
+    captures.target = job.model
+    return captures.at(**sized(captures.job.names, given, {**captures.job.usual, **defaults}))

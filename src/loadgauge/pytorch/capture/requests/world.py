@@ -16,6 +16,7 @@ import msgspec
 
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.families import model_types
+from loadgauge.pytorch.capture.lists.store import version_of
 
 HEADS = {
     "CAUSAL_LM": "causal LM", "SEQ_TO_SEQ_CAUSAL_LM": "sequence to sequence", "IMAGE_TEXT_TO_TEXT": "pictures and text",
@@ -51,12 +52,7 @@ def tried() -> Tried:
 
 def installed() -> str:
     """The version of transformers that is installed; empty where none is."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("transformers")
-    except PackageNotFoundError:
-        return ""
+    return version_of("transformers")
 
 
 def world() -> list[Known]:

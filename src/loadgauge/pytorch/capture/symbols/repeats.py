@@ -6,14 +6,16 @@ get the same answers, so no guard is lost. Keys compare expressions as they are 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._guards import SLoc
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from loadgauge.pytorch.capture.symbols.questions import Env, Unsettled
-from loadgauge.pytorch.device.described import describe
-from loadgauge.pytorch.device.fake import new_fake, suits
+from loadgauge.pytorch.device.fake import describe, new_fake, suits
 
 _FRESH, _VIEW, _SAME = range(3)
 
@@ -115,3 +117,33 @@ def _layout(tensor: Any) -> list[Any] | None:
     parts: list[Any] = []
     sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
     return parts if all(_note(size, parts) for size in sizes) else None
+
+
+class Unsettled(Exception):
+    """A question about sizes whose answer would be a new guard."""
+
+
+class Env(ShapeEnv):
+    """A shape environment that counts the questions it is asked outside backward, and does not note who asked."""
+
+    asked = 0
+    _settled = False
+
+    def _get_stack_summary(self, *_: Any, **__: Any) -> tuple[SLoc, str]:
+        return SLoc(None, None), ""
+
+    def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what a comparison of sizes comes to, as the base class says. Raises Unsettled within `settled`."""
+        self.asked += torch._C._current_autograd_node() is None
+        if self._settled and self._maybe_evaluate_static(sym_node.expr) is None:
+            raise Unsettled(sym_node.expr)
+        return super().evaluate_sym_node(sym_node, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """In the body, a question that the guards so far do not answer raises Unsettled."""
+        self._settled = True
+        try:
+            yield
+        finally:
+            self._settled = False

@@ -14,26 +14,18 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from loadgauge.core.base.errors import NotModelled
-from loadgauge.pytorch.capture.symbols.questions import Env
-from loadgauge.pytorch.capture.symbols.repeats import Repeats
+from loadgauge.pytorch.capture.symbols.repeats import Env, Repeats
 from loadgauge.pytorch.capture.symbols.upsampling import as_one_kernel, overloads
-from loadgauge.pytorch.device.facts.facts import UNKNOWN, Facts
-from loadgauge.pytorch.device.fake import GROUPED, adds_rows, product_shape
-from loadgauge.pytorch.device.kernels.cuda_packed import padded_to_symbols
+from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.cuda_rnn import RECURRENT
 from loadgauge.pytorch.device.patches import (
-    modules_that_move,
-    no_packed_sequences,
-    no_random_values,
-    numbers_as_text,
     replaced,
 )
-from loadgauge.pytorch.device.read import Read, asking
+from loadgauge.pytorch.device.simulated import fake_tensors
 
 _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -56,72 +48,35 @@ class TooMuch(NotModelled):
     """A program whose sizes take too long as symbols."""
 
 
-class SymbolicMode(FakeTensorMode):
+class SymbolicMode(FakeMode):
     """Fake tensors with symbolic sizes; `.item()` of one that has no value gives 1."""
 
     def __init__(self, env: Env) -> None:
-        super().__init__(allow_non_fake_inputs=True, shape_env=env)
+        super().__init__(env)
         self.env = env
         self.cache_enabled = (
             False  # to compare symbols takes longer than to run an operation again, and makes guards of its own
         )
         self.operations = 0
-        self.read, self.facts, self.repeats = Read(), Facts(), Repeats(self, env)
+        self.repeats = Repeats(self, env)
         self._within = False
 
-    @property
-    def avoid_device_init(self) -> bool:
-        """True, for PyTorch's base class: the simulated device has no kernels that could make a real tensor."""
-        return True
-
-    def __deepcopy__(self, memo: Any) -> SymbolicMode:
-        return self  # a copied module would otherwise carry a mode of its own, which PyTorch refuses to mix
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As the base class, without the wrapper that PyTorch puts around it."""
-        return self.dispatch(func, types, args, kwargs)
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operator on fake tensors, without an error where a value is asked for."""
-        if func is _DEVICE_OF and type(args[0]) is FakeTensor:
-            return args[0].fake_device
-        if func is _ITEM and getattr(args[0], "constant", None) is None:
-            return self.read.item(args[0], self.facts)
-        self._count()
-        kwargs = kwargs or {}
-        out = self.facts.instead(func, args, kwargs, asking, self._run)
-        if out is UNKNOWN:
-            out = self._run(func, types, args, kwargs)
-            self.facts.after(func, args, kwargs, out)
-        return out
-
-    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if adds_rows(func, args):
-            return args[0]
-        if func is GROUPED and args[0].dtype is not torch.bfloat16:  # as in `FakeMode`
-            ends = args[2] if len(args) > 2 else kwargs.get("offs")
-            like = {"dtype": args[0].dtype, "device": args[0].fake_device}
-            shape = product_shape(args[0], args[1], ends)
-            return super().dispatch(torch.ops.aten.empty.memory_format, (), (shape,), like)
+    def _once(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self._within:  # parts of an operation, which is made again as a whole
-            return super().dispatch(func, types, args, kwargs)
+            return self._uncached(func, types, args, kwargs)
         key = self.repeats.key(func, args, kwargs)
         out = None if key is None else self.repeats.again(key)
         if out is None:
             self._within = True
             try:
-                out = super().dispatch(func, types, args, kwargs)
+                out = self._uncached(func, types, args, kwargs)
             finally:
                 self._within = False
             if key is not None:
                 self.repeats.note(key, out)
         return out
 
-    def _count(self) -> None:
+    def _begin(self) -> None:
         """Raise TooMuch beyond the bounds; parts of an operation and what backward runs do not count."""
         if self._within or torch._C._current_autograd_node() is not None:
             return
@@ -244,30 +199,9 @@ def as_eager() -> Iterator[None]:
             func._dispatch_cache.clear()
 
 
-@contextlib.contextmanager
-def symbolic_tensors(symbols: Symbols) -> Iterator[SymbolicMode]:
+def symbolic_tensors(symbols: Symbols) -> contextlib.AbstractContextManager[SymbolicMode]:
     """As `fake_tensors`, with sizes that may be symbols.
 
     The Python dispatcher takes the symbolic rules of operators that C++ would ask for plain numbers.
     """
-    from torch.optim import optimizer
-
-    supported = optimizer._foreach_supported_types
-    kinds = list(supported)
-    try:
-        supported.append(FakeTensor)
-        with (
-            SymbolicMode(symbols.env) as mode,
-            enable_python_dispatcher(),
-            as_eager(),
-            no_packed_sequences(),
-            no_random_values(),
-            modules_that_move(),
-            numbers_as_text(),
-            padded_to_symbols(),
-            _unlogged(),
-            torch.autograd.set_multithreading_enabled(False),
-        ):
-            yield mode
-    finally:
-        supported[:] = kinds
+    return fake_tensors(SymbolicMode(symbols.env), enable_python_dispatcher(), as_eager(), _unlogged())

@@ -55,7 +55,7 @@ def known(values: list[Any], device: str) -> torch.Tensor:
     return with_values(real, device)
 
 
-def with_values(real: torch.Tensor, device: str) -> torch.Tensor:
+def with_values(real: torch.Tensor, device: Any) -> torch.Tensor:
     """The same of a real tensor."""
     made = torch.empty(real.shape, dtype=real.dtype, device=device)
     setattr(made, _VALUE, real)
@@ -146,7 +146,7 @@ class KeptValues(TorchDispatchMode):
             return self._made(func, args, kwargs)
         if torch.Tag.dynamic_output_shape in func.tags:
             real = self._real(func, args, kwargs)
-            return tree_map(lambda one: self._like(one, tensors[0].device), real)
+            return tree_map(lambda one: with_values(one, tensors[0].device), real)
         out = func(*args, **kwargs)
         most = max(MOST, *(tensor.numel() for tensor in tensors))  # no more than what was given
         if all(one.numel() <= most for one in tree_leaves(out) if isinstance(one, torch.Tensor)):
@@ -174,7 +174,7 @@ class KeptValues(TorchDispatchMode):
                 continue
             with _disable_current_modes():
                 places = mask.nonzero().unbind(1)
-            found += [self._like(place, one.device) for place in places]
+            found += [with_values(place, one.device) for place in places]
         return found
 
     def _all_known(self, name: str, tensors: list[Any]) -> bool:
@@ -217,11 +217,6 @@ class KeptValues(TorchDispatchMode):
         if isinstance(out, FakeTensor) and planned and out.numel() <= MOST:
             self._keep(out, self._real(func, args, kwargs))
         return out
-
-    def _like(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
-        made = torch.empty(real.shape, dtype=real.dtype, device=device)
-        setattr(made, _VALUE, real)
-        return made
 
     def _keep(self, out: Any, real: Any) -> None:
         for made, value in zip(tree_leaves(out), tree_leaves(real), strict=True):

@@ -25,9 +25,11 @@ from loadgauge.pytorch.device.facts.fact_kinds import (
     Rows,
     Same,
     Tokens,
+    axis,
+    limited,
     share,
+    view_of_mask,
 )
-from loadgauge.pytorch.device.facts.mask_views import axis, limited, view_of_mask
 
 _MOST = 4096
 """Of so many experts at most an index is one: of more, it is a place in something else, such as a vocabulary."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.package_data import read_table
 from loadgauge.pytorch.device.facts.fact_kinds import Known, Rows, Same
-from loadgauge.pytorch.device.facts.row_bounds import bound as most_at
 
 MOST = "most"
 """In place of a number: all rows that a mask has, or as many as the code takes at most (`row_bounds`)."""
@@ -120,3 +123,38 @@ def fills(args: Any, value: Any) -> bool:
     )
     masks = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
     return bool(masks and values.dim() == 0 and number and not (len(args) > 3 and args[3]))
+
+
+def most_at(line: str) -> tuple[int, str] | None:
+    """The most rows there can be at a line that is running now, and of what that is the product; None where nothing says it.
+
+    line: such as "ops/boxes.py:41"
+    """
+    file, _, number = line.rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
+    for one in read_table("capture/bounds.toml")["bound"]:
+        if one["line"] == text and PurePath(file).as_posix().endswith(one["file"]):
+            return _product(one["rows"], _running(file, int(number)))
+    return None
+
+
+def _product(names: list[str], frame: Any) -> tuple[int, str] | None:
+    """A product of attributes of what a frame has at hand; None where one of them is no number."""
+    found = 1.0
+    for name in names:
+        first, *path = name.split(".")
+        value = None if frame is None else frame.f_locals.get(first)
+        for part in path:
+            value = getattr(value, part, None)
+        if not isinstance(value, int | float):
+            return None
+        found *= value
+    return int(found), " x ".join(name.removeprefix("self.") for name in names)
+
+
+def _running(file: str, number: int) -> Any:
+    """The innermost frame that runs a line."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (frame.f_lineno != number or frame.f_code.co_filename != file):
+        frame = frame.f_back
+    return frame

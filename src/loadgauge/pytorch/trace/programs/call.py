@@ -10,11 +10,10 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
 from loadgauge.pytorch.record.allocations import op_name
+from loadgauge.pytorch.record.sizes import Usage, storage_bytes
 from loadgauge.pytorch.record.tracker import Tracker
-from loadgauge.pytorch.record.usage import Usage, storage_bytes
 
 DEVICES = ("cuda", "cpu")
 
@@ -43,8 +42,8 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
     [2.0, 3.0]
     """
     place = where(device)
-    with fake_tensors() as mode:
-        made = tree_map(lambda value: fake_like(mode, value, place), inputs)
+    with fake_tensors():
+        made = tree_map(lambda value: fake_like(value, place), inputs)
         given = storage_bytes(made)
         tracker = Tracker(place)
         tracker.claim(tree_leaves(made), "inputs")
@@ -78,10 +77,10 @@ def where(device: str) -> str:
     return simulated_device() if device == "cuda" else "cpu"
 
 
-def fake_like(mode: FakeMode, value: Any, device: str) -> Any:
+def fake_like(value: Any, device: str) -> Any:
     """Return a fake tensor of the shape, strides, dtype and `requires_grad` of a tensor; other values unchanged.
 
-    mode: the fake mode it belongs to; device: PyTorch's name of its device
+    device: PyTorch's name of its device
     """
     if not isinstance(value, torch.Tensor):
         return value

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.core.base.files import is_script, no_function
-from loadgauge.pytorch.device.patches import removing
+from loadgauge.pytorch.device.patches import default_dtype, removing
 from loadgauge.pytorch.device.simulated import fake_tensors
 from loadgauge.pytorch.trace.programs.call import Call, fake_like, trace_call, where
 from loadgauge.pytorch.trace.saved import Packed, Saved, key, record_saved, saved_by
@@ -71,16 +71,18 @@ class Inputs(msgspec.Struct, frozen=True):
 
     def made(self, used: set[str]) -> dict[str, torch.Tensor]:
         """Creates the tensors that are used, with random values. Raises ConfigError for an unusable shape or dtype."""
-        self.check(used, LARGEST)
-        kind = getattr(torch, self.dtype)
-        tensors = {name: torch.rand(self.of(name), dtype=kind, device=self.device) for name in NAMES if name in used}
-        return {name: tensor.requires_grad_(name not in self.constant) for name, tensor in tensors.items()}
+        return self._all(used, LARGEST, torch.rand, self.device)
 
     def without_data(self, used: set[str]) -> dict[str, torch.Tensor]:
         """Creates the tensors that are used, without data. Raises ConfigError for an unusable shape or dtype."""
-        self.check(used, LARGEST_WITHOUT_DATA)
+        return self._all(used, LARGEST_WITHOUT_DATA, torch.empty, "meta")
+
+    def _all(
+        self, used: set[str], most: int, make: Callable[..., torch.Tensor], device: str
+    ) -> dict[str, torch.Tensor]:
+        self.check(used, most)
         kind = getattr(torch, self.dtype)
-        tensors = {name: torch.empty(self.of(name), dtype=kind, device="meta") for name in NAMES if name in used}
+        tensors = {name: make(self.of(name), dtype=kind, device=device) for name in NAMES if name in used}
         return {name: tensor.requires_grad_(name not in self.constant) for name, tensor in tensors.items()}
 
 
@@ -100,10 +102,11 @@ def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
     given = inputs or Inputs()
     program = _program(text)
     simulated = given.device == "cuda" and not torch.cuda.is_available()
-    with _default_dtype(given), contextlib.ExitStack() as stack:
+    with default_dtype(getattr(torch, given.dtype)), contextlib.ExitStack() as stack:
         if simulated:
-            mode, place = stack.enter_context(fake_tensors()), where("cuda")
-            tensors = {name: fake_like(mode, one, place) for name, one in given.without_data(program.names).items()}
+            stack.enter_context(fake_tensors())
+            place = where("cuda")
+            tensors = {name: fake_like(one, place) for name, one in given.without_data(program.names).items()}
         else:
             tensors = given.made(program.names)
         owned = stack.enter_context(_owned())
@@ -136,19 +139,8 @@ def held_by_expression(text: str, inputs: Inputs | None = None) -> Call:
     def call(*values: Any) -> Any:
         return program.run(dict(zip(names, values, strict=True)))
 
-    with _default_dtype(given):
+    with default_dtype(getattr(torch, given.dtype)):
         return trace_call(call, *(tensors[name] for name in names), device=given.device)
-
-
-@contextmanager
-def _default_dtype(inputs: Inputs) -> Iterator[None]:
-    """Modules that are made meanwhile have the dtype of the inputs."""
-    usual = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(getattr(torch, inputs.dtype))
-        yield
-    finally:
-        torch.set_default_dtype(usual)
 
 
 class _Program:

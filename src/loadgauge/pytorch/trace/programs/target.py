@@ -8,8 +8,9 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.files import is_script
 from loadgauge.core.families.catalogue import find_model, keys
 from loadgauge.core.families.hf import model_types
-from loadgauge.pytorch.trace.programs.jobs import ConfigJob, Traceable
+from loadgauge.pytorch.trace.programs.jobs import ConfigJob
 from loadgauge.pytorch.trace.programs.script import FunctionJob, check
+from loadgauge.pytorch.trace.programs.training import Traceable
 from loadgauge.pytorch.trace.torch_run import TorchRun
 from loadgauge.pytorch.trace.transformers_api import text_config
 

@@ -1,0 +1,176 @@
+"""The protocol of an answer, whatever the question was: a verdict, numbers with their units, reasons, and words for them.
+
+What prints or draws an answer knows this alone (`core/text/show.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadgauge.core.base.errors import YES, ConfigError
+from loadgauge.core.base.hooks import load
+from loadgauge.core.base.package_data import read_data
+
+UNITS = {
+    "bytes": "byte", "signed_bytes": "byte", "seconds": "s", "signed_seconds": "s", "days": "days", "flop": "FLOP",
+    "flop_rate": "FLOP/s", "byte_rate": "byte/s", "token_rate": "tokens/s", "tokens": "tokens", "share": "share",
+    "factor": "factor", "money": "money", "signed_money": "money", "kwh": "kWh", "hours": "GPU-hours", "watts": "W",
+}  # fmt: skip
+"""Units by the shapes of `data/schema.json`; all others are counts."""
+PREFIX = "#/$defs/"
+Shapes = list[dict[str, Any]]
+
+
+class Entry(NamedTuple):
+    """A number of an answer with its unit. keys: what it is of, such as {"of": "memory.phases.total", "phase": "rollout"}"""
+
+    value: float
+    unit: str
+    keys: Mapping[str, str]
+
+
+class Pivot(NamedTuple):
+    """A table of a ledger: entries of one path, in rows and columns by two of their keys."""
+
+    title: str
+    of: str
+    rows: str
+    columns: str
+
+    def table(self, ledger: Iterable[Entry]) -> dict[str, dict[str, float]]:
+        """Return the sums of a ledger's entries by row and column.
+
+        >>> parts = [Entry(1.0, "s", {"of": "t", "a": "x", "b": "y"}), Entry(2.0, "s", {"of": "t", "a": "x", "b": "y"})]
+        >>> Pivot("", "t", "a", "b").table(parts)
+        {'x': {'y': 3.0}}
+        """
+        table: dict[str, dict[str, float]] = {}
+        for entry in ledger:
+            if entry.keys["of"] == self.of and {self.rows, self.columns} <= set(entry.keys):
+                row = table.setdefault(entry.keys[self.rows], {})
+                column = entry.keys[self.columns]
+                row[column] = row.get(column, 0) + entry.value
+        return table
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a question. Kinds of answers that explain or compute more are subclasses.
+
+    topics: what `why` explains, by `explains`; pivots: tables of the ledger; tried: changes, as flags, with what each gives
+
+    form: name of the document's shape (`loadgauge schema`); writer: address of the function that writes it on paper,
+    `write(answer, paper, brief=...)`; shown: what that writes; document: that of `--json`; table: rows of an answer that is one
+    verdict: in a word, empty where the question has none; code: exit code of the command; assumed: flags that were not given,
+    with their values; unread: keys of a job file that are not counted; not_counted: lines on what the numbers leave out;
+    command: the command line that reproduces it; failed: why there is no answer in what is printed
+    """
+
+    topics: tuple[str, ...] = ()
+    explains: Callable[[str], Answer] | None = None
+    pivots: tuple[Pivot, ...] = ()
+    tried: Callable[[], Iterable[tuple[str, Any]]] = tuple
+    form: str = ""
+    writer: str = ""
+    shown: Any = None
+    document: dict[str, Any] | Callable[[], dict[str, Any]] = {}
+    table: Sequence[Mapping[str, Any]] = ()
+    verdict: str = ""
+    code: int = YES
+    assumed: Mapping[str, str] = {}
+    unread: Sequence[Mapping[str, Any]] = ()
+    not_counted: Sequence[str] = ()
+    command: str = ""
+    failed: str = ""
+
+    def alternatives(self) -> Iterable[tuple[str, Any]]:
+        """Return changes that were tried, as flags, with what each gives: the next steps."""
+        return self.tried()
+
+    def why(self, topic: str) -> Answer:
+        """Explain a number. Raises `ConfigError` for one that the answer does not explain."""
+        if self.explains is None or (self.topics and topic not in self.topics):
+            known = ", ".join(self.topics) or "nothing"
+            raise ConfigError(f"{topic!r} is not explained here (known: {known})", key="explain")
+        return self.explains(topic)
+
+    def plot(self, file: Path, figure: str) -> None:
+        """Draw the answer to a file. Raises `ConfigError` where it has no figure."""
+        raise ConfigError("there is no figure of this answer; an estimate and its --sweep have some", key="plot")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `--json`."""
+        return self.document() if callable(self.document) else self.document
+
+    def text(self, paper: Any, *, brief: bool = False) -> None:
+        """Write the answer on paper (`core.text.table`), whole or in ten lines."""
+        load(self.writer)(self, paper, brief=brief)
+
+    def follow(self) -> Answer | None:
+        """Return what is shown after the text, such as the answer to a question that was asked on a terminal."""
+        return None
+
+    def ledger(self) -> tuple[Entry, ...]:
+        """Return every number of the document with its unit, and the texts beside it as keys.
+
+        >>> from loadgauge.core.answers.why.reason import Reason
+        >>> Reason(topic="tp", what="", value=3.0, unit="s", basis="", rule="").ledger()[0].unit
+        's'
+        """
+        shapes = _definitions()
+        return tuple(_entries(json.loads(msgspec.json.encode(self.to_dict())), [shapes[self.form]], "", {}))
+
+
+@functools.cache
+def _definitions() -> dict[str, Any]:
+    definitions: dict[str, Any] = json.loads(read_data("schema.json"))["$defs"]
+    return definitions
+
+
+def _named(shapes: Shapes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The shapes, those that they refer to, and their alternatives, with their names."""
+    for shape in shapes:
+        name = shape.get("$ref", "").removeprefix(PREFIX)
+        yield name, shape
+        yield from _named([*([_definitions()[name]] if name else []), *shape.get("anyOf", [])])
+
+
+def _within(shapes: Shapes, key: str | None) -> Shapes:
+    """The shapes of what is under a key of a document; None: of what is in a list."""
+    every = [shape for _, shape in _named(shapes)]
+    inner = [
+        shape.get("items") if key is None else shape.get("properties", {}).get(key) or shape.get("additionalProperties")
+        for shape in every
+    ]
+    return [shape for shape in inner if isinstance(shape, dict)]
+
+
+def _entries(value: Any, shapes: Shapes, path: str, keys: Mapping[str, str]) -> Iterator[Entry]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        unit = next((UNITS[name] for name, _ in _named(shapes) if name in UNITS), "")
+        yield Entry(value, keys.get("unit", "") or unit or "count", {"of": path, **keys})
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            numbered = keys if isinstance(item, dict) and _texts(item) else {**keys, f"{path}#": str(number)}
+            yield from _entries(item, _within(shapes, None), path, numbered)
+    elif isinstance(value, dict):
+        keys = {**keys, **_texts(value)} if path else keys
+        mapped = any(isinstance(shape.get("additionalProperties"), dict) for _, shape in _named(shapes))
+        for key, item in value.items():
+            inner, name = _within(shapes, key), path.rpartition(".")[2]
+            if mapped:
+                yield from _entries(item, inner, path, {**keys, name: key})
+            else:
+                yield from _entries(item, inner, f"{path}.{key}".lstrip("."), keys)
+
+
+def _texts(value: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of a record that name it."""
+    return {key: text for key, text in value.items() if isinstance(text, str) and text}

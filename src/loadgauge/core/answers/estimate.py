@@ -1,0 +1,125 @@
+"""The answers of `loadgauge estimate` about training: an estimate, a table of its operations, and a sweep of estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.answers.why.of_estimate import TOPICS, reason
+from loadgauge.core.answers.why.of_memory import memory_reason
+from loadgauge.core.base.errors import NO
+from loadgauge.core.base.hooks import need
+from loadgauge.core.base.verdict import exit_code, host_holds, needs
+from loadgauge.core.definitions.training.memory_range import Counter
+from loadgauge.core.estimate.memory.phases import PARTS
+from loadgauge.core.estimate.result import Estimate, When
+from loadgauge.core.plan.advise.assumptions import assumptions
+from loadgauge.core.resolve.setup import Setup, worst_routing
+
+
+class Estimated(Answer, frozen=True, kw_only=True):
+    """An estimate of a job. counter: one whose reading is asked for; at: the moment at which parts of the memory are explained;
+    next: what is shown after its text"""
+
+    form: str = "estimate.train"
+    writer: str = "loadgauge.core.text.estimate.estimate:write"
+    topics: tuple[str, ...] = (*PARTS, *TOPICS)
+    pivots: tuple[Pivot, ...] = (Pivot("Through one step", "memory.moments.parts", "name", "parts"),)
+    given: Setup
+    result: Estimate
+    counter: Counter | None = None
+    at: When = "largest"
+    next: Callable[[], Answer | None] | None = None
+
+    @classmethod
+    def of(cls, given: Setup, result: Estimate, *, allow_tight: bool = False, **more: Any) -> Estimated:
+        """Return the answer that an estimate of a setup is."""
+        held = host_holds(given.on_host(result), given.job.host_memory)
+        return cls(
+            given=given,
+            result=result,
+            verdict=result.memory.verdict,
+            code=exit_code(result.memory.verdict, allow_tight=allow_tight) if held else NO,
+            assumed=given.assumed,
+            unread=given.unread(result),
+            not_counted=result.not_counted,
+            command=given.job.command(),
+            **more,
+        )
+
+    def alternatives(self) -> list[tuple[str, Any]]:
+        from loadgauge.core.plan.advise.advice import advice  # only where it is asked for
+
+        return [(change.flags, change.result) for change in advice(self.given)]
+
+    def why(self, topic: str) -> Answer:
+        if topic in PARTS:
+            explained = self.result.explain(topic, self.at)
+            found, plain = memory_reason(explained), explained.to_dict()
+        elif topic in TOPICS:
+            found = reason(self.result, topic, self.given.budget(self.result))
+            plain = found.to_dict()
+        else:
+            return super().why(topic)
+        document = estimate_document(self.given, self.result) | {"explain": plain}
+        return msgspec.structs.replace(found, document=document, form=self.form)
+
+    def plot(self, file: Path, figure: str) -> None:
+        need("FIGURES").plot(self.given, self.result, file, figure)
+
+    def follow(self) -> Answer | None:
+        return None if self.next is None else self.next()
+
+    def to_dict(self) -> dict[str, Any]:
+        return estimate_document(self.given, self.result, outcomes=True)
+
+
+def estimate_document(given: Setup, result: Estimate, *, outcomes: bool = False) -> dict[str, Any]:
+    """Return the document of `loadgauge estimate --json`: the estimate, the assumptions, and what else the job asks for.
+
+    outcomes: with what each assumption's alternative comes to, an estimate each. Bytes, seconds and FLOP.
+    """
+    document = result.to_dict()
+    document["assumed"] = given.assumed
+    if outcomes:
+        document["outcomes"] = [
+            {
+                "name": one.name,
+                "value": one.value,
+                "alternative": one.alternative,
+                "total": result.memory.total + one.memory,
+                "step": None if one.step is None or result.time is None else result.time.step + one.step,
+            }
+            for one in assumptions(given, result)
+        ]
+    if given.file:
+        document["file"] = given.file
+        document["unread"] = given.unread(result)
+    budget = given.budget(result) if given.job.tokens else None
+    if document["time"] is not None and budget is not None:
+        document["time"].update(budget.to_dict())
+    worst = given.worst_case()
+    if worst is not None and given.lengths is not None:
+        document["lengths"] = {
+            "mean": given.lengths.mean,
+            "longest": given.lengths.longest,
+            "expected_tokens": given.layout.tokens,
+            "expected_pairs": given.layout.pairs,
+            "fullest_tokens": None if given.layout.fullest is None else given.layout.fullest.tokens,
+            "worst_case": needs(worst.memory),
+        }
+    expected = given.forecast()
+    if expected is not None:
+        document["forecast"] = expected.to_dict()
+    routed = worst_routing(given, result)
+    if routed is not None:
+        document["experts"] = {
+            "imbalance": given.layout.expert_imbalance,
+            "worst_imbalance": routed.layout.expert_imbalance,
+            "worst_case": needs(routed.memory) | {"step": None if routed.time is None else routed.time.step},
+        }
+    return document

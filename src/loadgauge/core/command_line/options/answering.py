@@ -1,0 +1,59 @@
+"""`@answering`: a command that returns an answer, with the flags that say how it is printed, the same for every command."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from loadgauge.core.text.show import How, show
+
+FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
+
+
+def answering(
+    lines: str, explain: str, topics: Sequence[str] = (), document: str = "bytes, seconds, FLOP and plain counts"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a command print the answer that it returns, and return the exit code.
+
+    lines: what the short answer has; explain, topics: what `--explain` explains; document: what `--json` prints
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(
+            (
+                click.option(
+                    "--brief/--full",
+                    " /--no-brief",
+                    default=None,
+                    help=f"Ten lines: {lines}, as a terminal shows by itself; or the whole answer, as a pipe gets.",
+                ),
+                click.option("--json", "json", is_flag=True, help=f"One JSON document: {document}."),
+                click.option("--csv", "csv", is_flag=True, help="CSV: its table, or every number with its unit."),
+                click.option("--markdown", is_flag=True, help="Markdown, as a comment or a page takes it."),
+                click.option(
+                    "--explain",
+                    "topic",
+                    type=click.Choice(topics) if topics else None,
+                    metavar="TOPIC",
+                    help=f"Explain one number: formula, your numbers, source. {explain}",
+                ),
+                click.option("--plot", "file", type=click.Path(), metavar="FILE", help="Draw it: .svg, .png or .pdf."),
+                click.option(
+                    "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all)."
+                ),
+            )
+        ):
+            command = option(command)
+
+        @functools.wraps(command)
+        def printed(*arguments: Any, **flags: Any) -> int:
+            how = How(**{name: flags.pop(name) for name in How._fields})
+            how.check()
+            return show(command(*arguments, **flags), how)
+
+        return printed
+
+    return decorate

@@ -1,0 +1,56 @@
+"""The fields of `Job` as keywords with types. Type checkers read `flag_types.pyi`, which `docs/generate.py` writes by these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
+
+from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
+
+
+def kinds_of_flags() -> dict[str, Any]:
+    """Return the type of each flag but the model, by its field in `Job`.
+
+    >>> kinds_of_flags()["zero"], get_args(kinds_of_flags()["save"])
+    (<class 'int'>, ('sharded', 'full'))
+    """
+    hints = get_type_hints(Job)
+    return {
+        name: Literal[field.choices] if field.kind == "choice" and name != "task" else get_args(hints[name])[0]
+        for name, field in fields().items()
+        if name != "model"
+    }
+
+
+_KINDS = kinds_of_flags()
+Flags = TypedDict(  # type: ignore[misc]
+    "Flags", {name: kind for name, kind in _KINDS.items() if name not in ("gpu", *POSTTRAIN)}, total=False
+)
+TaskFlags = TypedDict("TaskFlags", _KINDS, total=False)  # type: ignore[misc]
+
+
+def stub() -> str:
+    """Return the text of `flag_types.pyi`."""
+
+    def lines(names: list[str]) -> list[str]:
+        words = {name: getattr(_KINDS[name], "__name__", "") for name in names}
+        literal = {name: ", ".join(f'"{word}"' for word in get_args(_KINDS[name])) for name in names}
+        return [f"    {name}: {f'Literal[{literal[name]}]' if literal[name] else words[name]}" for name in names]
+
+    own = list(Flags.__annotations__)
+    return "\n".join(
+        [
+            '"""The fields of `Job` as keywords with types: written by docs/generate.py."""',
+            "",
+            "from typing import Any, Literal, TypedDict",
+            "",
+            "class Flags(TypedDict, total=False):",
+            *lines(own),
+            "",
+            "class TaskFlags(Flags, total=False):",
+            *lines([name for name in _KINDS if name not in own]),
+            "",
+            "def kinds_of_flags() -> dict[str, Any]: ...",
+            "def stub() -> str: ...",
+            "",
+        ]
+    )

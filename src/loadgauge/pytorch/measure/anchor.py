@@ -1,0 +1,36 @@
+"""The file that `loadgauge anchor` writes."""
+
+from __future__ import annotations
+
+import tomlkit
+
+from loadgauge.core.base.units import gib
+from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.pytorch.commands.torch_options import STEP
+from loadgauge.pytorch.measure.calibrate import Calibration, text
+from loadgauge.pytorch.measure.train_steps import MeasuredSteps
+from loadgauge.pytorch.trace.torch_run import OPTIMIZERS
+
+
+def anchor_text(job: Job, layers: int | None, card: Gpu, calibration: Calibration, measured: MeasuredSteps) -> str:
+    """Return kernels, and a run with what it took, as TOML, which `core/resolve/rescale.py` reads.
+
+    layers: how many of the model's ran; None: all
+    """
+    run = tomlkit.table()
+    run["model"], run["step"] = job.model, f"{measured.step}s"
+    if layers is not None:
+        run["layers"] = layers
+    shown = {"allocated": measured.peak, "reserved": measured.reserved, "card": measured.device_total}
+    run.update({name: gib(nbytes, 3) for name, nbytes in shown.items() if nbytes is not None})
+    optimizer = OPTIMIZERS[str(job.optimizer or "adamw")][0]
+    flags = tomlkit.table()
+    own = {name: getattr(job, name) for name in STEP if getattr(job, name) is not None}
+    flags.update({"precision": "bf16-pure", **own, "optimizer": optimizer, "framework": "huggingface"})
+    run["flags"] = flags
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Made by `loadgauge anchor`; --anchor takes it. Memory is that of this run alone."))
+    document.update({"gpu": card.id, "date": calibration.efficiencies.date, "torch": calibration.torch, "run": run})
+    document["kernels"] = tomlkit.parse(text(calibration))
+    return tomlkit.dumps(document)

@@ -1,0 +1,137 @@
+"""Every kind of answer has the same numbers in all its forms, and goes with every flag that says how it is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from command_line import typed
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.command_line.options import answering
+from loadgauge.core.text.show import How, show
+
+GRPO = "--task grpo --prompts 8 --samples 4 --prompt-len 512 --answers 1000 --rollout vllm:tp=2,sleep=2 --zero 3"
+FLEET = "fleet llama-3.2-1b --gpu h100 --gpus 64 --zero 1 --global-batch 64 --tokens 100B --runs 4 --seq-len 2048"
+PLAN = "plan llama-3.2-1b --gpu h100 --gpus 4 --global-batch 8 --tp 1 --pp 1 --cp 1 --seq-len 2048 --micro-batch 1 --zero 0"
+KINDS = {  # a command line, and a number of it that can be explained
+    "estimate": ("estimate llama-3.2-1b --gpu h100 --gpus 4 --zero 3", "activations"),
+    "estimate, a step": ("estimate gpt2 --gpu l4", "mfu"),
+    "estimate, no card": ("estimate gpt2", "weights"),
+    "table": ("estimate gpt2 --gpu l4 --table flops", ""),
+    "sweep": ("estimate gpt2 --gpu l4 --sweep micro-batch=1,2", ""),
+    "generate": ("estimate llama-3.2-1b --gpu h100 --task generate --context 2048 --batch 4", "token"),
+    "forward": ("estimate llama-3.2-1b --gpu h100 --task forward --context 2048", "first"),
+    "post-training": (f"estimate qwen3-0.6b --gpu h100 --gpus 4 {GRPO}", "tail"),
+    "pairs": ("estimate qwen3-0.6b --gpu h100 --gpus 4 --task dpo", "logprobs"),
+    "network": ("network llama-3.1-8b --gpu h100 --gpus 16 --tp 8", "tp"),
+    "networks": ("network llama-3.1-8b --gpu h100 --gpus 16 --sweep tp=1,2", ""),
+    "plan": (PLAN, "weights"),
+    "plan, nothing fits": (PLAN.replace("h100 --gpus 4", "h100 --memory 8GiB --gpus 1"), "optimizer"),
+    "plan, inverse": (f"{PLAN} --find gpus", ""),
+    "plan of a server": (
+        "plan llama-3.2-1b --gpu h100 --gpus 1 --task generate --context 2048 --answer 512 --batch 4", "memory",
+    ),
+    "fleet": (FLEET, "goodput"),
+    "fleet, inverse": (f"{FLEET} --find spares", ""),
+    "sites": (f"{FLEET} --sites 2 --between 100Gbit/s", ""),
+    "fleets": (f"{FLEET} --sweep spares=0,1%", ""),
+}  # fmt: skip
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def numbers(text: str) -> Counter[str]:
+    """The numbers of a text, but for what a search says of its own wall-clock time."""
+    text = re.sub(r"[\d.,]+ s\.", "", text).replace("&lt;", "<")
+    return Counter(number.rstrip(",") for number in NUMBER.findall(text.replace("\\", "")))
+
+
+def leaves(value: Any) -> Iterator[float]:
+    """Every number of a document."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from leaves(inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text of a document."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+def answer_of(line: str, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """The answer that a command line prints."""
+    kept: list[Answer] = []
+    monkeypatch.setattr(answering, "show", lambda answer, how: kept.append(answer) or 0)
+    typed(line)
+    return kept[0]
+
+
+def printed(answer: Answer, **how: Any) -> str:
+    """What is printed of an answer."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert show(answer, How(**how)) == answer.code
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_of_an_answer_are_the_same_in_every_form(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, topic = KINDS[kind]
+    answer = answer_of(line, monkeypatch)
+    for asked in (None, *([topic] if topic else [])):
+        whole, brief = printed(answer, topic=asked, brief=False), printed(answer, topic=asked, brief=True)
+        marked = printed(answer, topic=asked, markdown=True)
+        assert numbers(whole) == numbers(marked)
+        assert kind in ("generate", "forward") or all(pivot.table(answer.ledger()) for pivot in answer.pivots)
+        if kind not in ("sweep", "table"):  # what is swept and what is summed is told in other words
+            assert not numbers(brief.partition("\n")[0]) - numbers(whole)
+        rows = list(csv.DictReader(io.StringIO(printed(answer, topic=asked, csv=True))))
+        told = json.loads(printed(answer, topic=asked, json=True))
+        told.pop("schema")
+        for document_of in (told, told.get("explain", {})):
+            document_of.pop("seconds", None)
+        if "value" in rows[0] and "unit" in rows[0]:
+            said = Counter(float(row["value"]) for row in rows if row["of"] != "seconds")
+            assert said == Counter(map(float, leaves(told)))
+            assert all(row["unit"] for row in rows)
+        else:
+            known = {*map(str, leaves(told)), *(text for text in texts(told))}
+            assert {cell for row in rows for cell in row.values() if NUMBER.fullmatch(cell or "")} <= known
+
+
+def test_parts_are_pivots_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = answer_of(KINDS["post-training"][0], monkeypatch)
+    ledger = answer.ledger()
+    (table,) = (pivot.table(ledger) for pivot in answer.pivots)
+    for phase in answer.to_dict()["memory"]["phases"]:
+        assert sum(table[phase["phase"]].values()) == pytest.approx(phase["total"])
+    assert {entry.unit for entry in ledger if entry.keys["of"].startswith("memory.phases.")} == {"byte"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("estimate gpt2 --json --csv", "--json and --csv exclude one another"),
+        ("network llama-3.1-8b --gpu h100 --gpus 16 --csv --brief", "--csv and --brief exclude one another"),
+        ("network llama-3.1-8b --gpu h100 --gpus 16 --plot a.svg", "no figure"),
+        ("estimate gpt2 --sweep micro-batch=1,2 --explain mfu", "is not explained here"),
+        ("estimate gpt2 --explain kv", "is not explained here"),
+        (f"{PLAN} --explain kv", "is not explained here"),
+    ],
+)
+def test_what_an_answer_has_not_is_said(line: str, said: str) -> None:
+    found = typed(line)
+    assert (found.code, found.out) == (2, "")
+    assert said in found.err

@@ -1,0 +1,82 @@
+"""Anchor files: a run is predicted as it was measured, kernels are those of the file, and other files are refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import document, typed
+
+FLAGS = "--gpus 8 --zero 3 --micro-batch 2 --recompute full"
+RUN = f"estimate llama-3.2-1b --gpu h100-sxm5-80gb {FLAGS}"
+ELSEWHERE = "estimate llama-3.2-1b --gpu h100-sxm5-80gb --gpus 64 --zero 2"
+FILE = """
+gpu = "h100-sxm5-80gb"
+[run]
+model = "llama-3.2-1b"
+step = "900ms"
+flags = { gpus = 8, zero = 3, micro_batch = 2, recompute = "full" }
+"""
+
+
+@pytest.fixture
+def anchor(tmp_path: Path) -> Path:
+    path = tmp_path / "anchor.toml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+def step(line: str) -> float:
+    seconds: float = document(line)["time"]["step"]
+    return seconds
+
+
+def test_its_own_run_takes_what_was_measured_and_others_as_much_longer(anchor: Path) -> None:
+    assert step(f"{RUN} --anchor {anchor}") == pytest.approx(0.9)
+    factor = 0.9 / step(RUN)
+    assert step(f"{ELSEWHERE} --anchor {anchor}") == pytest.approx(factor * step(ELSEWHERE))
+    plan = "plan llama-3.2-1b --gpu h100-sxm5-80gb --gpus 8 --pp 1 --cp 1 --tp 1 --recompute none"
+    best, moved = (document(f"{plan}{words}")["layouts"][0]["time"]["step"] for words in ("", f" --anchor {anchor}"))
+    assert moved == pytest.approx(factor * best)
+
+
+def test_kernels_of_a_file_alone_are_those_that_time_is_of(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.toml"
+    path.write_text('gpu = "h100-sxm5-80gb"\nbasis = "measured"\nmatmul = 0.409\n', encoding="utf-8")
+    line = "estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --micro-batch 4"
+    slow, usual = step(f"{line} --anchor {path}"), step(line)
+    assert 1.4 < slow / usual < 2  # half of the rate of products, which are most of a step
+
+
+@pytest.mark.parametrize(
+    ("content", "gpu", "said"),
+    [
+        (FILE, "a100-sxm4-80gb", "was measured on h100-sxm5-80gb"),
+        (FILE.replace("900ms", "900GB"), "h100-sxm5-80gb", "step cannot be '900GB'"),
+        (FILE.replace("[run]", "[walk]"), "h100-sxm5-80gb", "is not a file of"),
+        ("gpu = ", "h100-sxm5-80gb", "is not a file of"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path: Path, content: str, gpu: str, said: str) -> None:
+    path = tmp_path / "anchor.toml"
+    path.write_text(content, encoding="utf-8")
+    found = typed(f"estimate llama-3.2-1b --gpu {gpu} --anchor {path}")
+    assert found.code == 2
+    assert said in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_a_plan_takes_no_run_of_one_layout() -> None:
+    assert "--anchor" in typed("plan llama-3.2-1b --gpu h100-sxm5-80gb --gpus 8 --measured step=1s").err
+
+
+def test_a_folder_of_anchors_is_rows_beside_their_predictions(anchor: Path) -> None:
+    again = FILE.replace('step = "900ms"', 'step = "900ms"\nlayers = 4\ncard = "20GiB"')
+    (anchor.parent / "few.toml").write_text(again, encoding="utf-8")
+    (anchor.parent / "bad.toml").write_text("gpu = 3", encoding="utf-8")
+    rows = {(row["id"], row["quantity"]): row for row in document(f"validate --runs {anchor.parent}")["rows"]}
+    assert rows["anchor", "time"]["predicted"] == pytest.approx(step(RUN))
+    assert rows["few", "time"]["predicted"] < 0.5 * step(RUN)
+    assert rows["few-card", "memory"]["measured"] == 20 * 2**30
+    assert "expected `str`" in rows["bad.toml", "time"]["reason"].lower()

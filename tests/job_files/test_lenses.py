@@ -1,0 +1,127 @@
+"""The two laws of the lenses that ideas are put together of: what is written is read again, and writing what is read changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.ideas.lenses import (
+    SAYABLE,
+    Spelled,
+    adapters,
+    degree,
+    dora,
+    engine,
+    fixed,
+    layers,
+    product,
+    quantised,
+    spelled,
+    when,
+    whole_and_dora,
+)
+from loadgauge.job_files.ideas.table import Idea, Keys, row
+from loadgauge.job_files.reading.nested import json_document
+
+SWITCHED = quantised(four="four", eight="eight", kind="kind", nested="nested", double=False)
+NUMBERED = quantised(bits=("bits", "old"), kind="kind", nested="nested", method=("way", {"bnb": "", "hqq": "hqq"}))
+LORA = adapters(
+    lambda keys: keys.flag("on"), row("lora_rank", "r"), layers("modules"), SWITCHED, whole_and_dora("saved", "dora"),
+    switch={"on": True},
+)  # fmt: skip
+OPTIONS = engine(
+    "vllm",
+    row("tp", "tp", default=1),
+    row("utilization", "share", kind="real", default=0.9),
+    row("graphs", "eager", words={"true": False, "false": True}, default=True),
+    row("context", "longest"),
+)
+BASES = st.sampled_from([base for base in SAYABLE if base])
+JOBS = st.fixed_dictionaries(
+    {"lora_rank": st.sampled_from([0, 4, 16]), "lora_targets": st.sampled_from(["all", "q_proj,v_proj", "o_proj"])},
+    optional={"modules_to_save": st.just("lm_head,embed_tokens")},
+)
+
+
+def keys_of(text: dict[str, Any]) -> Keys:
+    return Keys(json_document(json.dumps(text)))
+
+
+def put(idea: Idea, facts: dict[str, Any], keys: Keys) -> Keys:
+    for key, value in idea.write(facts, keys).items():
+        keys.document.drop(key) if value is None else keys.document.put(key, value)
+    return keys
+
+
+def both_laws(idea: Idea, facts: dict[str, Any], before: dict[str, Any]) -> None:
+    keys = put(idea, facts, keys_of(before))
+    had = idea.read(keys)
+    assert {name: had.get(name) for name in facts} == facts
+    text = keys.document.text()
+    assert put(idea, had | facts, keys).document.text() == text
+
+
+@settings(max_examples=30)
+@given(base=st.one_of(st.none(), BASES), other=st.one_of(st.none(), BASES), idea=st.sampled_from([SWITCHED, NUMBERED]))
+def test_a_base(base: str | None, other: str | None, idea: Idea) -> None:
+    wanted = [{"qlora": True, "base": name} if name else {"qlora": False} for name in (base, other)]
+    both_laws(idea, wanted[0], {})
+    both_laws(idea, wanted[1], json.loads(put(idea, wanted[0], keys_of({})).document.text()))
+
+
+@settings(max_examples=30)
+@given(facts=JOBS, other=JOBS, magnitudes=st.booleans())
+def test_adapters(facts: dict[str, Any], other: dict[str, Any], magnitudes: bool) -> None:
+    there = put(LORA, {**other, "use_dora": magnitudes}, keys_of({}))
+    wanted = facts if facts["lora_rank"] else {"lora_rank": 0}
+    both_laws(LORA, wanted, json.loads(there.document.text()))
+
+
+@settings(max_examples=30)
+@given(
+    tp=st.sampled_from([1, 2, 8]),
+    share=st.sampled_from([0.25, 0.9]),
+    graphs=st.booleans(),
+    context=st.one_of(st.none(), st.just(4096)),
+)
+def test_an_engine(tp: int, share: float, graphs: bool, context: int | None) -> None:
+    named = {"tp": tp, "utilization": share, "graphs": str(graphs).lower()} | ({"context": context} if context else {})
+    text = Engine.parse("vllm:" + ",".join(f"{name}={value}" for name, value in named.items())).text()
+    both_laws(OPTIONS, {"rollout": text}, {"tp": 4})
+
+
+@pytest.mark.parametrize(
+    ("idea", "facts", "before", "after"),
+    [
+        (degree("tp", "tp"), {"tp": 1}, {}, {}),
+        (degree("tp", "tp"), {"tp": 1}, {"tp": 2}, {"tp": 1}),
+        (degree("tp", "tp"), {"tp": 4}, {}, {"tp": 4}),
+        (dora("dora"), {"use_dora": False}, {"dora": True}, {}),
+        (layers("m", ["all"]), {"lora_targets": "attention"}, {}, {"m": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
+        (layers("m", "all", joined=True), {"lora_targets": "a,b"}, {}, {"m": "a,b"}),
+        (when(lambda keys: keys.has("x"), degree("tp", "tp")), {"tp": 4}, {}, {}),
+        (product(degree("tp", "tp"), fixed(zero=1)), {"tp": 4, "zero": 3}, {}, {"tp": 4}),
+        (OPTIONS, {"rollout": "sglang:tp=2"}, {"tp": 1}, {"tp": 1}),
+        (quantised(four="four"), {"qlora": True, "base": "hqq"}, {}, {}),
+        (LORA, {"lora_rank": 0}, {"on": True, "r": 4, "four": True, "modules": ["q_proj"]}, {}),
+        (LORA, {"lora_rank": 4, "qlora": True, "base": "gptq"}, {"on": False}, {"on": False}),
+    ],
+)
+def test_what_is_written(idea: Idea, facts: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert json.loads(put(idea, facts, keys_of(before)).document.text()) == after
+
+
+def test_other_names_share_what_is_noted() -> None:
+    """An idea reads and writes a file's own spelling, and its notes are the file's."""
+    named = spelled(quantised(four="four", kind="kind"), lambda keys, name: f"b.{name}", lambda name: (f"b.{name}", name))
+    keys = keys_of({"b": {"four": True, "kind": "fp4"}})
+    assert (named.keys, named.read(keys)["base"]) == (("b.four", "four", "b.kind", "kind"), "fp4")
+    assert [item.key for item in keys.noted.values()] == ["b.kind"]
+    assert json.loads(put(named, {"qlora": False}, keys).document.text()) == {"b": {"four": False}}
+    over = Spelled(keys, lambda _, name: f"b.{name}", {"length": 8})
+    assert (over.whole("length"), over.flag("four")) == (8, False)

@@ -1,0 +1,155 @@
+"""One measured run predicts another of its kind: step time from one node to many, and what a card shows.
+
+    python -m accuracy.anchors       both tables; that of time is in docs/accuracy.md
+
+A pair is two published runs of one source, model and hardware: the anchor is that on the fewest GPUs, and nothing is fitted. Time:
+the anchor fills at most one node (a rack of NVL72 is one), the other has more nodes. Memory: two reports of users of one source,
+by the driver's counter.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from accuracy.memory_range import ON_CARD, QUALITIES, REPORTS, as_typed
+from loadgauge.core.base.errors import Error
+from loadgauge.core.base.units import GIB
+from loadgauge.evidence.validate.runs import Run, published
+from loadgauge.evidence.validate.summary import grouped
+from loadgauge.evidence.validate.validate import Record, validate
+
+NODE = 8
+
+
+class Pair(NamedTuple):
+    """A run that was predicted, alone and after its anchor: measured over predicted - 1 is `plain` and `anchored`."""
+
+    source: str
+    anchor: str
+    run: str
+    gpus: tuple[int, int]
+    plain: float
+    anchored: float
+
+
+def time_pairs(records: Sequence[Record], runs: Sequence[Run]) -> list[Pair]:
+    """Return the pairs of step time: from a node to several."""
+    by_id = {run.id: run for run in runs if run.quality in QUALITIES and run.job is not None}
+    predicted = [
+        one for one in records if one.quantity == "time" and one.id in by_id and one.predicted and one.measured
+    ]
+    pairs = []
+    for group in grouped(predicted, lambda record: _stack(by_id[record.id])).values():
+        sized = [(_gpus(by_id[record.id]), record) for record in group]
+        few, first = min(sized, key=lambda each: each[0])
+        if few > NODE:
+            continue
+        assert first.predicted is not None
+        assert first.measured is not None
+        scale = first.measured / first.predicted
+        for gpus, record in sized:
+            if gpus > NODE and record.predicted and record.measured:
+                off = record.predicted / record.measured
+                pairs.append(Pair(record.source, first.id, record.id, (few, gpus), off - 1, off * scale - 1))
+    return pairs
+
+
+def _stack(run: Run) -> str:
+    """What the runs of a pair share: source, model, card, framework and its settings, precision, length, recomputation."""
+    assert run.job is not None
+    same = (
+        "gpu",
+        "framework",
+        "precision",
+        "seq_len",
+        "recompute",
+        "attention",
+        "zero",
+        "optimizer",
+        "lora_rank",
+        "qlora",
+    )
+    return repr((run.series, run.model, *(getattr(run.job, name) for name in same)))
+
+
+def _gpus(run: Run) -> int:
+    assert run.job is not None
+    return run.job.gpus or 1
+
+
+class Shown(NamedTuple):
+    """A card of a report: bytes shown, of these outside the allocator by assumption, and bytes handed out by prediction."""
+
+    id: str
+    gpus: int
+    shown: float
+    outside: float
+    allocated: float
+    total: float
+
+
+def memory_pairs() -> list[Pair]:
+    """Return the pairs of what cards show, within a source and a kind of card."""
+    groups: dict[tuple[str, str], list[Shown]] = {}
+    with REPORTS.open(newline="", encoding="utf-8") as rows:
+        for row in csv.DictReader(rows):
+            if row["counter"] not in ON_CARD:
+                continue
+            try:
+                estimate = as_typed(row["flags"])
+            except Error:
+                continue
+            memory = estimate.memory
+            card = Shown(
+                row["id"],
+                estimate.layout.gpus,
+                float(row["gib"]) * GIB,
+                memory.margins.outside.value,
+                memory.allocated,
+                memory.total,
+            )
+            own, layout = estimate.training, estimate.layout
+            stack = (
+                estimate.model.name,
+                own.framework.name,
+                own.precision.name,
+                own.lora,
+                layout.recompute.mode,
+                layout.zero,
+            )
+            groups.setdefault((row["source"], repr((estimate.gpu, *stack))), []).append(card)
+    pairs = []
+    for (source, _), cards in groups.items():
+        first = min(cards, key=lambda card: card.gpus)
+        held = (first.shown - first.outside) / first.allocated
+        for card in cards:
+            if card is not first:
+                anchored = (card.allocated * held + card.outside) / card.shown - 1
+                pairs.append(
+                    Pair(source, first.id, card.id, (first.gpus, card.gpus), card.total / card.shown - 1, anchored)
+                )
+    return pairs
+
+
+def table(pairs: Sequence[Pair]) -> str:
+    """Return a table in Markdown: by source, the errors alone and after the anchor."""
+    lines = ["|  | pairs | median alone | p90 | median anchored | p90 |", "|---|--:|--:|--:|--:|--:|"]
+    sources = sorted({pair.source for pair in pairs})
+    for name in (*sources, "all"):
+        own = [pair for pair in pairs if name in (pair.source, "all")]
+        cells = [
+            f"{value:.1%}"
+            for errors in ([abs(pair.plain) for pair in own], [abs(pair.anchored) for pair in own])
+            for value in (median(errors), sorted(errors)[math.ceil(0.9 * len(errors)) - 1])
+        ]
+        lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    every = published().runs
+    print(table(time_pairs(validate(every, ("time",)), every)), table(memory_pairs()), sep="\n\n")
