@@ -8,7 +8,9 @@ share of the residuals, the level, and no residual at all (what is predicted).
 
 Cards show more than is predicted, in every class. The middle of a class of cards is the median of its rows, those of a source
 together weighing the root of their number, drawn to that of all cards as if `COMMON` sources more lay there. Around it all cards
-have one range. A source that is left out is left out of the middle too.
+have one range: what lies beside the tensors is never less than nothing, so that its low end is a factor on what these need with
+the least of it, its high end one on what is predicted, and of all pairs that hold their share the narrowest counts. A source
+that is left out is left out of the middle too.
 
 Beside tables of benchmarks stand reports of users (`raw/reported_memory.csv`: a counter, its value, and the flags of the run
 as its report states them), so that the range holds for runs that nobody tuned. Classes are by stack, adapters apart, and by

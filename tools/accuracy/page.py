@@ -175,7 +175,14 @@ def _range(runs: Sequence[Run]) -> str:
     rows.append(["together", "", str(sum(one.rows for one in apart)), "", percent(covered(apart))])
     known = memory_range()
     made = [
-        [one.stack, f"{one.low:.3f} to {one.high:.3f}", str(one.runs), ", ".join(one.sources), percent(one.covered)]
+        [
+            one.stack,
+            f"{one.middle:.3f}",
+            f"{one.low:.3f} to {one.high:.3f}",
+            str(one.runs),
+            ", ".join(one.sources),
+            percent(one.covered),
+        ]
         for one in known.spread
     ]
     idle = [
@@ -195,13 +202,14 @@ A range is meant to hold 80 % of the runs that it was not made from. Each source
 others, by the spread of measured over predicted beyond what is known to differ. Rows of quality A and B with a known counter,
 and the reports of users (`raw/reported_memory.csv`); a configuration has one vote. *Card* is what the driver shows,
 the rest what PyTorch's allocator does; a class with fewer than {FEWEST} sources is pooled with all others of its counter.
-`make range` makes it again.
+The low end of a card is a factor on what the step's tensors need with the least of what lies beside them, its high end on what is
+predicted, in which the *middle* is. `make range` makes it again.
 
 {table(head, rows)}
 
 The ranges in use, of {known.date}:
 
-{table(("stack", "measured over predicted", "rows", "sources", "rows inside, left out"), made)}
+{table(("stack", "middle", "measured over predicted", "rows", "sources", "rows inside, left out"), made)}
 
 What PyTorch's allocator holds beyond what it hands out, as shares of that: the middle 80 % of the
 trainings of `tools/accuracy/fragmentation.py`, which run on the simulated device. *Reserved* is what `max_memory_reserved`

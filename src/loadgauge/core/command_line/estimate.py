@@ -176,8 +176,8 @@ def _estimate(
     given = resolve_job(job)
     given = msgspec.structs.replace(given, assumed=given.assumed | answers)
     result = given.estimate()
-    if result.setup is not None:  # which may be another, where the job leaves it open
-        given = msgspec.structs.replace(given, assumed=given.assumed | result.setup.assumed)
+    # It may be of another run, where the job leaves something open.
+    given = msgspec.structs.replace(given, assumed=given.assumed | (result.setup or given).assumed)
     if timeline is not None:
         from loadgauge.core.answers.figures.chrome_trace import chrome_trace
 

@@ -65,23 +65,14 @@ def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) 
     return setup
 
 
-class Flag(NamedTuple):
-    """A flag that was changed, its value, the one that was assumed, and the run with all changes but this one."""
-
-    flag: str
-    value: str
-    usual: str
-    without: Callable[[], Setup]
-
-
 class Instead(NamedTuple):
     """A run with what layouts of many GPUs have, where nothing is said of it.
 
-    flags: what was changed
+    flags: what was changed: the flag, its value, the one that was assumed, and the run with all changes but this one
     """
 
     setup: Setup
-    flags: tuple[Flag, ...]
+    flags: tuple[tuple[str, str, str, Callable[[], Setup]], ...]
 
 
 def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed: bool = True) -> Iterator[Instead]:
@@ -98,9 +89,10 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
         changes.append(("zero", 1, "1", "0"))
     tried = [changes[:count] for count in range(1, len(changes) + 1)]
     if job.recompute is None:
-        parts = ["selective"] if setup.training.framework.recomputes_parts else []
-        parts += [light_modules(setup.model, setup.training)] if setup.training.framework.transformer_engine else []
-        tried += [[*changes, ("recompute", word, word, "none")] for word in (*parts, "full")]
+        framework = setup.training.framework
+        parts = ("selective",) * framework.recomputes_parts
+        light = (light_modules(setup.model, setup.training),) * framework.transformer_engine
+        tried += [[*changes, ("recompute", word, word, "none")] for word in (*parts, *light, "full")]
 
     def changed(fields: dict[str, Any]) -> Setup:
         return resolve(job.replace(**fields), setup.model)
@@ -112,7 +104,7 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
         except (ConfigError, LayoutError, NotModelled):
             continue
         flags = tuple(
-            Flag(
+            (
                 f"--{name.replace('_', '-')}",
                 word,
                 usual,
@@ -121,8 +113,10 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
             for name, _, word, usual in each
         )
         fault = "it does not fit" if failed else "larger micro-batches do not fit, and each gathers the weights"
-        why = {flag: f"{word} (with {usual} {fault})" for flag, word, usual, _ in flags[-1:]}
-        why |= {flag: f"{word} (runs of {MANY} and more GPUs have it)" for flag, word, _, _ in flags[:-1]}
+        why = {
+            flag: f"{word} (with {usual} {fault})" if last else f"{word} (runs of {MANY} and more GPUs have it)"
+            for last, (flag, word, usual, _) in zip((*[False] * (len(flags) - 1), True), flags, strict=True)
+        }
         there = msgspec.structs.replace(other, job=job, assumed=other.assumed | why, instead=None)
         yield Instead(msgspec.structs.replace(there, larger=other.larger and partial(larger, there)), flags)
 

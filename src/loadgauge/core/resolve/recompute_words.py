@@ -94,10 +94,8 @@ def light_modules(model: ModelSpec, training: Training) -> str:
     >>> light_modules(llama_model(2, 64, 4, 100), training("megatron"))
     'modules:core_attn,layernorm'
     """
-    light = [name for name in MODULES if name not in ("mlp", "moe", "shared_experts")]
-    return "modules:" + ",".join(
-        name for name in light if resolve_recompute(f"modules:{name}", model, training) != "none"
-    )
+    light = (name for name in MODULES if name not in ("mlp", "moe", "shared_experts"))
+    return "modules:" + ",".join(name for name in light if _of_modules([name], model, training))
 
 
 def taken_for(word: str, training: Training) -> str:

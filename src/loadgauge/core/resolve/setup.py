@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,6 @@ import msgspec
 
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import parse_count, seconds
-from loadgauge.core.base.verdict import Verdict
 from loadgauge.core.definitions.hardware.electricity import grams
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.job import Job
@@ -19,6 +19,7 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.memory.padding import Forecast, forecast
+from loadgauge.core.estimate.memory.peak import Memory
 from loadgauge.core.estimate.memory.question import Alternative, Unsaid
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import Budget, Failures
@@ -57,8 +58,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def on_host(self, result: Estimate) -> float:
         """Return what the GPUs of a node keep in its memory, each as much as the fullest rank, with a gathered state [bytes]."""
         per_node = 8 if self.cluster is None else self.cluster.gpus_per_node
-        nbytes: float = result.memory.host * min(self.layout.gpus, per_node) + result.memory.saving
-        return nbytes
+        return float(result.memory.host * min(self.layout.gpus, per_node) + result.memory.saving)
 
     def estimate(self) -> Estimate:
         """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch.
@@ -70,20 +70,19 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if self.instead is None:
             return own
         if own.memory.verdict != "does not fit":
-            layout, slow = own.layout, own.time
-            if self.larger is None or layout.zero < 3 or layout.num_microbatches == 1 or slow is None:
+            if self.larger is None or own.layout.zero < 3 or own.layout.num_microbatches == 1 or own.time is None:
                 return own
             others = (each.setup._filled() for each in self.instead(failed=False))
-            return min((own, *others), key=lambda each: slow.step if each.time is None else each.time.step)
+            return min((own, *others), key=lambda each: math.inf if each.time is None else each.time.step)
         for setup, flags in self.instead():
-            if setup.untimed_verdict() != "does not fit":
-                there, things = setup._filled(), []
-                for flag, value, usual, without in flags:
-                    change = (
-                        msgspec.structs.replace(without(), cluster=None).as_assumed().memory.allocated
-                        - there.memory.allocated
+            if setup.memory_alone().verdict != "does not fit":
+                there = setup._filled()
+                things = (
+                    Unsaid(
+                        flag, value, (Alternative(usual, without().memory_alone().allocated - there.memory.allocated),)
                     )
-                    things.append(Unsaid(flag, value, (Alternative(usual, change),)))
+                    for flag, value, usual, without in flags
+                )
                 unsaid = (*there.memory.unsaid, *things)
                 return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
         return own
@@ -92,18 +91,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""
         own = self.as_assumed()
         if self.larger is not None and own.memory.roomy:
-            roomy = (
-                setup
-                for setup in self.larger()
-                if msgspec.structs.replace(setup, cluster=None).as_assumed().memory.roomy
-            )
-            chosen = next(roomy, None)
+            chosen = next((setup for setup in self.larger() if setup.memory_alone().roomy), None)
             own = own if chosen is None else chosen.as_assumed()
         return own
 
-    def untimed_verdict(self) -> Verdict:
-        """Return the verdict of the run as assumed; its time is not worked out."""
-        return msgspec.structs.replace(self, cluster=None).as_assumed().memory.verdict
+    def memory_alone(self) -> Memory:
+        """Return the memory of the run as assumed; its time is not worked out."""
+        return msgspec.structs.replace(self, cluster=None).as_assumed().memory
 
     def as_assumed(self) -> Estimate:
         """Return the estimate of the layout as it stands."""

@@ -54,8 +54,8 @@ class Fragmentation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The factors between which measured / predicted lies in 80 % of the runs of a class, by its name in `CLASSES`.
 
-    middle: factor on what is predicted of a card, for what measured ones show beyond and nothing here explains; low and high
-        are around it
+    middle: factor on what is predicted of a card, for what measured ones show beyond and nothing here explains; its high is above
+        it, and its low on what the tensors need with the least of what lies beside them
     sources: those whose runs they come from; covered: share of the runs of a source that lie within, where the factors come
     from the other sources alone, as the mean over sources
     """

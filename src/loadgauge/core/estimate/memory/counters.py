@@ -88,9 +88,10 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         known = memory_range()
-        kept = framework.gradients_persist and framework.engine is None  # DeepSpeed's are tensors until shared out
-        fragmentation = known.static if kept else known.fixed
-        held = (known.dynamic if gathers else fragmentation).reserved.usual
+        whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
+        # DeepSpeed's gradients are tensors until shared out.
+        fragmentation = known.static if framework.gradients_persist and framework.engine is None else known.fixed
+        idle = (known.dynamic if gathers else fragmentation).reserved.usual
         fragmentation = known.dynamic if ragged else fragmentation
         if pools.most and framework.engine is None:
             fragmentation = msgspec.structs.replace(
@@ -98,15 +99,18 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not ragged and framework.stack == "fine-tuning":
             # Data are padded to the longest of each batch unless something packs them; what is left idle then is reserved.
-            high = max(known.fixed.reserved.high, known.dynamic.reserved.high)
-            fragmentation = msgspec.structs.replace(
-                fragmentation, reserved=msgspec.structs.replace(fragmentation.reserved, high=high)
+            reserved = msgspec.structs.replace(
+                fragmentation.reserved, high=max(known.fixed.reserved.high, known.dynamic.reserved.high)
             )
-        inside = spread(framework.stack, adapters=adapters)
-        whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
-        held = (1 + held) * where(split, parts.middle, whole.middle) - 1
-        shown = parts if split is True else whole
-        return cls(outside=outside, fragmentation=fragmentation, spread=shown, inside=inside, pools=pools, held=held)
+            fragmentation = msgspec.structs.replace(fragmentation, reserved=reserved)
+        return cls(
+            outside=outside,
+            fragmentation=fragmentation,
+            spread=parts if split is True else whole,
+            inside=spread(framework.stack, adapters=adapters),
+            pools=pools,
+            held=(1 + idle) * where(split, parts.middle, whole.middle) - 1,
+        )
 
     def widened(self, fewer: float, more: float) -> Margins:
         """Return the margins of a run of whose peak more is not known [bytes]."""
@@ -121,14 +125,12 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         >>> shown == sorted(shown) and shown[0] == shown[1] == 1e10
         True
         """
-        others = Assumed(0.0, 0.0, 0.0)
+        others, own, inside = Assumed(0.0, 0.0, 0.0), self.pools, self.inside
         if counter not in ("reserved", "nvidia-smi"):
             return self._range(allocated, NONE, others)
-        own, factors = self.pools, (self.inside.low, 1.0, self.inside.high)
         if own.most:
-            shares = (own.idle.low, own.idle.usual, own.idle.high)
-            low, value, high = (own.most * (1 + share) * factor for share, factor in zip(shares, factors, strict=True))
-            others = Assumed(value, low, high)
+            ends = ((own.idle.usual, 1.0), (own.idle.low, inside.low), (own.idle.high, inside.high))
+            others = Assumed(*(own.most * (1 + share) * factor for share, factor in ends))
         held = self._range(allocated - own.beside, self.fragmentation.reserved, others)
         if counter == "reserved":
             return held

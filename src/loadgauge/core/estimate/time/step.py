@@ -147,11 +147,6 @@ class Time(msgspec.Struct, frozen=True, kw_only=True):
         """Hardware FLOPs utilisation, recomputation included, a share of the 16-bit peak (source: korthikanti2022)."""
         return self.mfu * self.hardware_flops / self.model_flops
 
-    @property
-    def joules(self) -> float | None:
-        """Energy of a step at every GPU's thermal design power: an upper bound, without hosts and cooling [J]."""
-        return None if self.tdp is None else self.tdp * self.gpus * self.step
-
     def to_dict(self) -> dict[str, Any]:
         """Return the `time` of `estimate --json`: seconds and plain numbers; days and cost are those of a whole run."""
         return {
