@@ -197,7 +197,7 @@ class Document(msgspec.Struct):
     given: str = ""
     """What the model is called with beside tokens, of one sequence."""
     files: dict[str, str] = {}
-    """Of a script: the files of its own that it read, with what must not change of them (`files_read`)."""
+    """Of a script: the files of its own that it read, with what must not change of them (`store.seals`)."""
 
 
 def _wide(job: Job) -> bool:

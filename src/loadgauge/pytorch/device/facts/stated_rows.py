@@ -16,7 +16,7 @@ from loadgauge.core.base.package_data import read_table
 from loadgauge.pytorch.device.facts.fact_kinds import Known, Rows, Same
 
 MOST = "most"
-"""In place of a number: all rows that a mask has, or as many as the code takes at most (`row_bounds`)."""
+"""In place of a number: all rows that a mask has, or as many as the code takes at most (`most_at`)."""
 
 
 class StatedRows:
