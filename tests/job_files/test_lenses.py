@@ -118,7 +118,9 @@ def test_what_is_written(idea: Idea, facts: dict[str, Any], before: dict[str, An
 
 def test_other_names_share_what_is_noted() -> None:
     """An idea reads and writes a file's own spelling, and its notes are the file's."""
-    named = spelled(quantised(four="four", kind="kind"), lambda keys, name: f"b.{name}", lambda name: (f"b.{name}", name))
+    named = spelled(
+        quantised(four="four", kind="kind"), lambda keys, name: f"b.{name}", lambda name: (f"b.{name}", name)
+    )
     keys = keys_of({"b": {"four": True, "kind": "fp4"}})
     assert (named.keys, named.read(keys)["base"]) == (("b.four", "four", "b.kind", "kind"), "fp4")
     assert [item.key for item in keys.noted.values()] == ["b.kind"]
