@@ -1,4 +1,4 @@
-"""The two laws of the lenses that ideas are put together of: what is written is read again, and writing what is read changes nothing."""
+"""Laws of the lenses: what is written is read again, and writing what was read changes nothing."""
 
 from __future__ import annotations
 
