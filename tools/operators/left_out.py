@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.hardware import calibration
 from loadgauge.core.definitions.hardware.calibration import PER_WATT, Efficiencies, Figure, efficiencies, transferred
 from loadgauge.core.definitions.hardware.hardware import gpu as card_named
@@ -50,7 +51,7 @@ def without(card: str, own: dict[str, dict[str, Any]]) -> Efficiencies:
     rest.pop(card)
     found = chips(rest, PER_WATT)
     completed(rest | {"h100-sxm5-80gb": hopper}, found)
-    common = dict(calibration._common())
+    common = dict(read_table("calibration/common.toml"))
     wires = common["chips"]["any"]["wires"]
     pcie = common["chips"][calibration.PCIE_CHIP]
     made: dict[str, Any] = {

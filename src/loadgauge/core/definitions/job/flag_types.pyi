@@ -51,7 +51,9 @@ class Flags(TypedDict, total=False):
     virtual_tokens: int
     lora_targets: str
     qlora: bool
-    base: Literal["nf4", "nf4-experts", "int8-experts", "nf4-single", "fp4", "int8", "gptq", "awq", "hqq", "int4-torchao", "mxfp4"]
+    base: Literal[
+        "nf4", "nf4-experts", "int8-experts", "nf4-single", "fp4", "int8", "gptq", "awq", "hqq", "int4-torchao", "mxfp4"
+    ]
     lora_dropout: float
     lora_dtype: Literal["float32", "bfloat16", "float16"]
     kbit_upcast: Literal["none", "norms", "all"]
