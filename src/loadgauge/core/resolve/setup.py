@@ -72,8 +72,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if own.memory.verdict != "does not fit":
             if self.larger is None or own.layout.zero < 3 or own.layout.num_microbatches == 1 or own.time is None:
                 return own
-            others = (each.setup._filled() for each in self.instead(failed=False))
-            return min((own, *others), key=lambda each: math.inf if each.time is None else each.time.step)
+            others: Iterator[Estimate] = (each.setup._filled() for each in self.instead(failed=False))
+            return min([own, *others], key=lambda each: math.inf if each.time is None else each.time.step)
         for setup, flags in self.instead():
             if setup.memory_alone().verdict != "does not fit":
                 there = setup._filled()
