@@ -139,7 +139,7 @@ def table(pairs: Sequence[Pair]) -> str:
     """Return a table in Markdown: by source, the errors alone and after the anchor."""
     lines = ["|  | pairs | median alone | p90 | median anchored | p90 |", "|---|--:|--:|--:|--:|--:|"]
     sources = sorted({pair.source for pair in pairs})
-    for name in (*sources, "all"):
+    for name in (*sources, "all") if pairs else ():
         own = [pair for pair in pairs if name in (pair.source, "all")]
         cells = [
             f"{value:.1%}"

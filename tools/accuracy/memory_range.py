@@ -191,7 +191,7 @@ def centred(found: Sequence[Residual], by: dict[str, float]) -> list[Residual]:
 def within(one: Residual, low: float, high: float) -> bool:
     """Return whether a range holds a row; its lower end is a factor on what is predicted, of a card on the least of it (`floor`).
 
-    >>> within(Residual("A", "FSDP, card", -0.1, 1.0, floor=-0.05), 0.9, 1.2), within(Residual("A", "FSDP", -0.1, 1.0), 0.9, 1.2)
+    >>> within(Residual("A", "FSDP, card", -0.15, 1.0, floor=-0.1), 0.9, 1.2), within(Residual("A", "FSDP", -0.15, 1.0), 0.9, 1.2)
     (True, False)
     """
     return math.log(low) - 1e-9 <= one.value - one.floor and one.value <= math.log(high) + 1e-9

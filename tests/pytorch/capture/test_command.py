@@ -187,7 +187,7 @@ def test_what_decides_is_captured_again(
     assert len(list(cache.iterdir())) == 1 + len(changes)
     written(tmp_path, vocab_size=321)
     assert not answered(asked)["cached"]
-    for name in ("_version", "_code"):
+    for name in ("version_of", "_code"):
         monkeypatch.setattr(store, name, lambda *_: "another")
         assert not answered(asked)["cached"]
 

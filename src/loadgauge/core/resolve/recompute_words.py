@@ -211,7 +211,7 @@ def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> fro
         means = {
             "core_attn": names & CORE,
             "layernorm": names & {"attention.norm", "mlp.norm"},
-            "mla_up_proj": names & LATENT,
+            "mla_up_proj": names & LATENT if "attention.key_value_up" in names else set(),
             "mlp": set() if routed else halves,
             "moe": halves if routed else set(),
             "moe_act": names & ACTIVATION if routed else set(),
