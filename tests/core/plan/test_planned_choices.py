@@ -20,7 +20,8 @@ def test_a_published_layout_is_in_the_space_and_the_best_is_no_slower(row: str) 
     for other in (choice.best, choice.alike):
         gain = choice.gain(other)
         assert gain is not None
-        assert gain >= 1 - 1e-9
+        # A plan gives what surely fits; what people chose may be faster where it may not fit.
+        assert gain >= 1 - 1e-9 or (choice.published.memory.verdict, other.memory.verdict) == ("tight", "fits")
     assert choice.gain(choice.best) >= choice.gain(choice.alike)  # type: ignore[operator]
 
 

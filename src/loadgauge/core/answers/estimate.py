@@ -11,7 +11,8 @@ import msgspec
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.of_estimate import TOPICS, reason
 from loadgauge.core.answers.why.of_memory import memory_reason
-from loadgauge.core.base.errors import NO
+from loadgauge.core.answers.why.of_task import TOPICS as OF_A_TASK
+from loadgauge.core.base.errors import NO, ConfigError
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.verdict import exit_code, host_holds, needs
 from loadgauge.core.definitions.training.memory_range import Counter
@@ -63,6 +64,8 @@ class Estimated(Answer, frozen=True, kw_only=True):
         elif topic in TOPICS:
             found = reason(self.result, topic, self.given.budget(self.result))
             plain = found.to_dict()
+        elif topic in OF_A_TASK:
+            raise ConfigError(f"{topic} is of a run with a rollout: --task grpo", key="explain")
         else:
             return super().why(topic)
         document = estimate_document(self.given, self.result) | {"explain": plain}
