@@ -127,8 +127,8 @@ def test_parts_are_pivots_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None
         ("network llama-3.1-8b --gpu h100 --gpus 16 --csv --brief", "--csv and --brief exclude one another"),
         ("network llama-3.1-8b --gpu h100 --gpus 16 --plot a.svg", "no figure"),
         ("estimate gpt2 --sweep micro-batch=1,2 --explain mfu", "is not explained here"),
-        ("estimate gpt2 --explain kv", "is not explained here"),
-        (f"{PLAN} --explain kv", "is not explained here"),
+        ("estimate gpt2 --explain kv", "--task grpo"),
+        (f"{PLAN} --explain colour", "is not explained here"),
     ],
 )
 def test_what_an_answer_has_not_is_said(line: str, said: str) -> None:
