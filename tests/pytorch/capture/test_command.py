@@ -192,6 +192,21 @@ def test_what_decides_is_captured_again(
         assert not answered(asked)["cached"]
 
 
+def test_a_capture_is_made_again_where_the_code_that_captures_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_by = Path(store.__file__)
+    assert written_by.is_relative_to(store.PACKAGE / "pytorch")
+    code = tmp_path / "pytorch" / "capture.py"
+    code.parent.mkdir()
+    code.write_text("one = 1\n", encoding="utf-8")
+    monkeypatch.setattr(store, "PACKAGE", tmp_path)
+    before = store._code()
+    assert before == store._code()
+    code.write_text("one = 1 + 1\n", encoding="utf-8")
+    assert store._code() != before
+
+
 def test_a_file_is_data(tmp_path: Path, linear: Captured) -> None:
     file = tmp_path / "some" / "file.bin"
     store.save(file, [linear])
