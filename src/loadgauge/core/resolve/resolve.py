@@ -452,7 +452,7 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
         raise ConfigError("goes with --offload optimizer or all", key="offload_to")
     if job.pin_memory is not None and not moved and hosted == "none":
         raise ConfigError("goes with --offload or --activation-offload", key="pin_memory")
-    if hosted == "checkpoints" and not whole:
+    if "checkpoints" in hosted.split(",") and not whole:
         raise ConfigError("checkpoints: goes with --recompute full", key="activation_offload")
     nvme = job.offload_to == "nvme"
     if job.nvme_bandwidth is not None and not nvme:
@@ -467,7 +467,7 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
     return Host(
         pinned=job.pin_memory is not False,
         nvme=nvme,
-        activations=hosted,  # type: ignore[arg-type]
+        activations=hosted,
         link=link,
         bandwidth=bandwidth(job.host_bandwidth, "host_bandwidth"),
         nvme_bandwidth=bandwidth(job.nvme_bandwidth, "nvme_bandwidth"),
@@ -494,8 +494,8 @@ def _runs(kind: Training, layout: Layout) -> None:
             f"{kind.framework.name} refuses ZeRO 2 and 3 with a pipeline (its runtime/pipe/engine.py); ZeRO 1 goes with it",
             key="zero",
         )
-    if kind.host.activations != "none" and layout.pp > 1:
-        raise NotModelled(f"--activation-offload {kind.host.activations} in a pipeline of {layout.pp} stages")
+    if kind.host.activations != "none" and layout.splits_backward:
+        raise NotModelled(f"--activation-offload {kind.host.activations} with --schedule {layout.schedule}")
     if (optimizer.in_backward or optimizer.one_block) and kind.framework.gradients_persist:
         raise NotModelled(f"{optimizer.name} with {kind.framework.name}, whose gradients are a buffer that stays")
     if (optimizer.in_backward or optimizer.one_block) and kind.offload != "none":
@@ -513,7 +513,7 @@ def _around(job: Job, stages: int) -> Around:
         eval_batch=job.eval_batch or 0,
         eval_batches=job.eval_batches or 0,
         generate=job.generate or 0,
-        save="full" if job.save == "full" else "sharded",
+        save=job.save or "",  # type: ignore[arg-type]
     )
 
 

@@ -66,7 +66,7 @@ class Flags(TypedDict, total=False):
     end_units: Literal["root", "apart"]
     gradient_sync: Literal["each", "last"]
     engine: str
-    activation_offload: Literal["none", "checkpoints", "all"]
+    activation_offload: str
     pin_memory: bool
     host_link: str
     host_bandwidth: str
