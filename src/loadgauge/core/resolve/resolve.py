@@ -435,9 +435,19 @@ def _why_framework(job: Job) -> str:
 
 
 def _offload(text: str) -> Any:
+    if text == "experts":
+        raise ConfigError("experts: goes with --task generate", key="offload")
     if text not in ("none", "optimizer", "all"):
         raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, all)", key="offload")
     return text
+
+
+def host_link(job: Job, card: Gpu | None) -> float:
+    """Return the bandwidth between a GPU and its host [bytes/s]: the one that is given, or that of the card's PCIe."""
+    own = bandwidth(job.host_link, "host_link")
+    stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
+    usual = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
+    return usual if own is None else own
 
 
 def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
@@ -457,12 +467,11 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
     nvme = job.offload_to == "nvme"
     if job.nvme_bandwidth is not None and not nvme:
         raise ConfigError("goes with --offload-to nvme", key="nvme_bandwidth")
-    link = bandwidth(job.host_link, "host_link")
-    if link is None:
-        stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
-        link = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
-        if card is not None and (moved or hosted != "none"):
-            assumed["--host-link"] = f"{rate(link)} ({'PCIe 4' if stated is None else card.interconnect.kind})"
+    link = host_link(job, card)
+    if job.host_link is None and card is not None and (moved or hosted != "none"):
+        assumed["--host-link"] = (
+            f"{rate(link)} ({card.interconnect.kind if card.interconnect.topology == 'PCIe' else 'PCIe 4'})"
+        )
     host_holds(0, job.host_memory)  # refuses what is no size
     return Host(
         pinned=job.pin_memory is not False,

@@ -61,7 +61,7 @@ class Flags(TypedDict, total=False):
     modules_to_save: str
     lora_layers: str
     train: str
-    offload: Literal["none", "optimizer", "all"]
+    offload: Literal["none", "optimizer", "all", "experts"]
     offload_to: Literal["cpu", "nvme"]
     end_units: Literal["root", "apart"]
     gradient_sync: Literal["each", "last"]

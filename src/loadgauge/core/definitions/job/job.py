@@ -257,7 +257,11 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         ),
     ] = None  # fmt: skip
     offload: Annotated[
-        str | None, _field("choice", "method", "What is offloaded to host memory.", choices=("none", "optimizer", "all"))
+        str | None,
+        _field(
+            "choice", "method", "What is offloaded to host memory (experts: with --task generate).",
+            choices=("none", "optimizer", "all", "experts"),
+        ),
     ] = None  # fmt: skip
     offload_to: Annotated[
         str | None,
