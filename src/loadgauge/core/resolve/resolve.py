@@ -37,12 +37,15 @@ from loadgauge.core.definitions.training.training import Training, training
 from loadgauge.core.families.encoders.pictures import seeing, without_pictures
 from loadgauge.core.resolve.adapters import adapters, trained_part
 from loadgauge.core.resolve.large_runs import (
+    BY_ZERO,
     MANY,
+    by_batch,
     chunks,
     overlapped,
     sequence_parallel,
     stage_layers,
     usual_line,
+    whole_batches,
     with_alternatives,
 )
 from loadgauge.core.resolve.model import found_model
@@ -132,6 +135,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         why = "experts that no ranks share out are split as the layer is"
         degrees["etp"] = within if chosen.own.states_splits and job.etp is None else fill("etp", within, why)
     micro_batch = fill("micro_batch", 1)
+    stated = fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"]))
+    global_batch, shared_out = whole_batches(stated, dp, micro_batch)
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"
     if is_script(job.model):
@@ -189,7 +194,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         sequence_parallel=sequence_parallel(job, chosen, degrees["tp"], fill),
         recompute=recompute_policy(fill("recompute", *_recompute(job, file)), chosen, kind),
         micro_batch=micro_batch,
-        global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
+        global_batch=global_batch,
         seq_len=seq_len,
         schedule=_schedule(job, assumed),
         stage_layers=stage_layers(job, chosen, degrees, assumed),
@@ -223,7 +228,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         cluster=machines,
         untimed=untimed,
         file=file,
-        uncounted=uncounted,
+        uncounted=(*uncounted, *shared_out),
         overlap_open=not file and job.overlap is None and job.measured is None and layout.gpus >= MANY,
         others=tuple(
             msgspec.structs.replace(
@@ -394,6 +399,8 @@ def _applies(job: Job, model: ModelSpec) -> None:
 def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     """The parallel degrees; data parallelism is what is left of the GPUs."""
     degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in DEGREES}
+    if (share := by_batch(job)) > 1:
+        degrees["tp"] = fill("tp", share, f"{job.global_batch:,} sequences are for as many ranks at the most")
     within = degrees["tp"] * degrees["pp"] * degrees["cp"]
     fewest = degrees["pp"] * math.lcm(degrees["tp"] * degrees["cp"], degrees["ep"] * degrees["etp"])
     gpus = fill("gpus", fewest, "one replica" if fewest > 1 else "")
@@ -423,7 +430,7 @@ def framework_of(job: Job) -> str:
     """Return the framework of a job that names none."""
     chosen = default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
     if (job.gpus or 1) >= MANY and not job.adapts and chosen == "huggingface":
-        return {3: "torchtitan", 2: "deepspeed"}.get(job.zero or 0, "megatron")
+        return BY_ZERO[job.zero or 0]
     return chosen
 
 

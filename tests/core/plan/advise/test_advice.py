@@ -114,3 +114,20 @@ def test_that_peft_may_adapt_experts_is_named() -> None:
     ):
         given = resolve_job(other)
         assert "--lora-targets" not in {row.name for row in assumptions(given, given.estimate())}
+
+
+def test_of_smaller_micro_batches_the_largest_that_fits_is_advised() -> None:
+    job = Job("gpt2", gpu="h100-sxm5-80gb", gpus=8, micro_batch=64)
+    sizes = [change.fields["micro_batch"] for change in advice(resolve_job(job)) if "micro_batch" in change.fields]
+    fitting = [
+        size for size in (32, 16, 8, 4, 2, 1) if resolve_job(job.replace(micro_batch=size)).estimate().memory.fits
+    ]
+    assert sizes[0] == fitting[0] > 1
+
+
+def test_what_makes_a_run_many_times_slower_comes_after_what_does_not() -> None:
+    words = {"gpu": "a100-sxm4-40gb", "gpus": 4096, "tp": 8, "pp": 8, "zero": 1, "global_batch": 2048, "seq_len": 2048}
+    setup = resolve_job(Job("falcon-180b", **words))
+    first = advice(setup)[0].result
+    assert first.memory.fits
+    assert first.time.step < 2 * setup.estimate().time.step

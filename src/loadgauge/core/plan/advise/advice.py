@@ -7,13 +7,16 @@ from typing import Any
 
 from loadgauge.core.base.verdict import RANK
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.plan.advise.changes import FIT, Change, Run, changes, tp_factors
-from loadgauge.core.plan.advise.try_ import Tried, complete, flags, try_change
+from loadgauge.core.plan.advise.changes import FIT, Change, Kind, Run, changes, tp_factors
+from loadgauge.core.plan.advise.try_ import Tried, effort, try_change
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6
 ENOUGH = 3
+DEAR = (1.35, 2.0, 4.0)
+"""Times of a run, over its own, from which on a change comes after milder ones."""
 SHORTEST = 512
 """Tokens of a sequence below which none is advised."""
 
@@ -24,23 +27,38 @@ def advice(setup: Setup) -> list[Tried]:
     Single changes are tried first, then saying what is assumed, then pairs, then the mildest combination, Unsloth for adapters
     on one GPU, more GPUs, adapters instead of full training, and shorter sequences. Certain fits precede tight ones.
     """
-    single = list(changes(Run.of_setup(setup), FIT))
-    tried = [trial for change in single if (trial := try_change(setup, change.fields, change.why)) is not None]
-    fitting = [trial for trial in tried if trial.result.memory.fits]
+    own = setup.estimate()
+    # Changes of a layout of which nothing is said are changes of the one that is assumed.
+    assumed = _unsaid(own) if setup.open_layout else {}
+    run = resolve_job(setup.job.replace(**assumed), setup.model) if assumed else setup
+    alone: list[Change] = []
+    tried: list[Tried] = []
+    fitting: list[Tried] = []
+    for change in changes(Run.of_setup(run), FIT):
+        smaller = change.kind is Kind.SMALLER_MICRO_BATCH
+        if smaller and any("micro_batch" in trial.fields for trial in fitting):
+            continue  # the largest that fits is enough
+        trial = try_change(setup, assumed | change.fields, change.why)
+        tried += [] if trial is None else [trial]
+        if trial is not None and trial.result.memory.fits:
+            fitting.append(trial)
+        elif not smaller or change.fields == {"micro_batch": 1}:
+            alone.append(change)
+    if len(fitting) < ENOUGH or own.memory.verdict == "depends":
+        fitting = _said(setup, tried) + fitting
     if len(fitting) < ENOUGH:
-        fitting += _said(setup, tried)
-    if len(fitting) < ENOUGH:
-        fitting += _pairs(setup, single, {trial.flags for trial in fitting})
+        fitting += _pairs(setup, assumed, alone, len(fitting))
+    fitting = sorted(fitting, key=lambda trial: _price(trial, own))
     if not fitting:
         last = (_together(setup), _unsloth(setup), _more_gpus(setup), _adapters(setup), _shorter(setup))
         fitting += [trial for trial in last if trial is not None]
-    before = setup.estimate().memory
+    before = own.memory
     # One that may fit is a step on.
     fitting += sorted((trial for trial in tried if 0 < _rank(trial) < RANK[before.verdict]), key=_rank)
     if fitting:
         return fitting[:MOST_SHOWN]
-    smaller = [trial for trial in tried if trial.result.memory.total < before.total]
-    return sorted(smaller, key=_closeness)[:ENOUGH]
+    lower = [trial for trial in tried if trial.result.memory.total < before.total]
+    return sorted(lower, key=_closeness)[:ENOUGH]
 
 
 def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
@@ -56,6 +74,12 @@ def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
         if trial is not None and trial.result.memory.fits:
             found.append(trial)
     return found
+
+
+def _price(trial: Tried, own: Estimate) -> int:
+    """How dear a change is: none, or few of a run's hours, up to twice them, more."""
+    more = effort(trial.result, own)
+    return sum(more > bound for bound in DEAR)
 
 
 def _unsaid(result: Estimate) -> dict[str, Any]:
@@ -76,18 +100,17 @@ def _closeness(trial: Tried) -> tuple[int, float]:
     return _rank(trial), trial.result.memory.total
 
 
-def _pairs(setup: Setup, single: list[Change], fitting: set[str]) -> list[Tried]:
+def _pairs(setup: Setup, assumed: dict[str, Any], alone: list[Change], enough: int) -> list[Tried]:
     """Two changes together, where neither does it alone, the mildest first; a few are enough."""
     pairs: list[Tried] = []
-    alone = [change for change in single if flags(complete(setup, change.fields)) not in fitting]
     ranked = sorted(combinations(range(len(alone)), 2), key=lambda pair: (sum(pair), pair))
     for first, second in ((alone[one], alone[other]) for one, other in ranked):
         if first.fields.keys() & second.fields.keys():
             continue
-        both = try_change(setup, first.fields | second.fields, f"{first.why}; {second.why}")
+        both = try_change(setup, assumed | first.fields | second.fields, f"{first.why}; {second.why}")
         if both is not None and both.result.memory.fits:
             pairs.append(both)
-        if len(pairs) + len(fitting) >= ENOUGH:
+        if len(pairs) + enough >= ENOUGH:
             break
     return pairs
 

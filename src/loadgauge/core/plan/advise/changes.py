@@ -13,6 +13,7 @@ import msgspec
 
 from loadgauge.core.base.units import rate
 from loadgauge.core.definitions.hardware.hardware import Gpu, Link
+from loadgauge.core.definitions.hardware.usual import usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
@@ -20,9 +21,6 @@ from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.adapters import LORA_RANK
 from loadgauge.core.resolve.setup import Setup
-
-NODE = 8
-"""GPUs that a fast link joins, where the GPU's sources do not say."""
 
 
 class Kind(Enum):
@@ -137,8 +135,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def node(self) -> int:
         """GPUs joined by a fast link, within which tensor parallelism pays."""
-        domain = None if self.gpu is None else self.gpu.interconnect.domain
-        return NODE if domain is None else min(NODE, int(domain.value))
+        return usual_node(self.gpu)
 
 
 def changes(run: Run, kinds: Collection[Kind]) -> Iterator[Change]:
@@ -171,8 +168,10 @@ def _of_layout(run: Run) -> Iterator[Change]:
     for stage in range(layout.zero + 1, 4):
         if layout.zero_ranks > 1:
             yield Change(Kind.ZERO, {"zero": stage}, "shards more of the model states")
-    if layout.micro_batch > 1:
-        yield Change(Kind.SMALLER_MICRO_BATCH, {"micro_batch": 1}, "more, smaller micro-batches")
+    size = int(layout.micro_batch)
+    while size > 1:
+        size = max(part for part in range(1, size // 2 + 1) if layout.micro_batch % part == 0)
+        yield Change(Kind.SMALLER_MICRO_BATCH, {"micro_batch": size}, "more, smaller micro-batches")
     if kernels.attention == "eager":
         yield Change(Kind.ATTENTION, {"attention": "flash"}, "never keeps the scores")
         if layout.recompute.mode == "none":

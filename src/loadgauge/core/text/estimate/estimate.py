@@ -24,7 +24,6 @@ from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
     WORDS,
-    effort,
     host_words,
     left_out_words,
     question_words,
@@ -201,6 +200,7 @@ def _routing(target: Paper, given: Setup, result: Estimate) -> None:
 def _advice(target: Paper, given: Setup, result: Estimate) -> None:
     memory = result.memory
     from loadgauge.core.plan.advise.advice import advice  # only where it does not fit
+    from loadgauge.core.plan.advise.try_ import effort
 
     assert memory.capacity is not None
     name, nbytes = max(memory.parts.items(), key=lambda item: item[1])
