@@ -442,9 +442,19 @@ def _why_framework(job: Job) -> str:
 
 
 def _offload(text: str) -> Any:
+    if text == "experts":
+        raise ConfigError("experts: goes with --task generate", key="offload")
     if text not in ("none", "optimizer", "all"):
         raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, all)", key="offload")
     return text
+
+
+def host_link(job: Job, card: Gpu | None) -> float:
+    """Return the bandwidth between a GPU and its host [bytes/s]: the one that is given, or that of the card's PCIe."""
+    own = bandwidth(job.host_link, "host_link")
+    stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
+    usual = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
+    return usual if own is None else own
 
 
 def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
@@ -459,22 +469,21 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
         raise ConfigError("goes with --offload optimizer or all", key="offload_to")
     if job.pin_memory is not None and not moved and hosted == "none":
         raise ConfigError("goes with --offload or --activation-offload", key="pin_memory")
-    if hosted == "checkpoints" and not whole:
+    if "checkpoints" in hosted.split(",") and not whole:
         raise ConfigError("checkpoints: goes with --recompute full", key="activation_offload")
     nvme = job.offload_to == "nvme"
     if job.nvme_bandwidth is not None and not nvme:
         raise ConfigError("goes with --offload-to nvme", key="nvme_bandwidth")
-    link = bandwidth(job.host_link, "host_link")
-    if link is None:
-        stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
-        link = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
-        if card is not None and (moved or hosted != "none"):
-            assumed["--host-link"] = f"{rate(link)} ({'PCIe 4' if stated is None else card.interconnect.kind})"
+    link = host_link(job, card)
+    if job.host_link is None and card is not None and (moved or hosted != "none"):
+        assumed["--host-link"] = (
+            f"{rate(link)} ({card.interconnect.kind if card.interconnect.topology == 'PCIe' else 'PCIe 4'})"
+        )
     host_holds(0, job.host_memory)  # refuses what is no size
     return Host(
         pinned=job.pin_memory is not False,
         nvme=nvme,
-        activations=hosted,  # type: ignore[arg-type]
+        activations=hosted,
         link=link,
         bandwidth=bandwidth(job.host_bandwidth, "host_bandwidth"),
         nvme_bandwidth=bandwidth(job.nvme_bandwidth, "nvme_bandwidth"),
@@ -501,8 +510,8 @@ def _runs(kind: Training, layout: Layout) -> None:
             f"{kind.framework.name} refuses ZeRO 2 and 3 with a pipeline (its runtime/pipe/engine.py); ZeRO 1 goes with it",
             key="zero",
         )
-    if kind.host.activations != "none" and layout.pp > 1:
-        raise NotModelled(f"--activation-offload {kind.host.activations} in a pipeline of {layout.pp} stages")
+    if kind.host.activations != "none" and layout.splits_backward:
+        raise NotModelled(f"--activation-offload {kind.host.activations} with --schedule {layout.schedule}")
     if (optimizer.in_backward or optimizer.one_block) and kind.framework.gradients_persist:
         raise NotModelled(f"{optimizer.name} with {kind.framework.name}, whose gradients are a buffer that stays")
     if (optimizer.in_backward or optimizer.one_block) and kind.offload != "none":
@@ -520,7 +529,7 @@ def _around(job: Job, stages: int) -> Around:
         eval_batch=job.eval_batch or 0,
         eval_batches=job.eval_batches or 0,
         generate=job.generate or 0,
-        save="full" if job.save == "full" else "sharded",
+        save=job.save or "",  # type: ignore[arg-type]
     )
 
 

@@ -60,7 +60,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def on_host(self, result: Estimate) -> float:
         """Return what the GPUs of a node keep in its memory, each as much as the fullest rank, with a gathered state [bytes]."""
         per_node = 8 if self.cluster is None else self.cluster.gpus_per_node
-        return float(result.memory.host * min(self.layout.gpus, per_node) + result.memory.saving)
+        ranks, saving = min(self.layout.gpus, per_node), result.memory.saving
+        each = self.training.around.save == "sharded"
+        return float(result.memory.host * ranks + saving * (ranks if each else 1))
 
     def estimate(self) -> Estimate:
         """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch.

@@ -144,7 +144,10 @@ def _verdict(target: Paper, given: Setup, result: Estimate, counter: Counter | N
             "",
         )
     if memory.saving:
-        points(target, [f"Saving: {gib(memory.saving)} of host memory on the first rank, for the gathered state."], "")
+        each = given.training.around.save == "sharded"
+        whose = "on each rank, for a copy of its shards" if each else "on the first rank, for the gathered state"
+        node = f"; {host_words(given.on_host(result), given.job.host_memory)}" if each and not memory.host else ""
+        points(target, [f"Saving: {gib(memory.saving)} of host memory {whose}{node}."], "")
     _lengths(target, given)
     _routing(target, given, result)
 
