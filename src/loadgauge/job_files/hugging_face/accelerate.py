@@ -161,7 +161,7 @@ def _engine() -> Idea:
 
 
 def _accumulation() -> Idea:
-    names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps")
+    names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps", f"{M}num_micro_batches")
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
