@@ -8,7 +8,7 @@ from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
 from loadgauge.job_files.ideas.evaluation import saving
 from loadgauge.job_files.ideas.lenses import degree
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys
+from loadgauge.job_files.ideas.table import NEAREST, Dialect, Facts, Idea, Keys
 from loadgauge.job_files.ideas.words import CPU, NOWHERE
 
 OPTIMIZERS = {
@@ -184,7 +184,7 @@ def _optimizer() -> Idea:
     kind, momentum = "optimizer.type", "optimizer.params.momentum"
 
     def read(keys: Keys) -> Facts:
-        name = keys.choice(kind, OPTIMIZERS)
+        name = keys.choice(kind, OPTIMIZERS, NEAREST["optimizer"])
         if more := COMPRESSED.get(str(keys.raw(kind)).lower()):
             keys.note(
                 kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
