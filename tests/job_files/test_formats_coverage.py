@@ -33,7 +33,7 @@ TOOLS = {
     "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
     "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",), "open-instruct": ("open-instruct",),
     "qwen-vl-finetune": ("transformers", "qwen-vl-finetune"), "deepspeed-chat": ("deepspeed-chat",), "lmflow": ("transformers",),
-    "roll": ("roll",),
+    "roll": ("roll",), "areal": ("areal",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
 SWITCHED_ON = ("fp8_config.", "zero_optimization.zenflow.", "peft.loftq_config.", "qat.", "mixed_precision.")

@@ -44,6 +44,7 @@ FILES = {
     "lmflow": "hugging_face.lmflow",
     "qwen-vl-finetune": "hugging_face.qwen_vl",
     "deepspeed-chat": "hugging_face.deepspeed_chat",
+    "areal": "rollouts.areal",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
