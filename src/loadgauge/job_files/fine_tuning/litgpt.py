@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row, short
+from loadgauge.job_files.ideas.table import IDLE, NEAREST, Dialect, Facts, Idea, Keys, row, short
 from loadgauge.job_files.ideas.words import BITSANDBYTES
 
 RECIPES = {
