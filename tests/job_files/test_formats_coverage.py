@@ -137,6 +137,15 @@ VERL = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
     actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
     trainer.n_gpus_per_node=8 trainer.nnodes=1"""
 MEGATRON = "torchrun pretrain_gpt.py --micro-batch-size 1 --global-batch-size 8 --seq-length 4096 --bf16"
+NEOX = """pipe_parallel_size: 0
+model_parallel_size: 1
+num_layers: 12
+hidden_size: 768
+num_attention_heads: 12
+seq_length: 2048
+train_micro_batch_size_per_gpu: 4
+train_impl: dpo
+"""
 DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}'
 
 
@@ -182,6 +191,12 @@ def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_pa
         ("a.yaml", TRL + "optim: galore_adamw\noptim_target_modules: [attn]\n", {"optim_target_modules": "costs"}, {}),
         ("a.sh", "swift sft --model x --tuner_type boft --max_length 512", {"--tuner_type": "either"}, {"lora_rank": 8}),
         ("a.sh", "swift sft --model x --tuner_type llamapro --max_length 512", {"--tuner_type": "costs"}, {"lora_rank": 8}),
+        ("a.yaml", NEOX, {}, {"task": "dpo", "reference": "model"}),
+        ("a.yaml", NEOX + "dpo_reference_free: true\n", {}, {"task": "dpo", "reference": None}),
+        ("a.yaml", "model: {seq_length: 4096, hf_model_id: x, tensor_model_parallel_size: 2}\ntrain: {micro_batch_size: 1}\n"
+         "mixed_precision: {grad_reduce_in_fp32: false}\n", {"mixed_precision.grad_reduce_in_fp32": "saves"}, {"tp": 2}),
+        ("a.yaml", "distributed_type: MULTI_NPU\nnum_processes: 8\nmixed_precision: fp8\n",
+         {"mixed_precision": "either"}, {"precision": "bf16", "gpus": 8}),
         ("a.yaml", AXOLOTL + "optimizer: my_own\n", {"optimizer": "either"}, {"optimizer": "adamw"}),
         ("a.sh", MEGATRON + " --optimizer soap --attention-backend 7",
          {"--optimizer": "either", "--attention-backend": "either"}, {}),

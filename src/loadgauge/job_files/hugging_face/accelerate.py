@@ -15,7 +15,12 @@ P, M, D, F = (
     "deepspeed_config.",
     "fsdp_config.fsdp_",
 )
-KINDS = {"NO": "", "MULTI_GPU": "", "FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
+KINDS = {
+    **dict.fromkeys(("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"), ""),
+    "FSDP": "fsdp",
+    "DEEPSPEED": "deepspeed",
+    "MEGATRON_LM": "megatron",
+}
 SPELLED = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
 
 

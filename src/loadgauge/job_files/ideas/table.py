@@ -236,7 +236,7 @@ class Keys:
         `ConfigError`, with the known words
         """
         value = self._one(key)
-        if value is None:
+        if value is None or isinstance(value, dict):  # whose keys are each in a list
             return None
         name = str(value).lower() if isinstance(value, bool) else str(value)
         if name in among:
@@ -304,7 +304,10 @@ def _few(kind: Any, value: Any) -> Any:
     return kind(value)
 
 
-NEAREST = {"optimizer": ("adamw", "optimizer"), "attention": ("flash", "activations transient")}
+NEAREST = {
+    "optimizer": ("adamw", "optimizer"), "attention": ("flash", "activations transient"),
+    "precision": ("bf16", "weights gradients activations gathered transient"),
+}  # fmt: skip
 """What is counted for a word of a tool that no table has, by fact, and what of the memory it may change."""
 Facts = dict[str, Any]
 Read = Callable[[Keys], Facts]
