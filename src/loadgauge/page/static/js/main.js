@@ -33,7 +33,7 @@ import { checkTask, knowTasks, tasks, tell as tellTask } from "./tasks.js";
 import { dress } from "./theme.js";
 import { treemap } from "./treemap.js";
 import { verdict } from "./verdict.js";
-import { cause, oom } from "./why.js";
+import { askAgain, cause, oom } from "./why.js";
 
 const ESTIMATED = [treemap, moments, lanes, schedule, network, roofline];
 const TABS = {
@@ -89,6 +89,7 @@ function arrived(found) {
   checkTask(found.estimate);
   refresh(found);
   followChanges();
+  if (tab() === "why") askAgain();
   followCosts();
   if (tab() === "fleet") followFleet();
   const started = begun;

@@ -1,5 +1,5 @@
 /** Tasks to learn by: the list, and the one that is being solved, whose goal is looked at in every answer (`data/tasks.toml`). */
-import { explain, why } from "./drawer.js";
+import { why } from "./drawer.js";
 import { find, h } from "./dom.js";
 import { has, language, t } from "./i18n.js";
 import { significant } from "./numbers.js";
@@ -112,7 +112,4 @@ export function tell() {
 }
 
 /** Opens the formula behind a task with the run's own numbers. */
-function formula(task) {
-  if (!has(`part.${task.part}`)) return why(task.part, label(task.goal[0].split(" ")[0]));
-  return explain({ id: task.part, part: task.part, label: task.part, bytes: last?.memory?.parts?.[task.part] ?? 0 });
-}
+const formula = (task) => why(task.part, has(`part.${task.part}`) ? t(`part.${task.part}`) : label(task.goal[0].split(" ")[0]));
