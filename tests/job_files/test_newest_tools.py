@@ -48,6 +48,20 @@ modules:
     overrides: {activation_checkpoint: {mode: full}, parallelism: {tensor_parallel_degree: 8}}
 """
 
+OLMO = """from olmo_core.config import DType
+LENGTH = 8192
+def build(common):
+    model = TransformerConfig.olmo3_7B(vocab_size=common.tokenizer.padded_vocab_size())
+    loader = NumpyDataLoaderConfig(global_batch_size=4 * 1024 * 1024, seed=1)
+    return TransformerTrainModuleConfig(
+        rank_microbatch_size=2 * LENGTH, max_sequence_length=LENGTH, optim=LionConfig(lr=1e-4), compile_model=True,
+        dp_config=TransformerDataParallelConfig(name=DataParallelType.hsdp, param_dtype=DType.bfloat16, shard_degree=32),
+        ac_config=TransformerActivationCheckpointingConfig(
+            mode=TransformerActivationCheckpointingMode.selected_blocks, block_interval=2),
+        cp_config=TransformerContextParallelConfig.ulysses(degree=2),
+    )
+"""
+
 
 @pytest.mark.parametrize(
     ("name", "text", "facts"),
@@ -75,6 +89,9 @@ modules:
         ("a.yaml", PRIMUS + "      lora: {enabled: true, dim: 16}\n", {"lora_rank": 16, "lora_targets": "all"}),
         ("a.yaml", TITAN, {"framework": "torchtitan", "model": "llama3.1-70B", "tp": 8, "seq_len": 2048, "micro_batch": 8,
                            "recompute": "full", "compile": True, "precision": "bf16"}),
+        ("a.py", OLMO, {"model": "olmo-3-7b", "seq_len": 8192, "micro_batch": 2, "global_batch": 512, "zero": 3, "precision": "bf16",
+                        "recompute": "full:every=2", "cp": 2, "cp_comm": "all_to_all", "optimizer": "lion", "compile": True}),
+        ("a.py", OLMO.replace("hsdp", "ddp"), {"zero": 0}),
     ],
 )  # fmt: skip
 def test_files_of_the_newest_tools(name: str, text: str, facts: dict[str, object]) -> None:

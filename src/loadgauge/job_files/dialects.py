@@ -46,6 +46,7 @@ FILES = {
     "deepspeed-chat": "hugging_face.deepspeed_chat",
     "areal": "rollouts.areal",
     "primus": "pre_training.primus",
+    "olmo-core": "pre_training.olmo_core",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {

@@ -362,6 +362,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     beneath: Callable[[Document], Mapping[str, Any]] | None = None
     """Holds what a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
+    script: Callable[[str], Document] | None = None
+    """Reads a program as a document, where the tool's files are its own programs."""
     closed: bool = False
     """Says whether every key of the tool is in a list, and it drops others."""
     programs: Mapping[str, str] = {}
