@@ -33,7 +33,7 @@ TOOLS = {
     "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
     "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",), "open-instruct": ("open-instruct",),
     "qwen-vl-finetune": ("transformers", "qwen-vl-finetune"), "deepspeed-chat": ("deepspeed-chat",), "lmflow": ("transformers",),
-    "roll": ("roll",), "areal": ("areal",), "primus": ("primus",), "olmo-core": ("olmo-core",),
+    "roll": ("roll",), "areal": ("areal",), "primus": ("primus",), "olmo-core": ("olmo-core",), "xtuner": ("xtuner",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
 SWITCHED_ON = (

@@ -62,6 +62,22 @@ def build(common):
     )
 """
 
+XTUNER = """from xtuner.v1.config import FSDPConfig
+trainer = TrainerConfig(load_from="Qwen/Qwen3-8B", fsdp_cfg=FSDPConfig(torch_compile=False, recompute_ratio=0), sp_size=2,
+    dataloader_cfg=DataloaderConfig(pack_max_length=16 * 1024), loss_cfg=CELossConfig(mode="chunk"), global_batch_size=16)
+"""
+OLDER = """from xtuner.engine.runner import TrainLoop
+pretrained_model_name_or_path = 'internlm/internlm2-chat-7b'
+max_length, batch_size, accumulative_counts = 2048, 2, 16
+model = dict(
+    type=SupervisedFinetune,
+    llm=dict(type=AutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path=pretrained_model_name_or_path,
+             torch_dtype=torch.float16, quantization_config=dict(type=BitsAndBytesConfig, load_in_4bit=True)),
+    lora=dict(type=LoraConfig, r=64, lora_alpha=16))
+optim_wrapper = dict(type=AmpOptimWrapper, optimizer=dict(type=AdamW, lr=2e-4), dtype='float16')
+"""
+LINE = "torchrun --nproc_per_node 8 xtuner/v1/train/cli/sft.py --load-from Qwen/Qwen3-8B --chat-template qwen3 --dataset a.jsonl"
+
 
 @pytest.mark.parametrize(
     ("name", "text", "facts"),
@@ -89,9 +105,16 @@ def build(common):
         ("a.yaml", PRIMUS + "      lora: {enabled: true, dim: 16}\n", {"lora_rank": 16, "lora_targets": "all"}),
         ("a.yaml", TITAN, {"framework": "torchtitan", "model": "llama3.1-70B", "tp": 8, "seq_len": 2048, "micro_batch": 8,
                            "recompute": "full", "compile": True, "precision": "bf16"}),
-        ("a.py", OLMO, {"model": "olmo-3-7b", "seq_len": 8192, "micro_batch": 2, "global_batch": 512, "zero": 3, "precision": "bf16",
-                        "recompute": "full:every=2", "cp": 2, "cp_comm": "all_to_all", "optimizer": "lion", "compile": True}),
+        ("a.py", OLMO, {"model": "olmo-3-7b", "seq_len": 8192, "micro_batch": 2, "global_batch": 512, "zero": 3,
+                        "precision": "bf16", "recompute": "full:every=2", "cp": 2, "cp_comm": "all_to_all", "optimizer": "lion", "compile": True}),
         ("a.py", OLMO.replace("hsdp", "ddp"), {"zero": 0}),
+        ("a.py", XTUNER, {"model": "Qwen/Qwen3-8B", "seq_len": 16384, "global_batch": 16, "micro_batch": 1, "cp": 2, "zero": 3,
+                          "recompute": "none", "loss": "chunked", "compile": False, "precision": "bf16", "framework": "torchtitan"}),
+        ("a.py", OLDER, {"model": "internlm/internlm2-chat-7b", "seq_len": 2048, "micro_batch": 2, "lora_rank": 64, "base": "nf4",
+                         "precision": "fp16", "recompute": "full", "framework": "huggingface", "zero": 0}),
+        ("a.sh", f"{LINE} --fsdp-config.ep-size 4 --optim Muon --pack-max-length 8192 --global-batch-size 32",
+         {"gpus": 8, "seq_len": 8192, "ep": 4, "optimizer": "muon", "global_batch": 32, "loss": "chunked", "compile": True}),
+        ("a.sh", LINE, {"seq_len": 4096, "recompute": "full", "optimizer": "adamw"}),
     ],
 )  # fmt: skip
 def test_files_of_the_newest_tools(name: str, text: str, facts: dict[str, object]) -> None:

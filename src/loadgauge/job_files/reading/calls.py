@@ -71,6 +71,8 @@ class Calls:
         doubtful: set[str] = set()
         for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
             name = _called(call.func)
+            if name == "dict":  # mmengine's, whose class is one of its words
+                name = next((_called(word.value) for word in call.keywords if word.arg == "type"), name)
             self.programs.append(name)
             if name.endswith("snapshot_download"):
                 words = dict(self._arguments("", call, {"": "repo_id"}))
