@@ -335,8 +335,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, if not all
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
-    layers: of files that name others, the data file with the tool's own, by name; extends: the key that names them; fills: a pattern
-        of variables that are what its group has where nobody sets them
+    layers: of files that name others, the data file with the tool's own, by name; extends: the key that names them
+    fills: a pattern of variables, which are what its group has where nobody sets them
     last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
     style, objects: of options on its command line (`Argv`); lists: the tool whose lists of keys count, where not its own
     """

@@ -13,7 +13,8 @@ from loadgauge.job_files.reading.calls import Calls
 
 SECTIONS = {
     "TransformerTrainModuleConfig": "train", "TransformerPipelineTrainModuleConfig": "train", "TransformerDataParallelConfig": "dp",
-    "TransformerActivationCheckpointingConfig": "ac", "TransformerTensorParallelConfig": "tp", "TransformerExpertParallelConfig": "ep",
+    "TransformerActivationCheckpointingConfig": "ac", "TransformerTensorParallelConfig": "tp",
+    "TransformerExpertParallelConfig": "ep",
     "TransformerPipelineParallelConfig": "pp", "NumpyDataLoaderConfig": "loader", "ComposableDataLoaderConfig": "loader",
     "LMHeadConfig": "head", "Float8Config": "float8",
     **{f"TransformerContextParallelConfig.{kind}": "cp" for kind in ("zig_zag", "llama3", "ulysses")},

@@ -1,4 +1,4 @@
-"""AMD Primus' YAML: a preset of a model, one of a trainer, and what a file has otherwise, by the arguments of Megatron or torchtitan.
+"""AMD Primus' YAML: a preset of a model, one of a trainer, and what a file has otherwise, of Megatron or torchtitan.
 
 Variables of the environment count as they are where nobody sets them (`${NAME:value}`); other files are merged in by `extends`.
 """

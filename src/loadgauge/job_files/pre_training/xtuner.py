@@ -13,9 +13,11 @@ from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.calls import Calls
 
 NEW = {"TrainerConfig": "trainer", "TrainingArguments": "trainer", "FSDPConfig": "fsdp_config",
-       "DataloaderConfig": "loader", "CELossConfig": "loss_config", "Float8Config": "float8_config", "AdamWConfig": "adamw", "MuonConfig": "muon"}  # fmt: skip
+       "DataloaderConfig": "loader", "CELossConfig": "loss_config", "Float8Config": "float8_config",
+       "AdamWConfig": "adamw", "MuonConfig": "muon"}  # fmt: skip
 OLD = {"AutoModelForCausalLM.from_pretrained": "llm", "LoraConfig": "lora", "BitsAndBytesConfig": "bits",
-       "AmpOptimWrapper": "wrapper", "SupervisedFinetune": "tuned", "DPO": "tuned", "RewardModel": "tuned", "LLaVAModel": "tuned"}  # fmt: skip
+       "AmpOptimWrapper": "wrapper", "SupervisedFinetune": "tuned", "DPO": "tuned", "RewardModel": "tuned",
+       "LLaVAModel": "tuned"}  # fmt: skip
 MODELS = {"qwen3-moe-30ba3": "qwen3-30b-a3b", "glm-5.2": "glm-5.2"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 TOP = "top."
