@@ -305,10 +305,11 @@ def _few(kind: Any, value: Any) -> Any:
 
 
 NEAREST = {
-    "optimizer": ("adamw", "optimizer"), "attention": ("flash", "activations transient"),
+    "optimizer": ("adamw", "optimizer"),
+    "attention": ("flash", "activations transient"),
     "precision": ("bf16", "weights gradients activations gathered transient"),
-}  # fmt: skip
-"""What is counted for a word of a tool that no table has, by fact, and what of the memory it may change."""
+}
+"""The nearest of what is read to a word of a tool that no table has, by fact, and what of the memory it may change."""
 Facts = dict[str, Any]
 Read = Callable[[Keys], Facts]
 Write = Callable[[Facts, Keys], dict[str, Any]]

@@ -12,11 +12,24 @@ SHARDING = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "_HYBRID_SHA
 PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32"}
 OPTIMIZERS = {"decoupled_adamw": "adamw", "adamw": "adamw", "decoupled_lionw": "lion", "lion": "lion", "sgd": "sgd"}
 MODEL = (
-    "model.name", "model.d_model", "model.n_heads", "model.n_layers", "model.expansion_ratio", "model.vocab_size",
-    "model.max_seq_len", "model.attn_config.kv_n_heads", "model.attn_config.alibi", "model.attn_config.attn_type",
-    "model.pretrained_model_name_or_path", "model.no_bias", "model.tie_word_embeddings", "model.attn_config.rope",
-    "model.ffn_config.ffn_type", "model.norm_type", "model.learned_pos_emb",
-)  # fmt: skip
+    "model.name",
+    "model.d_model",
+    "model.n_heads",
+    "model.n_layers",
+    "model.expansion_ratio",
+    "model.vocab_size",
+    "model.max_seq_len",
+    "model.attn_config.kv_n_heads",
+    "model.attn_config.alibi",
+    "model.attn_config.attn_type",
+    "model.pretrained_model_name_or_path",
+    "model.no_bias",
+    "model.tie_word_embeddings",
+    "model.attn_config.rope",
+    "model.ffn_config.ffn_type",
+    "model.norm_type",
+    "model.learned_pos_emb",
+)
 FEED_FORWARD = {"mptmlp": "plain", "te_ln_mlp": "plain", "mptglu": "gated"}
 """MegaBlocks' mixtures of experts are not read."""
 ATTENTION = (
@@ -42,10 +55,15 @@ def _read(keys: Keys) -> Facts:
     tied = keys.flag("model.tie_word_embeddings") is not False
     gated = keys.choice("model.ffn_config.ffn_type", FEED_FORWARD) == "gated"
     config: dict[str, Any] = {
-        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": groups,
-        "intermediate_size": int(ratio * hidden), "vocab_size": vocabulary, "max_position_embeddings": length,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "intermediate_size": int(ratio * hidden),
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
         "tie_word_embeddings": tied,
-    }  # fmt: skip
+    }
     plain, biased = groups == heads and ratio == 4, not keys.flag("model.no_bias")
     if "rms" in str(keys.raw("model.norm_type") or ""):
         return {"config": config | {"model_type": "llama" if gated else "arcee"}}

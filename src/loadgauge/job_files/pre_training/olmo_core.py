@@ -7,20 +7,33 @@ from __future__ import annotations
 
 import re
 
+from loadgauge.job_files.ideas.facts import SPLITS
 from loadgauge.job_files.ideas.lenses import degree, fixed
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.reading.calls import Calls
 
 SECTIONS = {
-    "TransformerTrainModuleConfig": "train", "TransformerPipelineTrainModuleConfig": "train", "TransformerDataParallelConfig": "dp",
-    "TransformerActivationCheckpointingConfig": "ac", "TransformerTensorParallelConfig": "tp",
+    "TransformerTrainModuleConfig": "train",
+    "TransformerPipelineTrainModuleConfig": "train",
+    "TransformerDataParallelConfig": "dp",
+    "TransformerActivationCheckpointingConfig": "ac",
+    "TransformerTensorParallelConfig": "tp",
     "TransformerExpertParallelConfig": "ep",
-    "TransformerPipelineParallelConfig": "pp", "NumpyDataLoaderConfig": "loader", "ComposableDataLoaderConfig": "loader",
-    "LMHeadConfig": "head", "Float8Config": "float8",
+    "TransformerPipelineParallelConfig": "pp",
+    "NumpyDataLoaderConfig": "loader",
+    "ComposableDataLoaderConfig": "loader",
+    "LMHeadConfig": "head",
+    "Float8Config": "float8",
     **{f"TransformerContextParallelConfig.{kind}": "cp" for kind in ("zig_zag", "llama3", "ulysses")},
-}  # fmt: skip
-OPTIMIZERS = {"AdamWConfig": "adamw", "SkipStepAdamWConfig": "adamw", "LionConfig": "lion", "SkipStepLionConfig": "lion",
-              "MuonConfig": "muon", "DionConfig": "muon"}  # fmt: skip
+}
+OPTIMIZERS = {
+    "AdamWConfig": "adamw",
+    "SkipStepAdamWConfig": "adamw",
+    "LionConfig": "lion",
+    "SkipStepLionConfig": "lion",
+    "MuonConfig": "muon",
+    "DionConfig": "muon",
+}
 FAMILY = re.compile(r"TransformerConfig\.([a-z]+?)(\d(?:_\d)?)_(\d+(?:_\d)?[BM]\w*)")
 LOSSES = {"default": "auto", "fused_linear": "chunked", "liger": "chunked"}
 BATCH = ("train.max_sequence_length", "train.rank_microbatch_size", "loader.global_batch_size")
@@ -89,7 +102,7 @@ OLMO_CORE = Dialect(
             for key, name in zip(BATCH, ("seq_len", "micro_batch", "global_batch"), strict=True) if facts.get(name)}),
         _read_only("dp.name", "dp.num_replicas", "dp.shard_degree", facts="zero replicas shards", read=_zero),
         _read_only(*MADE, facts="recompute", read=lambda keys: {"recompute": _recompute(keys)}),
-        *(degree(axis, f"{axis}.degree") for axis in ("tp", "cp", "ep", "pp")),
+        *(degree(axis, f"{axis}.degree") for axis in (*SPLITS, "ep")),
         fixed(cp_comm=lambda keys: "all_to_all" if "TransformerContextParallelConfig.ulysses" in _program(keys) else None),
         fixed(optimizer=lambda keys: next((OPTIMIZERS[name] for name in _program(keys) if name in OPTIMIZERS), "adamw")),
         row("precision", "dp.param_dtype", words={"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}, default="fp32"),

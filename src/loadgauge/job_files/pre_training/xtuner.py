@@ -12,12 +12,26 @@ from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.calls import Calls
 
-NEW = {"TrainerConfig": "trainer", "TrainingArguments": "trainer", "FSDPConfig": "fsdp_config",
-       "DataloaderConfig": "loader", "CELossConfig": "loss_config", "Float8Config": "float8_config",
-       "AdamWConfig": "adamw", "MuonConfig": "muon"}  # fmt: skip
-OLD = {"AutoModelForCausalLM.from_pretrained": "llm", "LoraConfig": "lora", "BitsAndBytesConfig": "bits",
-       "AmpOptimWrapper": "wrapper", "SupervisedFinetune": "tuned", "DPO": "tuned", "RewardModel": "tuned",
-       "LLaVAModel": "tuned"}  # fmt: skip
+NEW = {
+    "TrainerConfig": "trainer",
+    "TrainingArguments": "trainer",
+    "FSDPConfig": "fsdp_config",
+    "DataloaderConfig": "loader",
+    "CELossConfig": "loss_config",
+    "Float8Config": "float8_config",
+    "AdamWConfig": "adamw",
+    "MuonConfig": "muon",
+}
+OLD = {
+    "AutoModelForCausalLM.from_pretrained": "llm",
+    "LoraConfig": "lora",
+    "BitsAndBytesConfig": "bits",
+    "AmpOptimWrapper": "wrapper",
+    "SupervisedFinetune": "tuned",
+    "DPO": "tuned",
+    "RewardModel": "tuned",
+    "LLaVAModel": "tuned",
+}
 MODELS = {"qwen3-moe-30ba3": "qwen3-30b-a3b", "glm-5.2": "glm-5.2"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 TOP = "top."
@@ -37,8 +51,12 @@ def document(text: str) -> Calls:
 def _variant(keys: Document) -> tuple[str, list[tuple[str, str]]]:
     """The version of a file, and its own names of what the command line of version 1 says."""
     if any(name.startswith(TOP) for name in keys.names()):
-        named = {"batch_size": "intra_layer_micro_batch", "accumulative_counts": "accumulative_counts",
-                 "max_length": "pack_max_length", "sequence_parallel_size": "sp_size"}  # fmt: skip
+        named = {
+            "batch_size": "intra_layer_micro_batch",
+            "accumulative_counts": "accumulative_counts",
+            "max_length": "pack_max_length",
+            "sequence_parallel_size": "sp_size",
+        }
         return "0", [
             ("llm.pretrained_model_name_or_path", "load_from"),
             *((f"{TOP}{old}", new) for old, new in named.items()),
@@ -77,8 +95,14 @@ def _engine(keys: Keys) -> Facts:
     word, parts = keys.word("fsdp_config.param_dtype"), keys.whole("fsdp_config.hsdp_sharding_size")
     moved = "all" if keys.flag("fsdp_config.cpu_offload") else "none"
     stage = 2 if keys.flag("fsdp_config.reshard_after_forward") is False else 3
-    return {"framework": "torchtitan", "zero": stage, "precision": PRECISIONS.get((word or "bfloat16").rpartition(".")[2], "bf16"),
-            "compile": keys.flag("fsdp_config.torch_compile") is not False, "offload": moved, "shards": parts}  # fmt: skip
+    return {
+        "framework": "torchtitan",
+        "zero": stage,
+        "precision": PRECISIONS.get((word or "bfloat16").rpartition(".")[2], "bf16"),
+        "compile": keys.flag("fsdp_config.torch_compile") is not False,
+        "offload": moved,
+        "shards": parts,
+    }
 
 
 def _loss(keys: Keys) -> str | None:
