@@ -6,6 +6,7 @@ unit of each letter. Memory by parts is explained in `page/panels/explain.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -35,6 +36,12 @@ UNITS = {
     "interruptions": "count",
 }
 """The page's names of units, where they differ from a line's."""
+ADDRESSES = (
+    (re.compile(r"\(arXiv:([\w.\-/]+)\)"), "https://arxiv.org/abs/{}"),
+    (re.compile(r"\((https?://[^\s)]+)\)"), "{}"),
+    (re.compile(r"\(((?:github\.com|huggingface\.co|docs\.nvidia\.com|pytorch\.org)/[^\s)]+)\)"), "https://{}"),
+)
+"""Forms of the places that sources name."""
 ENDS = ("t*r_l", "t*r_h", "t_l*r_l", "t_h*r_h")
 """The formulas of both ends of the range of a step."""
 TOPIC_OF = {lane: topic for topic, lane in OF_LANES.items()}
@@ -83,7 +90,7 @@ def shown(value: float, unit: str, found: Reason, lines: Iterable[Line], steps: 
         "formulas": [_formula(line) for line in lines if line.letters],
         "steps": [step._asdict() for step in steps],
         "notes": list(found.notes),
-        "sources": [{"text": text, "url": _address(text)} for source in found.sources for text in _works(source)],
+        "sources": [{"text": text, "url": address(text)} for source in found.sources for text in _works(source)],
     }
 
 
@@ -93,9 +100,14 @@ def _works(source: str) -> list[str]:
     return [str(cite(key)) for key in keys.split(", ")] if measured and not head else [source]
 
 
-def _address(text: str) -> str | None:
-    head, found, end = text.rpartition("(arXiv:")
-    return f"https://arxiv.org/abs/{end.rstrip(')')}" if found and head else None
+def address(text: str) -> str | None:
+    """Return where a source says to find it.
+
+    >>> address("Korthikanti et al., Reducing Activation Recomputation (arXiv:2205.05198)")
+    'https://arxiv.org/abs/2205.05198'
+    """
+    matches = ((pattern.search(text), form) for pattern, form in ADDRESSES)
+    return next((form.format(match[1]) for match, form in matches if match), None)
 
 
 def _formula(line: Line) -> dict[str, Any]:

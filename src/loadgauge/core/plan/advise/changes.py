@@ -37,6 +37,7 @@ class Kind(Enum):
     OPTIMIZER = auto()
     EVALUATION = auto()
     PURE_16_BIT = auto()
+    FROZEN_16_BIT = auto()
     OFFLOAD_OPTIMIZER = auto()
     OFFLOAD_ALL = auto()
     ADAPTERS = auto()
@@ -58,7 +59,7 @@ class Kind(Enum):
 
 FIT = frozenset({
     Kind.EVALUATION, Kind.LOSS, Kind.ZERO, Kind.SMALLER_MICRO_BATCH, Kind.ATTENTION, Kind.RECOMPUTE_MORE, Kind.SEQUENCE_PARALLEL,
-    Kind.MORE_TP, Kind.MORE_PP, Kind.OPTIMIZER, Kind.OFFLOAD_OPTIMIZER,
+    Kind.MORE_TP, Kind.MORE_PP, Kind.OPTIMIZER, Kind.FROZEN_16_BIT, Kind.OFFLOAD_OPTIMIZER,
 })  # fmt: skip
 """Changes that leave less in memory in a given layout."""
 NEXT = FIT | {
@@ -205,6 +206,9 @@ def _of_states(run: Run) -> Iterator[Change]:
     if training.weights == "float32" and training.precision.name == "bf16-autocast" and training.lora is None:
         fields: dict[str, Any] = {"precision": "bf16-autocast-8", "weights": None}
         yield Change(Kind.PURE_16_BIT, fields, "weights loaded in bf16, no float32 copy", "weights loaded in bf16")
+    if training.weights == "float32" and training.lora is not None and not training.lora.quantised:
+        why = "the frozen weights loaded in 16 bits"
+        yield Change(Kind.FROZEN_16_BIT, {"weights": "bfloat16"}, why, why)
     if training.offload == "none":
         why = "optimizer states in host memory; slower"
         yield Change(Kind.OFFLOAD_OPTIMIZER, {"offload": "optimizer"}, why, "the optimizer on the host")

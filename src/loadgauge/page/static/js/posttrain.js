@@ -7,6 +7,7 @@ import { ticks } from "./lanes.js";
 import { counted, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { flags, look, view } from "./state.js";
+import { checkTask } from "./tasks.js";
 import { verdictOf } from "./verdicts.js";
 
 const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo", "opd"];
@@ -55,7 +56,7 @@ export const posttrain = new Panel({
 const roles = () => [...new Set((found?.memory.phases ?? []).flatMap((phase) => phase.parts.map((part) => part.role)))];
 const held = (phase, role) => phase.parts.reduce((sum, part) => sum + (part.role === role ? part.bytes : 0), 0);
 
-const request = latest("posttrain", (answer) => { [found, problem] = [answer, null]; posttrain.show({}); },
+const request = latest("posttrain", (answer) => { [found, problem] = [answer, null]; posttrain.show({}); checkTask(answer, true); },
   (error) => { problem = error; posttrain.show({}); });
 
 /** Asks anew where the flags or the controls have changed. */
