@@ -10,6 +10,7 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.hardware.host import host_link
 from loadgauge.core.definitions.hardware.usual import usual_format, usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -17,7 +18,7 @@ from loadgauge.core.definitions.serving.inference import WEIGHT_FORMATS, Inferen
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed
-from loadgauge.core.resolve.resolve import bandwidth, host_link, named_card
+from loadgauge.core.resolve.resolve import bandwidth, named_card
 from loadgauge.core.serving.draft import Draft, block_of
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.serving.result import Answer, infer
@@ -171,7 +172,7 @@ def _from_host(job: Job, card: Gpu | None, ranks: int, assumed: dict[str, str]) 
     the link to the card."""
     if (memory := bandwidth(job.host_bandwidth, "host_bandwidth")) is not None:
         return memory / min(ranks, job.gpus_per_node or PER_NODE)
-    link = host_link(job, card)
+    link = host_link(bandwidth(job.host_link, "host_link"), card)
     if job.host_link is None:
         assumed["--host-link"] = (
             f"{link / 1e9:.3g}GB/s, over which experts come (--host-bandwidth: the host computes them)"
