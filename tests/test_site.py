@@ -28,7 +28,7 @@ PAGES = sorted(
     str(path.relative_to(DOCS))
     for path in DOCS.rglob("*.md")
     if path.parent.name != "decisions" and path.name not in ("equations.md", "articles.md", "asked.md", "learn.md")
-)  # Their commands are run, all of them, and their answers compared by tests/test_docs.py, tests/evidence/articles and tests/journeys.
+)  # Their commands are run, all of them, by tests/test_docs.py, tests/evidence/articles and tests/journeys.
 ELSEWHERE = {
     "loadgauge estimate diffusers:": "diffusers, which is no dependency",
     "loadgauge serve": "tests/page drives the page",
