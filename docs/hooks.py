@@ -167,7 +167,7 @@ def glossary() -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Write the search index as a script, which a site that is opened from a folder reads (offline.js)."""
+    """Write the search index as a script, which a site that is opened from a folder reads (search.js)."""
     index = Path(config.site_dir) / "search" / "search_index.json"
     index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
