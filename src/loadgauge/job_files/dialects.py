@@ -44,6 +44,8 @@ FILES = {
     "lmflow": "hugging_face.lmflow",
     "qwen-vl-finetune": "hugging_face.qwen_vl",
     "deepspeed-chat": "hugging_face.deepspeed_chat",
+    "areal": "rollouts.areal",
+    "primus": "pre_training.primus",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {

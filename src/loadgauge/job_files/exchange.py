@@ -171,12 +171,16 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             own = script(text)
             return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
-        if chosen is not None and chosen.layers:
-            from loadgauge.job_files.reading.layered import layered
+        if chosen is None or not chosen.layers:
+            return reader(text, sections)
+        from loadgauge.job_files.reading.layered import layered
 
-            bundled = tomllib.loads(read_data(chosen.layers))
-            return layered(reader(text, sections), file, lambda path: reader(load(path), sections), bundled)
-        return reader(text, sections)
+        def of_text(text: str) -> Any:
+            return reader(re.sub(chosen.fills, r"\1", text) if chosen.fills else text, sections)
+
+        bundled = tomllib.loads(read_data(chosen.layers))
+        whole = layered(of_text(text), file, lambda path: of_text(load(path)), bundled, chosen.extends)
+        return whole if chosen.beneath is None else Over(whole, chosen.beneath(whole))
     except ConfigError as error:
         raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
 

@@ -170,6 +170,9 @@ def _estimate(
     job, answers = project.answered(job)
     given = resolve_job(job)
     given = msgspec.structs.replace(given, assumed=given.assumed | answers)
+    if at == "setup":
+        around = msgspec.structs.replace(given.training.around, load=True)
+        given = msgspec.structs.replace(given, training=msgspec.structs.replace(given.training, around=around))
     result = given.estimate()
     # It may be of another run, where the job leaves something open.
     given = msgspec.structs.replace(given, assumed=given.assumed | (result.setup or given).assumed)

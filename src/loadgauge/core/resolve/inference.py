@@ -6,23 +6,30 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotStated
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
 from loadgauge.core.definitions.hardware.cluster import cluster
+from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.inference import WEIGHT_FORMATS, Inference, Task
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed
-from loadgauge.core.resolve.resolve import bandwidth, named_card
+from loadgauge.core.resolve.resolve import bandwidth, host_link, named_card
+from loadgauge.core.serving.draft import Draft, block_of
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.serving.result import Answer, infer
 
 TAKEN = (
-    "model", "hub", "gpu", "memory", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "price", *AXES_OF,
+    "model", "hub", "gpu", "memory", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "price", "offload", "mtp",
+    "host_link", "host_bandwidth", *AXES_OF,
 )  # fmt: skip
 """Fields of a job that inference has a use for; of the batch and the sequence it has its own."""
 CONTEXT = 4096
+CALIBRATED = 2048
+"""Tokens of a calibration sequence (gptq, `datautils.py`)."""
+DRAFTED = ("draft", "draft_tokens", "acceptance")
+PER_NODE = 8
 
 
 def resolve_inference(
@@ -43,8 +50,10 @@ def resolve_inference(
             own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
             instead = f"; here it is {own}" if own else ""
             raise ConfigError(f"is of training, and --task {task} only runs the model forward{instead}", key=name)
-    if task == "forward":
-        for name in ("answer", "cache_format", "server"):
+    if job.offload not in (None, "none", "experts"):
+        raise ConfigError(f"is of training; --task {task} has experts", key="offload")
+    if task != "generate":
+        for name in ("answer", "cache_format", "server", *DRAFTED):
             if given.get(name) is not None:
                 raise ConfigError("goes with --task generate", key=name)
     card, assumed = named_card(job)
@@ -63,10 +72,14 @@ def resolve_inference(
         raise LayoutError(
             f"{job.gpus} GPUs are not whole replicas of {within}", dimension="gpus", size=job.gpus, ranks=within
         )
+    if job.offload == "experts" and not found.spec.has_experts:
+        raise ConfigError(f"{found.spec.name} has no experts", key="offload")
+    draft = _draft(job, given, found.spec, assumed) if task == "generate" else None
     asked = Inference(
         task=task,
         **degrees,
         replicas=(job.gpus or within) // within,
+        experts_from=_from_host(job, card, within, assumed) if job.offload == "experts" else 0.0,
         **{name: value for name, value in _filled(given, found.spec, task, assumed).items() if value is not None},
     )
     machines, untimed = None, "they need a --gpu"
@@ -87,8 +100,48 @@ def resolve_inference(
         price=job.price,
         untimed=untimed,
         whole=whole,
+        draft=draft,
     )
     return answer, assumed
+
+
+def _from_host(job: Job, card: Gpu | None, ranks: int, assumed: dict[str, str]) -> float:
+    """Bytes a second at which a rank's experts are read: by the host that computes them, where its bandwidth is stated, else over
+    the link to the card."""
+    if (memory := bandwidth(job.host_bandwidth, "host_bandwidth")) is not None:
+        return memory / min(ranks, job.gpus_per_node or PER_NODE)
+    link = host_link(job, card)
+    if job.host_link is None:
+        assumed["--host-link"] = (
+            f"{link / 1e9:.3g}GB/s, over which experts come (--host-bandwidth: the host computes them)"
+        )
+    return link
+
+
+def _draft(job: Job, given: dict[str, Any], model: ModelSpec, assumed: dict[str, str]) -> Draft | None:
+    """What proposes tokens. Raises `ConfigError`."""
+    kind = "mtp" if job.mtp else given.get("draft")
+    for name in DRAFTED:
+        if given.get(name) is not None and (kind is None or (kind == "mtp" and name == "draft")):
+            raise ConfigError("goes with --draft or --mtp, one of them", key=name)
+    if kind is None:
+        return None
+    if (job.pp or 1) > 1:
+        raise NotModelled("a draft beside pipeline stages")
+    usual, share = (1, 0.85) if kind == "mtp" else (3, 0.7)
+    acceptance, tokens = given.get("acceptance") or share, given.get("draft_tokens") or usual
+    if acceptance > 1:
+        raise ConfigError(f"must be a share from 0 to 1, got {acceptance:g}", key="acceptance")
+    for name, value in (("draft_tokens", tokens), ("acceptance", acceptance)):
+        if given.get(name) is None:
+            assumed[f"--{name.replace('_', '-')}"] = f"{value:g}"
+    if kind in ("mtp", "eagle"):
+        own = model.with_mtp() if kind == "mtp" else model
+        title = "its MTP module" if kind == "mtp" else "a block of EAGLE's"
+        return Draft(name=title, model=block_of(own), tokens=tokens, acceptance=acceptance, shares=True)
+    spec = None if kind == "ngram" else find(kind, allowed(job.hub)).spec
+    title = "the text's n-grams" if spec is None else spec.name
+    return Draft(name=title, model=spec, tokens=tokens, acceptance=acceptance)
 
 
 def _filled(given: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str]) -> dict[str, Any]:
@@ -96,8 +149,12 @@ def _filled(given: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[s
     filled = dict(given)
     if filled.get("context") is None:
         longest = model.max_position_embeddings
-        filled["context"] = CONTEXT if longest is None else min(CONTEXT, longest)
-    for name in ("context", "batch", "weight_format", *(("answer", "cache_format") if task == "generate" else ())):
+        usual = CALIBRATED if task == "quantise" else CONTEXT
+        filled["context"] = usual if longest is None else min(usual, longest)
+    if task == "quantise":
+        filled["weight_format"] = filled.get("weight_format") or "gptq"
+    more = {"generate": ("answer", "cache_format"), "quantise": ("calibration",)}.get(task, ())
+    for name in ("context", "batch", "weight_format", *more):
         if given.get(name) is None and f"--{name.replace('_', '-')}" not in assumed:
             default = filled.get(name) or next(
                 field.default for field in msgspec.structs.fields(Inference) if field.name == name

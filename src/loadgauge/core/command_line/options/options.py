@@ -99,7 +99,8 @@ def task_options(command: Command) -> Command:
         "--task",
         type=kinds,
         metavar="TASK",
-        help=f"train (default); generate, with a cache; forward, which scores; or, after pre-training, {', '.join(AFTER)}.",
+        help="train (default); generate, with a cache; forward, which scores; quantise, layer by layer;"
+        f" or, after pre-training, {', '.join(AFTER)}.",
     )(command)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 PCIE_4 = 31.5e9
@@ -13,23 +11,21 @@ HOST_LINK = 25e9
 HOST_UPDATES = 4e9
 """Parameters that the cores of one host update in a second (source: ren2021, table 4)."""
 
-ActivationOffload = Literal["none", "checkpoints", "all"]
-
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """How what is off the card is kept, and the figures of the machine.
 
     pinned: page-locked, which copies beside the computing need; nvme: optimizer states (and weights that are offloaded) are
         on NVMe, and in host memory only as they pass through (ZeRO-Infinity)
-    activations: what of them is on the host between forward and backward: nothing, the inputs of recomputed layers, or all
-        that is kept for backward
+    activations: what of them is on the host between forward and backward: `none`; the inputs of recomputed layers
+        (`checkpoints`); `all` that is kept; what modules or operations keep (`estimate.memory.recompute.MODULES`); with commas
     link: bytes a second and direction between a GPU and its host
     bandwidth, nvme_bandwidth: of a node's host memory, and of its NVMe [bytes/s]; None: not stated
     """
 
     pinned: bool = True
     nvme: bool = False
-    activations: ActivationOffload = "none"
+    activations: str = "none"
     link: float = HOST_LINK
     bandwidth: float | None = None
     nvme_bandwidth: float | None = None

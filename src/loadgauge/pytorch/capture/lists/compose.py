@@ -282,6 +282,26 @@ class Shown:
                     leave(module, stack, keep, back)
             yield
 
+    def keys(self, config: Any) -> dict[str, int]:
+        """Keys of a configuration that count the blocks of a list, with as many as are run."""
+        runs = {len(stack.paths): len(keep) for stack, keep in zip(self.all.stacks, self.keeps, strict=True)}
+        return {
+            key: runs[value]
+            for key, value in dict(config or {}).items()
+            if key.endswith("layers") and type(value) is int and value in runs
+        }
+
+    def cut(self, build: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Return what makes the module without the other blocks. build: makes it with all of them, on a device"""
+
+        def make(device: str) -> Any:
+            module = build(device)
+            for stack, keep in zip(self.all.stacks, self.keeps, strict=True):
+                leave(module, stack, keep, contextlib.ExitStack())  # for good
+            return module
+
+        return make
+
     def pattern(self, listing: Listing) -> tuple[int, ...]:
         """For each block of the module, in the order in which they run, the place of its like in a list. Raises NotModelled."""
         order = list(dict.fromkeys(place.rpartition(".")[0] for place in listing.places))

@@ -69,12 +69,7 @@ def list_request(
     run = _run(regime)
     keys = {} if is_script(request.job.model) else config_keys(request.job.model)
     if is_library(keys):
-        model = request.job.model
-        job = of_keys(keys, model, run)
-        fixed = usual_sizes(keys, model) | {name: int(size) for name, size in re.findall(r"(\w)=(\d+)", inputs)}
-        job = msgspec.structs.replace(job, inputs=partial(job.inputs, **fixed), names=(ONE,))
-        document = _of_module(job, model, regime, rows, sizes)
-        return msgspec.structs.replace(document, given=", ".join(f"{name} = {size}" for name, size in fixed.items()))
+        return _of_library(keys, request.job.model, run, regime, inputs, rows, sizes)
     if is_script(request.job.model):
         with reading() as paths:
             document = _of_script(request.job.model, inputs, run, sizes, regime, rows)
@@ -195,8 +190,39 @@ def _of_script(
     return _of_module(msgspec.structs.replace(job, names=names), target, regime, rows, sizes)
 
 
-def _of_module(job: Sized, target: str, regime: Regime, rows: str, sizes: Mapping[str, int]) -> Document:
-    """The list of a module as it stands, with all its layers."""
+def _of_library(
+    keys: Mapping[str, Any], target: str, run: TorchRun, regime: Regime, inputs: str, rows: str, sizes: Mapping[str, int]
+) -> Document:
+    """The list of a library's model from as few blocks as show each kind; from all, where those do not run without the others."""
+    fixed = usual_sizes(keys, target) | {name: int(size) for name, size in re.findall(r"(\w)=(\d+)", inputs)}
+
+    def job_of(keys: Mapping[str, Any]) -> Sized:
+        job = of_keys(keys, target, run)
+        return msgspec.structs.replace(job, inputs=partial(job.inputs, **fixed), names=(ONE,))
+
+    whole, shown = job_of(keys), Shown.of_all(Blocks(()))
+    if not regime.tuned.by_layer:
+        module = whole.build("meta")
+        config = getattr(module, "config", None)
+        shown = Shown.of(module, config)
+    document = None
+    if shown.few != shown.all:
+        few = job_of({**keys, **shown.keys(config)})
+        try:
+            if blocks(few.build("meta")) != shown.few:
+                few = msgspec.structs.replace(whole, build=shown.cut(whole.build))
+            document = _of_module(few, target, regime, rows, sizes, shown)
+        except Exception as error:
+            if not (isinstance(error, NotModelled) or stopped_at(error)):
+                raise
+    document = document or _of_module(whole, target, regime, rows, sizes)
+    return msgspec.structs.replace(document, given=", ".join(f"{name} = {size}" for name, size in fixed.items()))
+
+
+def _of_module(
+    job: Sized, target: str, regime: Regime, rows: str, sizes: Mapping[str, int], shown: Shown | None = None
+) -> Document:
+    """The list of a module with all its layers, or of one with those that are shown."""
     job = with_rows(job, rows_of(rows))
     dtype = _dtype_of(job.build("meta"))
     if (dtype == "float32") != (regime.weight == 4 or regime.buffer > 0):
@@ -225,7 +251,7 @@ def _of_module(job: Sized, target: str, regime: Regime, rows: str, sizes: Mappin
         model_type=type(module).__name__,
         hidden_size=0,
         vocab_size=0,
-        pattern=tuple(range(len(listings[0].blocks))),
+        pattern=tuple(range(len(listings[0].blocks))) if shown is None else shown.pattern(listings[0]),
         listings=listings,
         parameters=sum(one.numel() for one in module.parameters()),
         torch=str(torch.__version__),
@@ -260,7 +286,7 @@ def _listings(
     given = {"t": sizes["s"], **sizes}
     first, pairs = _listing(job, target, found, regime, given, around)
     listings = [first]
-    if not listings[0].plain:
+    if not listings[0].plain and job.names != (ONE,):  # where the batch alone is a symbol, the other side is seldom asked for
         # Code that refuses one sequence, as batch norm does of one row, has one list.
         with contextlib.suppress(ConfigError):
             other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1}, around)
@@ -276,10 +302,12 @@ def _listing(
     sizes = sized(job.names, {}, given)
     if regime.tuned.base:
         around = _in_four_bits(around)
+    why = ""
     try:
-        _, run, symbols = recorded(job, target, sizes, around)
-        lister = _lister(run, target, found, symbols, regime)
-        return lister.listing(job.names, sizes, guards_of(symbols)), _recognised(lister, regime)
+        if sizes != {ONE: 1}:  # which is no symbol
+            _, run, symbols = recorded(job, target, sizes, around)
+            lister = _lister(run, target, found, symbols, regime)
+            return lister.listing(job.names, sizes, guards_of(symbols)), _recognised(lister, regime)
     except Exception as error:  # whatever stops symbols
         why = first_line(error)[:200]
     try:
