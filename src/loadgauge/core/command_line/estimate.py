@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -22,9 +21,11 @@ from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import (
     AFTER,
     complete_model,
+    page_option,
     run_options,
     task_options,
     whole_run_options,
+    write_page,
 )
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import Job
@@ -76,13 +77,7 @@ from loadgauge.core.resolve.resolve import names_job_file, resolve_job
     help="Estimate every value of a flag (micro-batch=1,2,4..64); given again, every combination.",
 )
 @click.option("--output", metavar="FILE", help="With --sweep: write the cells to a .csv, .json or .parquet file.")
-@click.option(
-    "--html",
-    "page",
-    type=click.Path(),
-    metavar="FILE",
-    help="Write the estimate as one page that opens anywhere, with formulas and with sliders over a table of its neighbours.",
-)
+@page_option
 @click.option(
     "--timeline",
     type=click.Path(),
@@ -187,8 +182,7 @@ def _estimate(
 
         write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
     if page is not None:
-        count = need("HTML").write(given, result, Path(page))
-        click.echo(f"{page}: {count:,} answers in one file that opens anywhere, without a network", err=True)
+        write_page(page, given, result)
     if table is not None:
         whole = Estimated.of(given, result, allow_tight=more["allow_tight"])
         found = table_of(result.workings, table)
