@@ -143,10 +143,10 @@ def _shared_out(
 
 
 def fitting(
-    job: Job, task: Task, given: dict[str, Any], model: ModelSpec | None = None
+    job: Job, task: Task, asked: dict[str, Any], model: ModelSpec | None = None
 ) -> Iterator[tuple[str, Answer]]:
     """Changes with which a model fits that does not, as flags, with the answer: narrower weights, and the fewest more GPUs."""
-    formats = ("fp8", "awq") if given.get("weight_format") is None else ()
+    formats = ("fp8", "awq") if asked.get("weight_format") is None else ()
     narrower = ((f"--weight-format {name}", job, {"weight_format": name}) for name in formats)
     sizes = ((job.gpus or 1) * 2**power for power in range(1, 8))
     larger: Iterator[tuple[str, Job, dict[str, Any]]] = (
@@ -155,15 +155,13 @@ def fitting(
     for ways in (narrower, larger):
         for flags, there, more in ways:
             try:
-                answer, _ = resolve_inference(there, task, given | more, model=model)
+                answer, _ = resolve_inference(there, task, asked | more, model=model)
             except (ConfigError, LayoutError, NotModelled):
                 continue
             if answer.memory.verdict == "fits":
-                asked = answer.asked
-                yield (
-                    flags or Job(model="", gpus=there.gpus, tp=asked.tp, pp=asked.pp if asked.pp > 1 else None).flags(),
-                    answer,
-                )
+                layout = answer.asked
+                stages = layout.pp if layout.pp > 1 else None
+                yield flags or Job(model="", gpus=there.gpus, tp=layout.tp, pp=stages).flags(), answer
                 break
 
 
