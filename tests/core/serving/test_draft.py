@@ -136,6 +136,7 @@ def test_quantising_has_hessians_of_one_input() -> None:
         ("--task generate --offload experts", "has no experts"),
         ("--task generate --offload all", "is of training"),
         ("--offload experts", "goes with --task generate"),
+        ("--recompute least", "is of `plan`"),
         ("--task quantise --weight-format nf4", "must be gptq or awq"),
         ("--task quantise --gpus 2 --tp 2", "on one GPU"),
         ("--task forward --draft gpt2", "goes with --task generate"),
