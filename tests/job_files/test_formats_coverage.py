@@ -33,10 +33,17 @@ TOOLS = {
     "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
     "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",), "open-instruct": ("open-instruct",),
     "qwen-vl-finetune": ("transformers", "qwen-vl-finetune"), "deepspeed-chat": ("deepspeed-chat",), "lmflow": ("transformers",),
-    "roll": ("roll",), "areal": ("areal",), "primus": ("primus",),
+    "roll": ("roll",), "areal": ("areal",), "primus": ("primus",), "olmo-core": ("olmo-core",), "xtuner": ("xtuner",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
-SWITCHED_ON = ("fp8_config.", "zero_optimization.zenflow.", "peft.loftq_config.", "qat.", "mixed_precision.")
+SWITCHED_ON = (
+    "fp8_config.",
+    "float8.enabled",
+    "zero_optimization.zenflow.",
+    "peft.loftq_config.",
+    "qat.",
+    "mixed_precision.",
+)
 """Sections that are a switch by being there."""
 ROUTED = ("moe_token_dispatcher_type",)
 """Stops at its default, which Megatron's own documentation advises against."""

@@ -48,6 +48,36 @@ modules:
     overrides: {activation_checkpoint: {mode: full}, parallelism: {tensor_parallel_degree: 8}}
 """
 
+OLMO = """from olmo_core.config import DType
+LENGTH = 8192
+def build(common):
+    model = TransformerConfig.olmo3_7B(vocab_size=common.tokenizer.padded_vocab_size())
+    loader = NumpyDataLoaderConfig(global_batch_size=4 * 1024 * 1024, seed=1)
+    return TransformerTrainModuleConfig(
+        rank_microbatch_size=2 * LENGTH, max_sequence_length=LENGTH, optim=LionConfig(lr=1e-4), compile_model=True,
+        dp_config=TransformerDataParallelConfig(name=DataParallelType.hsdp, param_dtype=DType.bfloat16, shard_degree=32),
+        ac_config=TransformerActivationCheckpointingConfig(
+            mode=TransformerActivationCheckpointingMode.selected_blocks, block_interval=2),
+        cp_config=TransformerContextParallelConfig.ulysses(degree=2),
+    )
+"""
+
+XTUNER = """from xtuner.v1.config import FSDPConfig
+trainer = TrainerConfig(load_from="Qwen/Qwen3-8B", fsdp_cfg=FSDPConfig(torch_compile=False, recompute_ratio=0), sp_size=2,
+    dataloader_cfg=DataloaderConfig(pack_max_length=16 * 1024), loss_cfg=CELossConfig(mode="chunk"), global_batch_size=16)
+"""
+OLDER = """from xtuner.engine.runner import TrainLoop
+pretrained_model_name_or_path = 'internlm/internlm2-chat-7b'
+max_length, batch_size, accumulative_counts = 2048, 2, 16
+model = dict(
+    type=SupervisedFinetune,
+    llm=dict(type=AutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path=pretrained_model_name_or_path,
+             torch_dtype=torch.float16, quantization_config=dict(type=BitsAndBytesConfig, load_in_4bit=True)),
+    lora=dict(type=LoraConfig, r=64, lora_alpha=16))
+optim_wrapper = dict(type=AmpOptimWrapper, optimizer=dict(type=AdamW, lr=2e-4), dtype='float16')
+"""
+LINE = "torchrun --nproc_per_node 8 xtuner/v1/train/cli/sft.py --load-from Qwen/Qwen3-8B --chat-template qwen3 --dataset a.jsonl"
+
 
 @pytest.mark.parametrize(
     ("name", "text", "facts"),
@@ -68,13 +98,27 @@ modules:
         ("a.yaml", AREAL_RL + "allocation_mode: vllm:d8|fsdp:d8\n",
          {"gpus": 8, "placement": None, "rollout": "vllm:context=32768,prefix=false"}),
         # What its presets say: primus/configs/modules/*/{trainer_base,pre_trainer,sft_trainer}.yaml.
-        ("a.yaml", PRIMUS, {"framework": "megatron", "model": "llama3.1-8B", "seq_len": 8192, "micro_batch": 2, "global_batch": 16,
+        ("a.yaml", PRIMUS, {"framework": "megatron", "model": "llama3.1-8B", "seq_len": 8192, "micro_batch": 2,
+                            "global_batch": 16,
                             "zero": 1, "precision": "bf16", "tp": 2, "recompute": "full:layers=4"}),
-        ("a.yaml", PRIMUS.replace("pre_trainer", "post_trainer").replace("config: post_", "config: sft_").replace("seq_length", "lr"),
+        ("a.yaml", PRIMUS.replace("pre_trainer", "post_trainer").replace("config: post_", "config: sft_")
+         .replace("seq_length", "lr"),
          {"micro_batch": 1, "global_batch": 128, "seq_len": 2048, "zero": 1}),
         ("a.yaml", PRIMUS + "      lora: {enabled: true, dim: 16}\n", {"lora_rank": 16, "lora_targets": "all"}),
         ("a.yaml", TITAN, {"framework": "torchtitan", "model": "llama3.1-70B", "tp": 8, "seq_len": 2048, "micro_batch": 8,
                            "recompute": "full", "compile": True, "precision": "bf16"}),
+        ("a.py", OLMO, {"model": "olmo-3-7b", "seq_len": 8192, "micro_batch": 2, "global_batch": 512, "zero": 3,
+                        "precision": "bf16", "recompute": "full:every=2", "cp": 2, "cp_comm": "all_to_all", "optimizer": "lion",
+                        "compile": True}),
+        ("a.py", OLMO.replace("hsdp", "ddp"), {"zero": 0}),
+        ("a.py", XTUNER, {"model": "Qwen/Qwen3-8B", "seq_len": 16384, "global_batch": 16, "micro_batch": 1, "cp": 2, "zero": 3,
+                          "recompute": "none", "loss": "chunked", "compile": False, "precision": "bf16",
+                          "framework": "torchtitan"}),
+        ("a.py", OLDER, {"model": "internlm/internlm2-chat-7b", "seq_len": 2048, "micro_batch": 2, "lora_rank": 64, "base": "nf4",
+                         "precision": "fp16", "recompute": "full", "framework": "huggingface", "zero": 0}),
+        ("a.sh", f"{LINE} --fsdp-config.ep-size 4 --optim Muon --pack-max-length 8192 --global-batch-size 32",
+         {"gpus": 8, "seq_len": 8192, "ep": 4, "optimizer": "muon", "global_batch": 32, "loss": "chunked", "compile": True}),
+        ("a.sh", LINE, {"seq_len": 4096, "recompute": "full", "optimizer": "adamw"}),
     ],
 )  # fmt: skip
 def test_files_of_the_newest_tools(name: str, text: str, facts: dict[str, object]) -> None:

@@ -45,6 +45,8 @@ LARGEST_NOTEBOOK = 5_000_000
 """Bytes of a notebook, which may hold the pictures that it printed."""
 SYNTAXES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
+OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
+"""Programs of the tools that have readers of their own for them."""
 SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
@@ -164,6 +166,8 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             return configured(
                 line, file, lambda path: _parsed(load(path), SYNTAXES[path.suffix], chosen, str(path), None)
             )
+        if syntax == "python" and (owner := OWNED.search(text)) is not None:
+            return dialect_of(owner[1].replace("_", "-")).script(text)  # type: ignore[misc]
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import script
             from loadgauge.job_files.hugging_face.programs import Program

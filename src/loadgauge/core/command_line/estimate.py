@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, get_args
 
 import click
@@ -207,11 +208,12 @@ def _estimate(
 def _infer(job: Job, why: Untrained | None, task: str, given: dict[str, Any], *, allow_tight: bool) -> Answer:
     """Estimates a forward pass or generation. why: a job file in place of a model trains nothing"""
     from loadgauge.core.answers.serving import served
-    from loadgauge.core.resolve.inference import resolve_inference
+    from loadgauge.core.resolve.inference import fitting, resolve_inference
 
     if why is None:
         found, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
-        return served(found, assumed=assumed, allow_tight=allow_tight)
+        tried = partial(fitting, job, task, given)  # type: ignore[arg-type]
+        return served(found, assumed=assumed, tried=tried, allow_tight=allow_tight)
     read = need("DIALECTS").served(job, why)
     merged = read.given | {name: value for name, value in given.items() if value is not None}
     found, assumed = resolve_inference(read.job, "generate", merged, model=read.model)

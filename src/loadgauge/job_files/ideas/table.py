@@ -305,10 +305,11 @@ def _few(kind: Any, value: Any) -> Any:
 
 
 NEAREST = {
-    "optimizer": ("adamw", "optimizer"), "attention": ("flash", "activations transient"),
+    "optimizer": ("adamw", "optimizer"),
+    "attention": ("flash", "activations transient"),
     "precision": ("bf16", "weights gradients activations gathered transient"),
-}  # fmt: skip
-"""What is counted for a word of a tool that no table has, by fact, and what of the memory it may change."""
+}
+"""The nearest of what is read to a word of a tool that no table has, by fact, and what of the memory it may change."""
 Facts = dict[str, Any]
 Read = Callable[[Keys], Facts]
 Write = Callable[[Facts, Keys], dict[str, Any]]
@@ -335,8 +336,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, if not all
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
-    layers: of files that name others, the data file with the tool's own, by name; extends: the key that names them; fills: a pattern
-        of variables that are what its group has where nobody sets them
+    layers: of files that name others, the data file with the tool's own, by name; extends: the key that names them
+    fills: a pattern of variables, which are what its group has where nobody sets them
     last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
     style, objects: of options on its command line (`Argv`); lists: the tool whose lists of keys count, where not its own
     """
@@ -362,6 +363,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     beneath: Callable[[Document], Mapping[str, Any]] | None = None
     """Holds what a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
+    script: Callable[[str], Document] | None = None
+    """Reads a program as a document, where the tool's files are its own programs."""
     closed: bool = False
     """Says whether every key of the tool is in a list, and it drops others."""
     programs: Mapping[str, str] = {}

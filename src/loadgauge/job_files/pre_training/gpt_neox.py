@@ -190,4 +190,4 @@ GPT_NEOX = Dialect(
         Idea(keys=SIZES, facts=("config",), read=_read, write=lambda facts, keys: {}),
         _experts(),
     ),
-)  # fmt: skip
+)

@@ -1,4 +1,4 @@
-"""AMD Primus' YAML: a preset of a model, one of a trainer, and what a file has otherwise, by the arguments of Megatron or torchtitan.
+"""AMD Primus' YAML: a preset of a model, one of a trainer, and what a file has otherwise, of Megatron or torchtitan.
 
 Variables of the environment count as they are where nobody sets them (`${NAME:value}`); other files are merged in by `extends`.
 """
@@ -17,10 +17,14 @@ PRESETS = {
     "megatron": {**SHARED, "micro_batch_size": 2, "global_batch_size": 16, "seq_length": 1024},
     "sft": {**SHARED, "micro_batch_size": 1, "global_batch_size": 128, "seq_length": 2048},
     "torchtitan": {
-        "training.local_batch_size": 8, "training.seq_len": 2048, "activation_checkpoint.mode": "none", "compile.enable": True,
-        "parallelism.pipeline_parallel_schedule": "1F1B", "parallelism.context_parallel_rotate_method": "allgather",
+        "training.local_batch_size": 8,
+        "training.seq_len": 2048,
+        "activation_checkpoint.mode": "none",
+        "compile.enable": True,
+        "parallelism.pipeline_parallel_schedule": "1F1B",
+        "parallelism.context_parallel_rotate_method": "allgather",
     },
-}  # fmt: skip
+}
 """`primus/configs/modules/*/{trainer_base,pre_trainer,sft_trainer}.yaml`, where they are not the backend's own defaults."""
 
 
@@ -32,7 +36,7 @@ def _variant(document: Document) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _beneath(document: Document) -> dict[str, object]:
-    """What the preset of the trainer says, by the file's own names."""
+    """Return what the preset of the trainer says, by the file's own names."""
     backend, names = _variant(document)
     own = next(theirs for theirs, ours in names if not ours)
     preset = "sft" if "sft" in str(document.get(names[1][0])) and backend == "megatron" else backend
@@ -51,8 +55,11 @@ def _model(keys: Keys) -> Facts:
 
 def _adapted(keys: Keys) -> Facts:
     on = keys.flag(ADAPTERS[0])
-    return {"lora_rank": keys.whole(ADAPTERS[1]) or 32 if on else 0, "lora_targets": "all" if on else None,
-            "lora_dropout": (keys.real(ADAPTERS[2]) or None) if on else None}  # fmt: skip
+    return {
+        "lora_rank": keys.whole(ADAPTERS[1]) or 32 if on else 0,
+        "lora_targets": "all" if on else None,
+        "lora_dropout": (keys.real(ADAPTERS[2]) or None) if on else None,
+    }
 
 
 def _of(backend: str, idea: Idea) -> Idea:

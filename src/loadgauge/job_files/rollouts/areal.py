@@ -58,11 +58,18 @@ def _layout(keys: Keys) -> Facts:
     trainer = size.get("d", 1) * t * p * c
     rollout = math.prod(_degrees(_engines(keys)[1]).values())
     facts: Facts = {
-        "framework": FRAMEWORKS.get(kind, "huggingface"), "tp": t, "pp": p, "cp": c, "ep": size.get("E", size.get("e", 1)),
-        "etp": size.get("T"), "sequence_parallel": t > 1, "gpus": trainer if own else None,
+        "framework": FRAMEWORKS.get(kind, "huggingface"),
+        "tp": t,
+        "pp": p,
+        "cp": c,
+        "ep": size.get("E", size.get("e", 1)),
+        "etp": size.get("T"),
+        "sequence_parallel": t > 1,
+        "gpus": trainer if own else None,
         "zero": 3 if kind != "megatron" else 0 if keys.flag(f"{M}ddp.use_distributed_optimizer") is False else 1,
-        "cp_comm": "all_to_all" if c > 1 and kind != "megatron" else None, "gradient_sync": None if kind == "megatron" else "each",
-    }  # fmt: skip
+        "cp_comm": "all_to_all" if c > 1 and kind != "megatron" else None,
+        "gradient_sync": None if kind == "megatron" else "each",
+    }
     together = keys.word(COLOCATED) == "colocation" if keys.has(OWN) else "+" not in (keys.word(OLD) or "")
     if _engines(keys)[1] and not together:
         late = keys.whole("rollout.max_head_offpolicyness", minimum=0) or None
@@ -107,10 +114,11 @@ def _task(keys: Keys) -> Facts:
     again = (keys.word(f"{A}prox_logp_method") or "recompute") in ("recompute", "metrics")
     made = again if keys.flag(f"{A}use_decoupled_loss") else keys.flag(f"{A}recompute_logprob")
     return {
-        "task": "ppo" if keys.has("critic.path") else "grpo", "old_logprobs": None if made else "none",
+        "task": "ppo" if keys.has("critic.path") else "grpo",
+        "old_logprobs": None if made else "none",
         "reference": reference if keys.has("ref.path") and keys.real(f"{A}kl_ctl") != 0 else "none",
         "rollout_offload": "all" if keys.flag("enable_offload") else "none",
-    }  # fmt: skip
+    }
 
 
 MADE = ("gradient_checkpointing", "megatron.recompute_granularity", "archon.ac_mode", "archon.ac_memory_budget")
@@ -118,7 +126,7 @@ SELECTIVE = tuple(f"{A}{name}" for name in MADE)
 
 
 def _recompute(keys: Keys) -> str:
-    """What is made again, where `gradient_checkpointing` is on; each engine has words of its own."""
+    """Names what is made again, where `gradient_checkpointing` is on; each engine has words of its own."""
     kind, share = _kind(keys), keys.real(SELECTIVE[3])
     word = keys.choice(SELECTIVE[2], ARCHON) or "per-op" if kind == "archon" else "full"
     word = keys.choice(SELECTIVE[1], SAVED) or "full" if kind == "megatron" else word
