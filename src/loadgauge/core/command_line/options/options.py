@@ -128,7 +128,7 @@ page_option = click.option(
 )
 
 
-def write_page(file: str, given: Any, result: Any) -> None:
+def write_page(file: str, setup: Any, result: Any) -> None:
     """Write a `Setup` and its estimate as one page, and say so on stderr. Raises `ConfigError` where it cannot be written."""
-    count = need("HTML").write(given, result, Path(file))
+    count = need("HTML").write(setup, result, Path(file))
     click.echo(f"{file}: {count:,} answers in one file that opens anywhere, without a network", err=True)
