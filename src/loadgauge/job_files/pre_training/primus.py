@@ -13,7 +13,7 @@ from loadgauge.job_files.pre_training.torchtitan import TORCHTITAN
 MODULES = ("modules.pre_trainer.", "modules.post_trainer.")
 ADAPTERS = ("lora.enabled", "lora.dim", "lora.dropout")
 SHARED = {"bf16": True, "overlap_p2p_comm": True, "use_distributed_optimizer": True}
-PRESETS = {
+PRESETS: dict[str, dict[str, object]] = {
     "megatron": {**SHARED, "micro_batch_size": 2, "global_batch_size": 16, "seq_length": 1024},
     "sft": {**SHARED, "micro_batch_size": 1, "global_batch_size": 128, "seq_length": 2048},
     "torchtitan": {
