@@ -17,9 +17,9 @@ HERE = Path(__file__).parent
 WORDS = {
     "en": {
         "title": "Learn by {count} tasks",
-        "intro": """Made by `make docs`. Each task is a run with a problem, and a goal. Solve it on a page that looks at the goal after every change
-(`loadgauge serve`, then *Learn*), or here, by changing the command. Words: [vocabulary]({up}vocabulary.md); where the equations come
-from: [the theory]({up}theory.md).""",
+        "intro": """Made by `make docs`. Each task is a run with a problem, and a goal. Solve it on the page, which
+looks at the goal after every change (`loadgauge serve`, then *Learn*), or here, by changing the command. Words:
+[vocabulary]({up}vocabulary.md); where the equations come from: [the theory]({up}theory.md).""",
         "path": "**A path for a student**: the first task of each part, then [the theory]({up}theory.md), then the others.",
         "goal": "Reached when",
         "keep": "kept as they are:",
@@ -31,8 +31,9 @@ from: [the theory]({up}theory.md).""",
     },
     "zh": {
         "title": "用 {count} 个任务学习",
-        "intro": """由 `make docs` 生成。每个任务是一个有问题的运行和一个目标。在页面上做（`loadgauge serve`，再点「学习」），每次改动后页面都会检查目标；
-也可以在这里改命令。术语：[词汇表]({up}vocabulary.md)；公式的来源：[理论]({up}theory.md)。""",
+        "intro": """由 `make docs` 生成。每个任务是一个有问题的运行和一个目标。在页面上做
+（`loadgauge serve`，再点「学习」），每次改动后页面都会检查目标；也可以在这里改命令。
+术语：[词汇表]({up}vocabulary.md)；公式的来源：[理论]({up}theory.md)。""",
         "path": "**学习路线**：先做每一部分的第一个任务，再读[理论]({up}theory.md)，然后做其余的。",
         "goal": "达到目标：",
         "keep": "保持不变：",
@@ -63,14 +64,23 @@ def page(language: str) -> str:
     """Return the text of the page in a language: en or zh."""
     table, words, up = read_table("tasks.toml"), WORDS[language], "" if language == "en" else "../"
     tasks: list[dict[str, Any]] = table["task"]
-    lines = [f"# {words['title'].format(count=len(tasks))}", "", words["intro"].format(up=up), "", words["path"].format(up=up), ""]
+    lines = [
+        f"# {words['title'].format(count=len(tasks))}",
+        "",
+        words["intro"].format(up=up),
+        "",
+        words["path"].format(up=up),
+        "",
+    ]
     for track in table["tracks"]:
         lines += [f"## {track[language]}", ""]
         for number, task in enumerate(tasks, 1):
             if task["track"] != track["id"]:
                 continue
             own = task[language]
-            article = f" ([{words['article'].format(number=task['article'])}]({up}articles.md))" if "article" in task else ""
+            article = (
+                f" ([{words['article'].format(number=task['article'])}]({up}articles.md))" if "article" in task else ""
+            )
             goals = words["and"].join(f"`{goal}`" for goal in task["goal"])
             kept = ", ".join(f"`{name.removeprefix('rl-')}`" for name in task["keep"])
             quantity = task["equation"].partition(" ")[0]

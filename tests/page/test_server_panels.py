@@ -273,10 +273,14 @@ def test_an_explanation_has_the_numbers_of_the_command(part: str) -> None:
     found = explained(result, part)
     told = document(f"estimate {given.job.model} {given.job.flags()} --explain {part} --at peak")["explain"]
     assert found["value"] == told["total"]
-    assert [(step["what"], step["value"]) for step in found["steps"]] == [(step["what"], step["nbytes"]) for step in told["steps"]]
+    assert [(step["what"], step["value"]) for step in found["steps"]] == [
+        (step["what"], step["nbytes"]) for step in told["steps"]
+    ]
     assert [one["name"] for one in found["tensors"]] == [one["name"] for one in told["tensors"]]
     assert [one["text"] for one in found["sources"]] == told["sources"]
-    assert [one["letters"] for one in found["formulas"]] == [one["letters"] for one in told["formulas"] if one["letters"]]
+    assert [one["letters"] for one in found["formulas"]] == [
+        one["letters"] for one in told["formulas"] if one["letters"]
+    ]
     for formula in found["formulas"]:
         # The formula with the numbers put in is the number.
         assert eval(formula["letters"], {"__builtins__": {}}, formula["numbers"]) == pytest.approx(formula["value"])

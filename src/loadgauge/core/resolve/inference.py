@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -9,13 +10,15 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.hardware.host import host_link
+from loadgauge.core.definitions.hardware.usual import usual_format, usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.inference import WEIGHT_FORMATS, Inference, Task
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed
-from loadgauge.core.resolve.resolve import bandwidth, host_link, named_card
+from loadgauge.core.resolve.resolve import bandwidth, named_card
 from loadgauge.core.serving.draft import Draft, block_of
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.serving.result import Answer, infer
@@ -30,6 +33,8 @@ CALIBRATED = 2048
 """Tokens of a calibration sequence (gptq, `datautils.py`)."""
 DRAFTED = ("draft", "draft_tokens", "acceptance")
 PER_NODE = 8
+MANY = 64
+"""GPUs up to which more of them are advised."""
 
 
 def resolve_inference(
@@ -45,6 +50,7 @@ def resolve_inference(
     >>> answer.memory.cache == 16 * 4096 * 32 * 2 * 8 * 128 * 2
     True
     """
+    asked_for = given
     for name in job.__struct_fields__:
         if name not in TAKEN and getattr(job, name) is not None:
             own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
@@ -64,6 +70,9 @@ def resolve_inference(
     if stored is None and found.stored in WEIGHT_FORMATS:
         given = given | {"weight_format": found.stored}
         assumed["--weight-format"] = f"{found.stored} (the copy that is named)"
+    elif stored is None and (published := usual_format(found.spec.name)):
+        given = given | {"weight_format": published}
+        assumed["--weight-format"] = f"{published} (as its publisher stores it)"
     degrees: dict[str, Any] = {name: getattr(job, name) or 1 for name in AXES_OF}
     if degrees["ep"] > 1 and not found.spec.has_experts:
         raise ConfigError(f"{found.spec.name} has no experts to shard", key="ep")
@@ -102,7 +111,60 @@ def resolve_inference(
         whole=whole,
         draft=draft,
     )
-    return answer, assumed
+    said = any(getattr(job, name) is not None for name in AXES_OF)
+    if card is None or said or job.gpus in (None, 1) or answer.memory.verdict == "fits":
+        return answer, assumed
+    return _shared_out(
+        job, card, lambda there: resolve_inference(there, task, asked_for, whole=whole, model=model)
+    ) or (
+        answer,
+        assumed,
+    )
+
+
+def _shared_out(
+    job: Job, card: Gpu, resolve: Callable[[Job], tuple[Answer, dict[str, str]]]
+) -> tuple[Answer, dict[str, str]] | None:
+    """The answer of the fewest GPUs of a replica that hold the model, where nothing is said of them; else of the most."""
+    gpus, node, last = job.gpus or 1, usual_node(card), None
+    replicas = ((tp, 1) for tp in (2, 4, 8) if tp <= node)
+    for tp, pp in (*replicas, *((node, stages) for stages in (2, 4, 8, 16))):
+        if gpus % (tp * pp):
+            continue
+        try:
+            answer, assumed = resolve(job.replace(tp=tp, pp=pp if pp > 1 else None))
+        except (ConfigError, LayoutError, NotModelled):
+            continue
+        stages = {"--pp": f"{pp} (a node does not hold it)"} if pp > 1 else {}
+        last = answer, assumed | {"--tp": f"{tp} (fewer GPUs do not hold it)"} | stages
+        if answer.memory.verdict == "fits":
+            break
+    return last
+
+
+def fitting(
+    job: Job, task: Task, given: dict[str, Any], model: ModelSpec | None = None
+) -> Iterator[tuple[str, Answer]]:
+    """Changes with which a model fits that does not, as flags, with the answer: narrower weights, and the fewest more GPUs."""
+    formats = ("fp8", "awq") if given.get("weight_format") is None else ()
+    narrower = ((f"--weight-format {name}", job, {"weight_format": name}) for name in formats)
+    sizes = ((job.gpus or 1) * 2**power for power in range(1, 8))
+    larger: Iterator[tuple[str, Job, dict[str, Any]]] = (
+        ("", job.replace(gpus=size, **dict.fromkeys(AXES_OF)), {}) for size in sizes if size <= MANY
+    )
+    for ways in (narrower, larger):
+        for flags, there, more in ways:
+            try:
+                answer, _ = resolve_inference(there, task, given | more, model=model)
+            except (ConfigError, LayoutError, NotModelled):
+                continue
+            if answer.memory.verdict == "fits":
+                asked = answer.asked
+                yield (
+                    flags or Job(model="", gpus=there.gpus, tp=asked.tp, pp=asked.pp if asked.pp > 1 else None).flags(),
+                    answer,
+                )
+                break
 
 
 def _from_host(job: Job, card: Gpu | None, ranks: int, assumed: dict[str, str]) -> float:
@@ -110,7 +172,7 @@ def _from_host(job: Job, card: Gpu | None, ranks: int, assumed: dict[str, str]) 
     the link to the card."""
     if (memory := bandwidth(job.host_bandwidth, "host_bandwidth")) is not None:
         return memory / min(ranks, job.gpus_per_node or PER_NODE)
-    link = host_link(job, card)
+    link = host_link(bandwidth(job.host_link, "host_link"), card)
     if job.host_link is None:
         assumed["--host-link"] = (
             f"{link / 1e9:.3g}GB/s, over which experts come (--host-bandwidth: the host computes them)"

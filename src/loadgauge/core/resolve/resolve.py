@@ -17,7 +17,7 @@ from loadgauge.core.base.verdict import host_holds
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
-from loadgauge.core.definitions.hardware.host import HOST_LINK, PCIE_4, Host
+from loadgauge.core.definitions.hardware.host import Host, host_link
 from loadgauge.core.definitions.hardware.topology import topology
 from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
@@ -449,14 +449,6 @@ def _offload(text: str) -> Any:
     return text
 
 
-def host_link(job: Job, card: Gpu | None) -> float:
-    """Return the bandwidth between a GPU and its host [bytes/s]: the one that is given, or that of the card's PCIe."""
-    own = bandwidth(job.host_link, "host_link")
-    stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
-    usual = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
-    return usual if own is None else own
-
-
 def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
     """How what is off the card is kept. Raises `ConfigError`."""
     whole = (job.recompute or _recompute(job, file)[0]).partition(":")[0] == "full"
@@ -474,7 +466,7 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
     nvme = job.offload_to == "nvme"
     if job.nvme_bandwidth is not None and not nvme:
         raise ConfigError("goes with --offload-to nvme", key="nvme_bandwidth")
-    link = host_link(job, card)
+    link = host_link(bandwidth(job.host_link, "host_link"), card)
     if job.host_link is None and card is not None and (moved or hosted != "none"):
         assumed["--host-link"] = (
             f"{rate(link)} ({card.interconnect.kind if card.interconnect.topology == 'PCIe' else 'PCIe 4'})"

@@ -253,10 +253,10 @@ def infer(
     served = None
     if asked.server is not None:
         alone = msgspec.structs.replace(asked, replicas=1)
-        one = Server(model, alone, cluster, asked.server)
+        replica = Server(model, alone, cluster, asked.server)
         if draft is not None:
-            one = Speculating(model, alone, cluster, asked.server, draft)
-        fits = slots_of(one, found.memory.weights + held(asked).weights, asked.prompt, asked.answer)
-        served = serve(one, asked.batch, asked.prompt, asked.answer, fits)
+            replica = Speculating(model, alone, cluster, asked.server, draft)
+        fits = slots_of(replica, found.memory.weights + held(asked).weights, asked.prompt, asked.answer)
+        served = serve(replica, asked.batch, asked.prompt, asked.answer, fits)
         mean = served.token
     return msgspec.structs.replace(found, first=first, last=last, token=mean, served=served)

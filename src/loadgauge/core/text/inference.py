@@ -22,15 +22,17 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
     answer: Inferred = served.shown
     asked, memory = answer.asked, answer.memory
     head = [*left_out_words(answer.model, 2), _run(answer)]
+    tried = served.alternatives() if memory.verdict in ("tight", "does not fit") else ()
+    steps = [f"Try {flags}: {gib(other.memory.total, 1)}, {WORDS[other.memory.verdict][0]}" for flags, other in tried]
     if brief:
-        short(memory, memory.parts, head, (*_largest(answer), *_beside(answer), *_headline(answer)), target)
+        short(memory, memory.parts, head, (*_largest(answer), *_beside(answer), *_headline(answer), *steps), target)
         return
     target.print(
         f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})",
         style=WORDS[memory.verdict][1],
         soft_wrap=True,
     )
-    points(target, [*head, *_largest(answer), *_beside(answer), *_headline(answer)], "")
+    points(target, [*head, *_largest(answer), *_beside(answer), *_headline(answer), *steps], "")
     rows = [
         [name, in_gib(value), note]
         for name, value, note in (

@@ -25,7 +25,7 @@ TYPES = {"switch": "bool", "whole": "int", "positive": "number", "price": "numbe
 
 @functools.cache
 def catalogue() -> dict[str, Any]:
-    """All choices that the page offers: models, GPUs, flags, dialects of job files, presets and tasks to learn by, as plain values."""
+    """All that the page offers: models, GPUs, flags, dialects of job files, presets and tasks to learn by, as plain values."""
     return {
         "models": [model_row(find_model(name)) for name in models()],
         "gpus": [gpu_row(card) for card in gpus()],

@@ -26,8 +26,15 @@ def explained(result: Estimate, id: str, tree: list[Node] | None = None) -> dict
     block = find(treemap(result) if tree is None else tree, id)
     explanation = result.explain(part)
     lines = tuple(
-        Line(what=one.what, letters=one.letters, numbers=one.numbers, value=one.nbytes, unit="byte", legend=one.legend)
-        for one in explanation.formulas
+        Line(
+            what=form.what,
+            letters=form.letters,
+            numbers=form.numbers,
+            value=form.nbytes,
+            unit="bytes",
+            legend=form.legend,
+        )
+        for form in explanation.formulas
     )
     value = result.memory.parts[part] if block is None else block["bytes"]
     found = Reason(

@@ -29,6 +29,7 @@ MOST = 12
 """Summands that are shown one by one; the others together."""
 UNITS = {
     "byte": "B",
+    "bytes": "B",
     "byte/s": "B/s",
     "GPU-hours": "hours",
     "steps": "count",
@@ -117,7 +118,8 @@ def _formula(line: Line) -> dict[str, Any]:
         "value": line.value,
         "unit": UNITS.get(line.unit, line.unit),
         "numbers": {name: number for name, (_, number) in line.legend.items()},
-        "units": {name: unit_of(meaning) for name, (meaning, _) in line.legend.items()},
+        # The letters of a part of the memory are sizes, whose units its formula does not carry.
+        "units": {} if line.unit == "bytes" else {name: unit_of(meaning) for name, (meaning, _) in line.legend.items()},
         "meaning": {name: meaning for name, (meaning, _) in line.legend.items()},
     }
 
@@ -168,17 +170,14 @@ def _step(result: Estimate, _: str) -> dict[str, Any]:
     return shown(result.time.step, "s", found, ends, steps)
 
 
-def _rate(result: Estimate, _: str) -> dict[str, Any]:
-    assert result.time is not None
-    found = reason_of(result, "time")
-    lines = [line for line in found.lines if line.unit == "tokens/s"]
-    return shown(result.time.tokens_per_second_per_gpu, "tokens/s", found, lines)
+def _figure(topic: str, name: str, unit: str, kept: str = "") -> Callable[[Estimate, str], dict[str, Any]]:
+    """Explain a number of the time by the lines of a topic; kept: by those of this unit alone."""
 
+    def of(result: Estimate, _: str) -> dict[str, Any]:
+        found = reason_of(result, topic)
+        return shown(getattr(result.time, name), unit, found, [line for line in found.lines if kept in ("", line.unit)])
 
-def _mfu(result: Estimate, _: str) -> dict[str, Any]:
-    assert result.time is not None
-    found = reason_of(result, "mfu")
-    return shown(result.time.mfu, "share", found, found.lines)
+    return of
 
 
 def _lane(result: Estimate, lane: str) -> dict[str, Any]:
@@ -237,7 +236,8 @@ def _network(result: Estimate, rest: str) -> dict[str, Any]:
 
 
 OF_STEP: dict[str, Callable[[Estimate, str], dict[str, Any]]] = {
-    "step": _step, "rate": _rate, "mfu": _mfu, "lane": _lane, "network": _network,
+    "step": _step, "rate": _figure("time", "tokens_per_second_per_gpu", "tokens/s", "tokens/s"),
+    "mfu": _figure("mfu", "mfu", "share"), "lane": _lane, "network": _network,
 }  # fmt: skip
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
+from loadgauge.core.definitions.hardware.hardware import Gpu
+
 PCIE_4 = 31.5e9
 """Bytes a second and direction of a PCIe 4 link of 16 lanes (source: pci-sig)."""
 HOST_LINK = 25e9
 """Bytes a second and direction between a GPU and its host over it; assumed."""
 HOST_UPDATES = 4e9
 """Parameters that the cores of one host update in a second (source: ren2021, table 4)."""
+
+
+def host_link(own: float | None, card: Gpu | None) -> float:
+    """Return the bandwidth between a GPU and its host [bytes/s]: the one that is given, or that of the card's PCIe."""
+    stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
+    usual = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
+    return usual if own is None else own
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):

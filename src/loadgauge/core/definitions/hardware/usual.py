@@ -28,6 +28,17 @@ def usual_network(gpu: Gpu) -> tuple[float, str] | None:
     return parse(row["each"], "each", "byte/s")[0], row["why"]
 
 
+def usual_format(name: str) -> str:
+    """Return how the publisher of a model stores its weights; empty for 16 bits.
+
+    >>> usual_format("deepseek-v3"), usual_format("llama-3.1-8b")
+    ('fp8', '')
+    """
+    return next(
+        (text for text, names in read_table("usual_figures.toml")["stored"].items() if name in names.split()), ""
+    )
+
+
 def usual_node(gpu: Gpu | None) -> int:
     """Return how many GPUs a node's fast link joins, within which layers are shared out; 8 where no source says.
 
