@@ -106,7 +106,7 @@ OLMO_CORE = Dialect(
         fixed(cp_comm=lambda keys: "all_to_all" if "TransformerContextParallelConfig.ulysses" in _program(keys) else None),
         fixed(optimizer=lambda keys: next((OPTIMIZERS[name] for name in _program(keys) if name in OPTIMIZERS), "adamw")),
         row("precision", "dp.param_dtype", words={"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}, default="fp32"),
-        row("loss", "head.loss_implementation", words=LOSSES, default="auto"),
+        row("loss", "head.loss_implementation", words=LOSSES, default="auto", add=False),
         row("compile", "train.compile_model", words={"true": True, "false": False}, default=False, quiet=False),
     ),
 )  # fmt: skip

@@ -61,7 +61,7 @@ def _variant(keys: Document) -> tuple[str, list[tuple[str, str]]]:
             ("llm.pretrained_model_name_or_path", "load_from"),
             *((f"{TOP}{old}", new) for old, new in named.items()),
         ]
-    return "1", [("trainer.fsdp_cfg", "fsdp_cfg"), ("trainer.", ""), ("loader.", "")]
+    return "1", [] if keys.syntax == "argv" else [("trainer.fsdp_cfg", "fsdp_cfg"), ("trainer.", ""), ("loader.", "")]
 
 
 def _older(keys: Keys) -> bool:
@@ -126,7 +126,8 @@ XTUNER = Dialect(
     blank={"argv": "torchrun xtuner/v1/train/cli/sft.py --chat-template qwen3\n", "python": "from xtuner.v1 import train\n"},
     ideas=(
         launched(),
-        _said("model", _model, "load_from", "model_cfg"),
+        Idea(keys=("load_from", "model_cfg"), facts=("model",), read=_model,
+             write=lambda facts, keys: {"load_from": facts.get("model")}),
         _said("framework zero precision weights compile offload shards", _engine, "wrapper.dtype", "llm.torch_dtype",
               *(f"fsdp_config.{name}" for name in FSDP)),
         row("seq_len", "pack_max_length", default=_length),
