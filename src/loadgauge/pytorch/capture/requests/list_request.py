@@ -191,7 +191,13 @@ def _of_script(
 
 
 def _of_library(
-    keys: Mapping[str, Any], target: str, run: TorchRun, regime: Regime, inputs: str, rows: str, sizes: Mapping[str, int]
+    keys: Mapping[str, Any],
+    target: str,
+    run: TorchRun,
+    regime: Regime,
+    inputs: str,
+    rows: str,
+    sizes: Mapping[str, int],
 ) -> Document:
     """The list of a library's model from as few blocks as show each kind; from all, where those do not run without the others."""
     fixed = usual_sizes(keys, target) | {name: int(size) for name, size in re.findall(r"(\w)=(\d+)", inputs)}
@@ -286,7 +292,9 @@ def _listings(
     given = {"t": sizes["s"], **sizes}
     first, pairs = _listing(job, target, found, regime, given, around)
     listings = [first]
-    if not listings[0].plain and job.names != (ONE,):  # where the batch alone is a symbol, the other side is seldom asked for
+    if not listings[0].plain and job.names != (
+        ONE,
+    ):  # where the batch alone is a symbol, the other side is seldom asked for
         # Code that refuses one sequence, as batch norm does of one row, has one list.
         with contextlib.suppress(ConfigError):
             other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1}, around)
