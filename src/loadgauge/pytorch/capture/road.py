@@ -263,7 +263,8 @@ def road(job: Job, why: str) -> Found:
     Raises ConfigError or NotModelled where it cannot be captured.
     """
     inputs = job.inputs or latents(job.model, job.pictures or "", job.video or "")
-    usual, beside = (), NO_ENCODERS
+    usual: tuple[tuple[str, str], ...] = ()
+    beside = NO_ENCODERS
     if is_library(keys := {} if is_script(job.model) else config_keys(job.model)):
         usual, beside = usual_tuning(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
         job = job.replace(**dict(usual))

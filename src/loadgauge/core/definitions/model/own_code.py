@@ -20,7 +20,8 @@ class Written:
 
     rewritten = around = has_length = True
     states_splits = has_experts = library = False
-    framework, unit, resident = "", "tokens", 0
+    framework, unit = "", "tokens"
+    resident: int = 0
     names: tuple[str, ...] = ()
     notes: Sequence[str] = ()
     labels: tuple[str, ...] = ()

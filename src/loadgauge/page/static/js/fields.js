@@ -51,6 +51,7 @@ export const GROUPS_OF_FIELDS = [
     { flag: "video", kind: "text", more: true },
     { flag: "max-pixels", kind: "text", more: true },
     { flag: "tower", kind: "choice", more: true },
+    { flag: "encoders", kind: "choice", more: true },
     { flag: "lengths", kind: "text", more: true },
     { flag: "padding", kind: "choice", more: true },
     { flag: "eval-batch", kind: "text", more: true },

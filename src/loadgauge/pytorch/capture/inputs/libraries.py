@@ -129,7 +129,8 @@ def encoders(keys: Mapping[str, Any], target: str, which: str, sizes: str) -> En
     number = usual_sizes(keys, target) | {name: int(size) for name, size in re.findall(r"(\w)=(\d+)", sizes)}
     side, step = keys.get("_scale") or _row(keys, target).get("scale", (8, 4))
     seen = number.get("h", 0) * number.get("w", 0) * side**2 * (1 + (number.get("f", 1) - 1) * step)
-    nbytes, flops, words = 0, 0.0, {True: [], False: []}
+    nbytes, flops = 0, 0.0
+    words: dict[bool, list[str]] = {True: [], False: []}
     for kind, parts in names.items():
         for name in parts:
             part = _table()["parts"][name]
