@@ -9,7 +9,9 @@ import pytest
 
 from command_line import typed
 from loadgauge import estimate
-from loadgauge.pytorch.capture.inputs.libraries import latents, usual_sizes
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.pytorch.capture.inputs.libraries import encoders, latents, library_keys, usual_sizes, usual_tuning
 
 SIZES = {
     ("FluxTransformer2DModel", "1x1024x1024", ""): {"h": 128, "w": 128},
@@ -36,7 +38,59 @@ def test_pictures_say_how_large_latents_are(case: tuple[str, str, str], tmp_path
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("loadgauge.pytorch.capture.inputs.libraries.find_spec", lambda _: None)
-    assert "needs diffusers: pip install diffusers" in typed("estimate diffusers:sd3-medium --gpu h100").err
+    for name in ("diffusers:sd3-medium", "Lightricks/LTX-Video"):
+        assert "needs diffusers: pip install diffusers" in typed(f"estimate {name} --gpu h100").err
+    assert "goes with a diffusion model" in typed("estimate gpt2 --road captured --encoders all").err
+
+
+PUBLISHED = {"flux.1-dev": 11.9e9, "wan2.1-14b": 14.3e9, "wan2.2-5b": 5.0e9, "hunyuan-video": 12.8e9, "qwen-image": 20.4e9,
+             "cogvideox-5b": 5.57e9, "ltx-video-2b": 1.92e9, "sd-1.5": 0.86e9, "sdxl": 2.57e9, "sd3.5-large": 8.06e9}  # fmt: skip
+"""Parameters as the models' cards and papers round them."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_parameters(name: str) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    import torch
+
+    keys = library_keys(name)
+    given = {key: value for key, value in keys.items() if key != "library" and not key.startswith("_")}
+    with torch.device("meta"):
+        model = getattr(diffusers, keys["_class_name"]).from_config(given)
+    assert sum(one.numel() for one in model.parameters()) == pytest.approx(PUBLISHED[name], rel=0.005)
+
+
+def test_adapters_are_as_diffusers_makes_them() -> None:
+    diffusers, peft = pytest.importorskip("diffusers"), pytest.importorskip("peft")
+    import torch
+
+    keys = {
+        "num_layers": 1,
+        "num_attention_heads": 2,
+        "attention_head_dim": 8,
+        "caption_projection_dim": 16,
+        "sample_size": 32,
+    }
+    job = Job(model="sd3-medium", lora_rank=4)
+    usual = dict(usual_tuning(job, {"_class_name": "SD3Transformer2DModel"}))
+    with torch.device("meta"):
+        model = diffusers.SD3Transformer2DModel(**keys).to(torch.bfloat16).requires_grad_(False)
+    model.add_adapter(peft.LoraConfig(r=4, target_modules=usual["lora_targets"].split(",")))
+    assert {str(one.dtype) for one in model.parameters() if one.requires_grad} == {f"torch.{usual['lora_dtype']}"}
+    assert dict(usual_tuning(job.replace(precision="fp16"), {"_class_name": ""}))["lora_dtype"] == "float32"
+    assert usual_tuning(job, {"library": "timm", "_class_name": ""}) == ()
+
+
+def test_encoders_have_the_parameters_of_their_classes() -> None:
+    keys = {"_class_name": "UNet2DConditionModel", "_vae": "kl-4-fp32", "_texts": ["clip-l", "t5-xxl"]}
+    parts = {which: encoders(keys, "", which, "h=128,w=128") for which in ("cached", "vae", "texts", "all")}
+    assert parts["cached"].nbytes == 0
+    assert parts["all"].nbytes == parts["vae"].nbytes + parts["texts"].nbytes == 4 * 83_653_863 + 2 * 4_885_371_136
+    # 4.88 TFLOP to encode 1024 x 1024 (torch's FlopCounterMode), two for each weight and token of 77 of the texts
+    assert parts["vae"].flops == pytest.approx(4.8790e12, rel=1e-3)
+    assert parts["texts"].flops == 2 * 77 * (123_060_480 - 38_004_480 + 4_762_310_656 - 131_596_288)
+    with pytest.raises(ConfigError, match="which they are is known of published models"):
+        encoders({"_class_name": "UNet2DModel"}, "own", "vae", "")
 
 
 @pytest.mark.long

@@ -160,8 +160,8 @@ class Workings:
 
     @cached_property
     def workspaces(self) -> float:
-        """Bytes of cuBLAS and Transformer Engine workspaces on the GPU."""
-        return workspaces(self.gpu, self.training, grouped=self.memory.has_experts)
+        """Bytes of cuBLAS and Transformer Engine workspaces on the GPU, and of frozen parts beside the model."""
+        return workspaces(self.gpu, self.training, grouped=self.memory.has_experts) + float(self.model.own.resident)
 
     def peak_memory(self) -> Memory:
         """The memory of the worst rank at its peak."""

@@ -136,6 +136,8 @@ class Found(msgspec.Struct, frozen=True):
     spec: ModelSpec
     how: str = ""
     stored: str = ""
+    usual: tuple[tuple[str, str], ...] = ()
+    """Fields of a job as its trainers have them, where they are not said."""
 
 
 def find_model(text: str) -> ModelSpec:

@@ -21,12 +21,17 @@ def found_model(job: Job) -> Found:
             raise ConfigError("is for script.py:function; what a MODEL is called with is known", key=name)
     if script and job.road == "written":
         raise ConfigError("a module of one's own has no written family: --road captured", key="road")
-    library = ":" in job.model and not script and getattr(provider("MODEL_SOURCES"), "of_library", bool)(job.model)
+    of_library = getattr(provider("MODEL_SOURCES"), "of_library", bool)
+    library = ":" in job.model and not script and of_library(job.model)
     if script or library or job.road == "captured":
         recorded: Found = need("MODEL_SOURCES").model(job, "")
         return recorded
     try:
         return find(job.model, allowed(job.hub))
+    except ConfigError:
+        if job.road == "written" or not of_library(job.model):
+            raise
+        return need("MODEL_SOURCES").model(job, "")  # type: ignore[no-any-return]
     except NotModelled as error:
         source = provider("MODEL_SOURCES")
         if source is None or job.road == "written":

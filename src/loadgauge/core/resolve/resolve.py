@@ -276,6 +276,9 @@ def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
     found = found_model(job)
     if found.how:
         assumed["model"] = f"{found.spec.name} ({found.how})"
+    for name, value in found.usual:
+        assumed[f"--{name.replace('_', '-')}"] = f"{value} (as {found.spec.name}'s trainers do)"
+    job = job.replace(**dict(found.usual))
     if not found.stored or job.qlora is not None:
         return found.spec, job
     if found.stored not in BASE_FORMATS:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadgauge.core.base.algebra import same
 from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.lengths import Lengths
@@ -22,10 +23,18 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
 from loadgauge.core.families.catalogue import Found
+from loadgauge.core.layers.operations.operations import Gemm, Layer, Operation
 from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.core.resolve import resolve
-from loadgauge.pytorch.capture.inputs.libraries import is_library, latents
-from loadgauge.pytorch.capture.inputs.target import SECOND, SOUND, check_script, config_keys, usual_length
+from loadgauge.pytorch.capture.inputs.libraries import (
+    NO_ENCODERS,
+    Encoders,
+    encoders,
+    is_library,
+    latents,
+    usual_tuning,
+)
+from loadgauge.pytorch.capture.inputs.target import ONE, SECOND, SOUND, check_script, config_keys, usual_length
 from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
 from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, unchanged, write
 from loadgauge.pytorch.capture.requests.regime import OWN, WHOLE, Document, Regime, Tuned
@@ -34,6 +43,8 @@ from loadgauge.pytorch.capture.symbols.splits import Splits
 
 MOST = 8
 """Captures at other sizes that one command makes by itself."""
+WIDTH = 1024
+"""Width of a product that stands for those of frozen encoders, whose work is known and whose shapes are not."""
 SHOWN = 5
 """Lines of what was taken for granted that an answer has."""
 
@@ -55,9 +66,11 @@ class OnDemand(Family):
         where: Literal["apart", "here", "nowhere"] = "apart",
         tuned: Tuned = WHOLE,
         rows: str = "",
+        encoders: Encoders = NO_ENCODERS,
     ) -> None:
         super().__init__(target, [], ())
         self.where, self.most = where, MOST
+        self.encoders, self.resident = encoders, encoders.nbytes
         self.rows = rows
         self.target, self.tuned, self.adapted = target, tuned, tuned.adapts
         self.script = keys is None and is_script(target)
@@ -150,8 +163,21 @@ class OnDemand(Family):
     @property
     def notes(self) -> list[str]:  # type: ignore[override]
         """Return what an answer must say, of a diffusion model also what stands beside it."""
-        beside = ["what encodes texts and pictures: latents and embeddings are taken as cached"] if self.library else []
-        return [*super().notes, *beside]
+        left = f" ({cached}; --encoders all counts them)" if (cached := self.encoders.cached) else ""
+        beside = f"what encodes texts and pictures: latents and embeddings are taken as cached{left}"
+        return [*super().notes, *([beside] if self.library and (left or not self.encoders.words) else [])]
+
+    def embedding(self, view: View) -> Layer:
+        """Return what runs before the first block, with the encoders that stay on the card."""
+        layer = super().embedding(view)
+        if not self.encoders.flops or same(view.tokens, 1):
+            return layer
+        rows = self.sizes(view)[ONE] * (self.encoders.flops / (2 * WIDTH**2))
+        work = 2 * rows * WIDTH**2
+        encoders = Operation(
+            "encoders", "gemm", (), (), gemms=(Gemm(rows, WIDTH, WIDTH),), forward_flops=work, gradients=False
+        )
+        return msgspec.structs.replace(layer, operations=(*layer.operations, encoders))
 
     @property
     def any_listing(self) -> Listing:
@@ -236,12 +262,19 @@ def road(job: Job, why: str) -> Found:
 
     Raises ConfigError or NotModelled where it cannot be captured.
     """
-    tuned = Tuned.of(job)
     inputs = job.inputs or latents(job.model, job.pictures or "", job.video or "")
-    key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio
+    usual: tuple[tuple[str, str], ...] = ()
+    beside = NO_ENCODERS
+    if is_library(keys := {} if is_script(job.model) else config_keys(job.model)):
+        usual, beside = usual_tuning(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
+        job = job.replace(**dict(usual))
+    elif job.encoders is not None:
+        raise ConfigError("goes with a diffusion model", key="encoders")
+    tuned = Tuned.of(job)
+    key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio, beside
     if key not in _FAMILIES:
-        _FAMILIES[key] = OnDemand(job.model, inputs, tuned=tuned, rows=job.rows or "")
-    return taken(job, _FAMILIES[key], why)
+        _FAMILIES[key] = OnDemand(job.model, inputs, tuned=tuned, rows=job.rows or "", encoders=beside)
+    return msgspec.structs.replace(taken(job, _FAMILIES[key], why), usual=usual)
 
 
 def taken(job: Job, family: OnDemand, why: str) -> Found:

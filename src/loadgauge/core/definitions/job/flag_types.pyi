@@ -3,6 +3,7 @@
 from typing import Any, Literal, TypedDict
 
 class Flags(TypedDict, total=False):
+    encoders: Literal["cached", "vae", "texts", "all"]
     pictures: str
     video: str
     max_pixels: int

@@ -10,6 +10,9 @@ class OfPictures(OfTask, frozen=True, kw_only=True, omit_defaults=True):
     """Fields of a job about pictures. None: not given"""
 
     # fmt: off
+    encoders: Annotated[str | None, about(
+        "choice", "method", "Encoders of a diffusion model that stay on the card (cached: none, as their results are on disk).",
+        choices=("cached", "vae", "texts", "all"))] = None
     pictures: Annotated[str | None, about(
         "text", "batch", "Pictures of each sequence, how many of which width and height; their tokens are among --seq-len.",
         metavar="2x1024x768", values=("1x448x448", "2x1024x768"))] = None

@@ -257,7 +257,9 @@ class GridEvaluator:
 
     def fixed(self, layout: Layout, memory: ArrayMemory) -> Any:
         """Memory outside PyTorch's allocator plus permanent workspaces, as an open array [bytes]."""
-        scratch = workspaces(self.whole.cluster.gpu, self.training, grouped=memory.has_experts)
+        scratch = (
+            workspaces(self.whole.cluster.gpu, self.training, grouped=memory.has_experts) + memory.model.own.resident
+        )
         return self.of_pp.once(("fixed", layout.zero), lambda: self.outside(layout)[0] + self.usual(layout) * scratch)
 
     def usual(self, layout: Layout) -> Any:

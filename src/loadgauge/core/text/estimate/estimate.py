@@ -309,7 +309,8 @@ def _meaning(result: Estimate) -> dict[str, str]:
         "loss": f"logits and their copies, {training.kernels.loss} loss",
         "transient": "temporaries of one layer or of the optimizer step",
         "evaluation": "a batch without gradients, logits kept of others, keys and values in generation",
-        "outside": "CUDA context, NCCL and cuBLAS buffers, blocks that lie idle",
+        "outside": "CUDA context, NCCL and cuBLAS buffers, blocks that lie idle"
+        + (", frozen encoders" if result.model.own.resident else ""),
     }
 
 

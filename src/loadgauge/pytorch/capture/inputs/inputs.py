@@ -104,14 +104,21 @@ def made(
 def tree(
     row: Mapping[str, Any], config: Any, device: str, dtype: torch.dtype, sizes: Mapping[str, Any], name: str = ""
 ) -> Any:
-    """Make an input of rows (see `made`): a tensor, a dictionary of them, or with `list`, the name of a size, a list of as many.
+    """Make an input of rows (see `made`): a tensor, what is `plain`, a dictionary of them, or with `list` a list of as many.
 
     name: the model's; a row whose `names` it does not match is left out, as one whose `when`, a key of the config, is not set.
     An empty dictionary is None.
     """
     if "list" in row:
         alone = {key: value for key, value in row.items() if key != "list"}
-        return [tree(alone, config, device, dtype, sizes, name) for _ in range(int(sizes[row["list"]]))]
+        return [tree(alone, config, device, dtype, sizes, name) for _ in range(int(number(row["list"], config, sizes)))]
+    if "plain" in row:
+        plain = row["plain"]
+        return (
+            tuple(number(one, config, sizes) for one in plain)
+            if isinstance(plain, list)
+            else number(plain, config, sizes)
+        )
     if "shape" in row or "each" in row:
         return made(row, config, device, dtype, sizes)
     there = {

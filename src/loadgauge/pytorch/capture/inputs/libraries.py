@@ -11,9 +11,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
 from loadgauge.core.base.files import read_start
 from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base.units import gib
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.core.families.hf import LARGEST_FILE, decode
 
@@ -27,13 +31,24 @@ _CLASS = "_class_name"
 
 
 def of_library(target: str) -> bool:
-    """Return whether a target is a library and a name in it.
+    """Return whether a target is a library and a name in it, or the name of a published diffusion model.
 
-    >>> of_library("timm:resnet50"), of_library("gpt2"), of_library("train.py:model")
-    (True, False, False)
+    >>> of_library("timm:resnet50"), of_library("black-forest-labs/FLUX.1-dev"), of_library("gpt2"), of_library("train.py:model")
+    (True, True, False, False)
     """
     library, colon, name = target.partition(":")
-    return bool(colon) and library in LIBRARIES and bool(name)
+    return bool(name) and library in LIBRARIES if colon else published(target) is not None
+
+
+def published(name: str) -> str | None:
+    """Return what a published diffusion model is called in the table; None where it is not there.
+
+    >>> published("wan-ai/wan2.1-t2v-14b-diffusers"), published("gpt2")
+    ('wan2.1-14b', None)
+    """
+    named: dict[str, dict[str, Any]] = _table()["named"]
+    wanted = name.lower()
+    return next((key for key, row in named.items() if wanted in (key, *row["_also"].lower().split())), None)
 
 
 def library_keys(target: str) -> dict[str, Any]:
@@ -43,10 +58,10 @@ def library_keys(target: str) -> dict[str, Any]:
     Traceback (most recent call last):
     loadgauge...ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
     """
-    library, _, name = target.partition(":")
-    keys = {"library": library, _CLASS: name} | (
-        read_table("capture/libraries.toml")["named"].get(name, {}) if library == "diffusers" else {}
-    )
+    library, _, name = target.partition(":") if ":" in target else ("diffusers", "", target)
+    keys = {"library": library, _CLASS: name}
+    if library == "diffusers" and (known := published(name)):
+        keys |= _table()["named"][known]
     _row(keys, target)
     _needs(library)
     return keys
@@ -65,7 +80,7 @@ def usual_sizes(keys: Mapping[str, Any], target: str) -> dict[str, int]:
     >>> usual_sizes({"library": "timm", "_class_name": "vit_base_patch16_384"}, "timm:vit_base_patch16_384")
     {'h': 384, 'w': 384}
     """
-    found = dict(_row(keys, target)["sizes"])
+    found = dict(keys.get("_sizes") or _row(keys, target)["sizes"])
     side = re.search(r"_(\d{3})(\.|$)", keys[_CLASS]) if keys.get("library") == "timm" else None
     return dict.fromkeys(found, int(side[1])) if side else found
 
@@ -82,9 +97,71 @@ def latents(target: str, pictures: str, video: str) -> str:
         return ""
     row = _row(keys, target)
     ((frames, width, height),) = list(read_pictures(video or pictures, "video" if video else "pictures"))[:1]
-    side, step = row.get("scale", (8, 4))
+    side, step = keys.get("_scale") or row.get("scale", (8, 4))
     sizes = {"h": height // side, "w": width // side} | ({"f": (frames - 1) // step + 1} if "f" in row["sizes"] else {})
     return ",".join(f"{name}={size}" for name, size in sizes.items())
+
+
+class Encoders(msgspec.Struct, frozen=True):
+    """Frozen parts of a diffusion model that stay on the card: their bytes, FLOPs for each sample, and in words; those left out."""
+
+    nbytes: int = 0
+    flops: float = 0.0
+    words: str = ""
+    cached: str = ""
+
+
+NO_ENCODERS = Encoders()
+
+
+def encoders(keys: Mapping[str, Any], target: str, which: str, sizes: str) -> Encoders:
+    """Return what encodes pictures and texts. which: `Job.encoders`; sizes: of latents, as text. Raises ConfigError.
+
+    >>> encoders({"_class_name": "UNet2DConditionModel", "_vae": "kl-4", "_texts": ["clip-l"]}, "", "all", "").words
+    'VAE kl-4 0.2 GiB, clip-l 0.2 GiB'
+    """
+    names = {"vae": [keys["_vae"]] if "_vae" in keys else [], "texts": keys.get("_texts", [])}
+    taken = {"cached": (), "all": ("vae", "texts")}.get(which, (which,))
+    if any(not names[kind] for kind in taken):
+        raise ConfigError(
+            f"{target}: which they are is known of published models: {', '.join(_table()['named'])}", key="encoders"
+        )
+    number = usual_sizes(keys, target) | {name: int(size) for name, size in re.findall(r"(\w)=(\d+)", sizes)}
+    side, step = keys.get("_scale") or _row(keys, target).get("scale", (8, 4))
+    seen = number.get("h", 0) * number.get("w", 0) * side**2 * (1 + (number.get("f", 1) - 1) * step)
+    nbytes, flops = 0, 0.0
+    words: dict[bool, list[str]] = {True: [], False: []}
+    for kind, parts in names.items():
+        for name in parts:
+            part = _table()["parts"][name]
+            own = part["parameters"] * part.get("itemsize", 2)
+            words[kind in taken].append(f"{'VAE ' if kind == 'vae' else ''}{name} {gib(own, 1)}")
+            if kind in taken:
+                nbytes += own
+                flops += (
+                    part["flops"] * seen if kind == "vae" else 2 * (part["parameters"] - part["table"]) * number["s"]
+                )
+    return Encoders(nbytes, flops, ", ".join(words[True]), ", ".join(words[False]))
+
+
+def usual_tuning(job: Job, keys: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Fields of a job with adapters as diffusers' training scripts have them, where they are not said.
+
+    >>> usual_tuning(Job(model="sdxl", lora_rank=4), {"_class_name": "UNet2DConditionModel"})
+    (('lora_targets', 'to_k,to_q,to_v,to_out.0'), ('lora_dtype', 'bfloat16'))
+    """
+    if not job.adapts or keys.get("library", "diffusers") != "diffusers":
+        return ()
+    narrow = (job.precision or "bf16").startswith("bf16") and not job.qlora and job.weights != "float32"
+    usual = {
+        "lora_targets": keys.get("_targets") or _table()["usual"]["targets"],
+        "lora_dtype": "bfloat16" if narrow else "float32",
+    }
+    return tuple((name, value) for name, value in usual.items() if getattr(job, name) is None)
+
+
+def _table() -> dict[str, Any]:
+    return read_table("capture/libraries.toml")
 
 
 def usual_precision(keys: Mapping[str, Any], target: str) -> str | None:
@@ -213,7 +290,7 @@ def _no_initial_values() -> Iterator[None]:
 
 
 def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
-    table = read_table("capture/libraries.toml")
+    table = _table()
     library = str(keys.get("library", "diffusers"))
     found = table[library] if library != "diffusers" else table[library].get(keys[_CLASS])
     for part in (found or {}).values() if library != "diffusers" else ():
