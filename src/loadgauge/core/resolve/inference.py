@@ -66,13 +66,11 @@ def resolve_inference(
     found = find(job.model, allowed(job.hub)) if model is None else Found(model, "")
     if found.how:
         assumed["model"] = f"{found.spec.name} ({found.how})"
-    stored = given.get("weight_format")
-    if stored is None and found.stored in WEIGHT_FORMATS:
-        given = given | {"weight_format": found.stored}
-        assumed["--weight-format"] = f"{found.stored} (the copy that is named)"
-    elif stored is None and (published := usual_format(found.spec.name)):
-        given = given | {"weight_format": published}
-        assumed["--weight-format"] = f"{published} (as its publisher stores it)"
+    if given.get("weight_format") is None:
+        copy = found.stored if found.stored in WEIGHT_FORMATS else ""
+        if stored := copy or usual_format(found.spec.name):
+            given = given | {"weight_format": stored}
+            assumed["--weight-format"] = f"{stored} ({'the copy that is named' if copy else 'as its publisher stores it'})"
     degrees: dict[str, Any] = {name: getattr(job, name) or 1 for name in AXES_OF}
     if degrees["ep"] > 1 and not found.spec.has_experts:
         raise ConfigError(f"{found.spec.name} has no experts to shard", key="ep")
