@@ -6,6 +6,7 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from loadgauge.core.answers.equations.equation import Equation, equations
 from loadgauge.core.base.sources import cite
@@ -361,21 +362,23 @@ def flags_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def man_page() -> str:
-    """The man page (`man.py`, beside this file)."""
-    spec = importlib.util.spec_from_file_location("docs_man", HERE / "man.py")
+def beside(name: str) -> Any:
+    """Return a module of this folder, by its file's name."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", HERE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return str(module.page())
+    return module
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "models.md": models_page,
     "equations.md": equations_page,
     "flags.md": flags_page,
-    "loadgauge.1": man_page,
+    "learn.md": lambda: str(beside("learn").page("en")),
+    "zh/learn.md": lambda: str(beside("learn").page("zh")),
+    "loadgauge.1": lambda: str(beside("man").page()),
     "../src/loadgauge/core/definitions/job/flag_types.pyi": stub,
 }
 """Each generated page, and what makes it."""

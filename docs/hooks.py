@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import json
 import os
 import re
 import shlex
@@ -24,7 +25,10 @@ from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 COMMAND = re.compile(r"^```console\n\$ (loadgauge [^\n]*(?:\\\n[^\n]*)*)\n```$", re.MULTILINE)
-FIGURE = re.compile(r"^<!-- figure ([\w-]+\.svg): (loadgauge [^\n]*) -->$", re.MULTILINE)
+FIGURE = re.compile(r"^<!-- figure ([\w-]+\.svg|[\w-]+\.html): (loadgauge [^\n]*) -->$", re.MULTILINE)
+TERM = re.compile(r"^\| (`[^`|]+`|[^|]+?) \| (.+) \|$", re.MULTILINE)
+FOUND = {"questions": 4, "tutorials": 4, "zh": 0.3, "decisions": 0.1, "design": 0.3}
+"""How much a folder's pages count in the search; others 1."""
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 OUTSIDE_HERE, OUTSIDE = (re.compile(rf"\[([^\]\n]*)\]\({up}[^)\n]*\)") for up in (r"\.\./", r"\.\./\.\./"))
 API = {
@@ -80,7 +84,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made from the package, and the figures that pages ask for."""
     from mkdocs.structure.files import File
 
-    for name, page in (("api.md", api), ("commands.md", commands)):
+    tutorial = ROOT / "docs" / "tutorials" / "notebook.ipynb"
+    made = {"api.md": api, "commands.md": commands, "tutorials/notebook.md": lambda: notebook(tutorial)}
+    for name, page in made.items():
         if files.get_file_from_path(name) is None:
             files.append(File.generated(config, name, content=page()))
     if outputs():
@@ -93,8 +99,6 @@ def on_files(files: Any, config: Any) -> Any:
 
 def scatter(line: str) -> bytes:
     """Every published run that a `validate` command predicts: predicted over measured, with the stated range."""
-    import json
-
     from matplotlib.figure import Figure
 
     rows = [row for row in json.loads(printed(f"{line} --json", None))["rows"] if row["predicted"]]
@@ -121,23 +125,31 @@ def scatter(line: str) -> bytes:
 
 
 def figure(line: str) -> bytes:
-    """The figure that a command with `--plot FILE` draws, or that is drawn of what `validate` says."""
+    """The file that a command with `--plot FILE` or `--html FILE` writes, or what is drawn of what `validate` says."""
     if line.startswith("loadgauge validate"):
         return scatter(line)
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "figure.svg"
         words = shlex.split(line)
-        words[words.index("--plot") + 1] = str(place)
+        at = words.index("--plot" if "--plot" in words else "--html") + 1
+        place = Path(folder) / words[at]
+        words[at] = str(place)
         printed(shlex.join(words))
         return place.read_bytes()
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Run the commands of a page."""
+    """Run the commands of a page, say how much it counts in the search, and what its terms mean."""
+    folder = page.file.src_uri.partition("/")[0]
+    page.meta.setdefault("search", {"boost": FOUND.get(folder, 1)})
+    if not page.file.src_uri.startswith(("zh/", "vocabulary")):
+        markdown += glossary()
     up = "../" * page.file.src_uri.count("/")
 
     def shown(match: re.Match[str]) -> str:
         name, line = match.groups()
+        if name.endswith(".html"):
+            link = f"[Open it, with sliders and formulas]({up}figures/{name}){{ .md-button }}" if outputs() else ""
+            return f"```sh\n{line}\n```\n\n{link}\n"
         image = f"![{name.removesuffix('.svg')}]({up}figures/{name})" if outputs() else ""
         return f"```sh\n{line}\n```\n\n{image}\n"
 
@@ -146,9 +158,46 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return FIGURE.sub(shown, COMMAND.sub(_with_output, outside.sub(r"\1", markdown)))
 
 
+@cache
+def glossary() -> str:
+    """The terms of the vocabulary, as abbreviations with their meaning."""
+    rows = TERM.findall((ROOT / "docs" / "vocabulary.md").read_text(encoding="utf-8"))
+    plain = {name.strip("`"): re.sub(r"[`*]", "", meaning) for name, meaning in rows if "," not in name}
+    return "\n\n" + "\n".join(f"*[{name}]: {meaning}" for name, meaning in plain.items() if name not in ("term", "---"))
+
+
+def on_post_build(config: Any) -> None:
+    """Write the search index as a script, which a site that is opened from a folder reads (search.js)."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
+
+
+def notebook(place: Path) -> str:
+    """A notebook as a page: its text, its code, and what it printed."""
+    lines = []
+    for cell in json.loads(place.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        lines += [text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```", ""]
+        for output in cell.get("outputs", ()):
+            said = output.get("text") or output.get("data", {}).get("text/plain", "")
+            lines += [f"```text\n{''.join(said).rstrip()}\n```", ""]
+    return "\n".join([*lines, f"The [notebook itself]({place.name}) is `docs/tutorials/{place.name}` of the source."])
+
+
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
-    """Write the equations as MathML, which browsers draw without a script."""
-    return MATH.sub(lambda match: mathml(html.unescape(match[2]).strip(), match[1] == "div"), content)
+    """Write the equations as MathML, which browsers draw without a script; the first of each term leads to the vocabulary."""
+    up, seen = "../" * page.file.src_uri.count("/"), set()
+
+    def linked(match: re.Match[str]) -> str:
+        if match[3] in seen:
+            return match[0]
+        seen.add(match[3])
+        return f'{match[1]}<a href="{up}vocabulary.html" class="term">{match[2]}</a>'
+
+    # Not within a link or a heading, which is one.
+    parts = re.split(r"(<a .*?</a>|<h\d.*?</h\d>)", content, flags=re.DOTALL)
+    parts[::2] = [re.sub(r"()(<abbr [^>]*>(.*?)</abbr>)", linked, part) for part in parts[::2]]
+    return MATH.sub(lambda match: mathml(html.unescape(match[2]).strip(), match[1] == "div"), "".join(parts))
 
 
 @cache

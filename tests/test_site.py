@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from command_line import Outcome, typed
 from documented import FENCE, ROOT, commands, workplace
+from driving import ARGUMENTS, CHROMIUM, NEEDS_CHROMIUM
 from loadgauge.core.command_line.main import COMMANDS
 from loadgauge.evidence.articles.article import article
 from loadgauge.job_files.dialects import FILES, dialect
@@ -27,8 +28,9 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     str(path.relative_to(DOCS))
     for path in DOCS.rglob("*.md")
-    if path.parent.name != "decisions" and path.name not in ("equations.md", "articles.md", "asked.md")
-)  # Their commands are run, all of them, and their answers compared by tests/test_docs.py and tests/evidence/articles.
+    if path.parent.name != "decisions"
+    and path.name not in ("equations.md", "articles.md", "asked.md", "learn.md", "all.md")
+)  # Their commands are run by tests/test_docs.py, tests/evidence/articles, tests/journeys and tests/test_packaging.py.
 ELSEWHERE = {
     "loadgauge estimate diffusers:": "diffusers, which is no dependency",
     "loadgauge serve": "tests/page drives the page",
@@ -293,3 +295,18 @@ def test_every_page_is_in_the_navigation() -> None:
 
     found = leaves(YAML(typ="safe").load(ROOT / "mkdocs.yml")["nav"])
     assert {*PAGES, "equations.md"} - {"articles.md"} <= found
+
+
+@NEEDS_CHROMIUM
+def test_search_from_a_folder_has_questions_before_decisions(site: dict[Path, Page]) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=list(ARGUMENTS))
+        page = browser.new_page()
+        page.goto((min(site, key=lambda path: len(path.parts)).parent / "index.html").as_uri())
+        for words, first in (("out of memory", "questions/why.html"), ("zero 3", "questions/sweep.html")):
+            page.locator("input.md-search__input").fill("")
+            page.locator("input.md-search__input").press_sequentially(words)
+            page.locator(f".md-search-result__item:first-child a[href*='{first}']").first.wait_for()
+        browser.close()

@@ -18,8 +18,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from compare_answers import Run, entry_point, names_of, output
+from loadgauge.core.answers import post_training
+from loadgauge.core.plan.advise import advice
 from random_jobs import Names, job, makers
 from verdicts import code_of, violations
 
@@ -64,6 +67,20 @@ def checked(run: Run, words: list[str]) -> tuple[str, list[str]]:
     return verdict, faults
 
 
+def once(module: Any, name: str) -> None:
+    """Work out once a job what its four commands ask for alike: the changes that are tried, most of their time."""
+    work, memory = getattr(module, name), dict[str, Any]()
+
+    def kept(run: Any, *more: Any, **named: Any) -> Any:
+        key = repr(getattr(run, "job", run))
+        if key not in memory:
+            memory.clear()
+            memory[key] = work(run, *more, **named)
+        return memory[key]
+
+    setattr(module, name, kept)
+
+
 def drawn(names: Names, pick: random.Random) -> Iterator[list[str]]:
     """Yield random jobs for ever, each once."""
     among = [makers(names, name)[0] for name in ASKED]
@@ -82,6 +99,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    once(advice, "advice")
+    once(post_training, "remedies")
     run, pick, counts, wrong = entry_point(), random.Random(options.seed), Counter[str](), 0
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         jobs = drawn(names_of(run, Path(folder), pick), pick)

@@ -33,10 +33,17 @@ TOOLS = {
     "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",), "gpt-neox": ("gpt-neox",), "nanotron": ("nanotron",),
     "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",), "open-instruct": ("open-instruct",),
     "qwen-vl-finetune": ("transformers", "qwen-vl-finetune"), "deepspeed-chat": ("deepspeed-chat",), "lmflow": ("transformers",),
-    "roll": ("roll",),
+    "roll": ("roll",), "areal": ("areal",), "primus": ("primus",), "olmo-core": ("olmo-core",), "xtuner": ("xtuner",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
-SWITCHED_ON = ("fp8_config.", "zero_optimization.zenflow.", "peft.loftq_config.", "qat.", "mixed_precision.")
+SWITCHED_ON = (
+    "fp8_config.",
+    "float8.enabled",
+    "zero_optimization.zenflow.",
+    "peft.loftq_config.",
+    "qat.",
+    "mixed_precision.",
+)
 """Sections that are a switch by being there."""
 ROUTED = ("moe_token_dispatcher_type",)
 """Stops at its default, which Megatron's own documentation advises against."""
@@ -137,6 +144,15 @@ VERL = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
     actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
     trainer.n_gpus_per_node=8 trainer.nnodes=1"""
 MEGATRON = "torchrun pretrain_gpt.py --micro-batch-size 1 --global-batch-size 8 --seq-length 4096 --bf16"
+NEOX = """pipe_parallel_size: 0
+model_parallel_size: 1
+num_layers: 12
+hidden_size: 768
+num_attention_heads: 12
+seq_length: 2048
+train_micro_batch_size_per_gpu: 4
+train_impl: dpo
+"""
 DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}'
 
 
@@ -148,9 +164,7 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.yaml", AXOLOTL + "rl: ppo\n", "rl: 'ppo'"),
         ("a.yaml", AXOLOTL + "peft_layer_replication: [[0, 16]]\n", "peft_layer_replication"),
         ("a.yaml", AXOLOTL + "model_config: {num_hidden_layers: 4}\n", "model_config.num_hidden_layers"),
-        ("a.yaml", AXOLOTL + "optimizer: my_own\n", "optimizer"),
         ("a.yaml", AXOLOTL + "plugins: [a.b.LigerPlugin, axolotl.integrations.hatchery.HatcheryPlugin]\n", "plugins"),
-        ("a.yaml", AXOLOTL + "deepspeed: {zero_optimization: {stage: 3, zero_quantized_weights: true}}\n", "deepspeed.zero_opt"),
         ("a.yaml", TRL + "beta: 0.1\n", "beta: is an argument of another trainer"),
         ("a.yaml", TRL + "num_generations: 8\n", "num_generations"),
         ("a.yaml", TRL + "torch_dtype: float16\n", "torch_dtype"),
@@ -160,8 +174,6 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.sh", MEGATRON + " --vision-pretraining", "--vision-pretraining"),
         ("a.sh", MEGATRON + " --export-kd-teacher-load x", "--export-kd-teacher-load: 'x'"),
         ("a.sh", MEGATRON.replace("gpt", "t5"), "pretrain_t5.py: trains another model than a GPT"),
-        ("ds.json", DEEPSPEED % '"zero_hpz_partition_size": 8', "zero_optimization.zero_hpz_partition_size: 8"),
-        ("ds.json", DEEPSPEED % '"zero_quantized_weights": true', "zero_quantized_weights"),
         ("verl.sh", VERL + " actor_rollout_ref.actor.ppo_micro_batch_size=64", "ppo_micro_batch_size"),
     ],
 )  # fmt: skip
@@ -186,7 +198,27 @@ def test_what_changes_the_answer_stops_it(name: str, text: str, key: str, tmp_pa
         ("a.yaml", TRL + "optim: galore_adamw\noptim_target_modules: [attn]\n", {"optim_target_modules": "costs"}, {}),
         ("a.sh", "swift sft --model x --tuner_type boft --max_length 512", {"--tuner_type": "either"}, {"lora_rank": 8}),
         ("a.sh", "swift sft --model x --tuner_type llamapro --max_length 512", {"--tuner_type": "costs"}, {"lora_rank": 8}),
+        ("a.yaml", NEOX, {}, {"task": "dpo", "reference": "model"}),
+        ("a.yaml", NEOX + "dpo_reference_free: true\n", {}, {"task": "dpo", "reference": None}),
+        ("a.yaml", "model: {seq_length: 4096, hf_model_id: x, tensor_model_parallel_size: 2}\ntrain: {micro_batch_size: 1}\n"
+         "mixed_precision: {grad_reduce_in_fp32: false}\n", {"mixed_precision.grad_reduce_in_fp32": "saves"}, {"tp": 2}),
+        ("a.yaml", "distributed_type: MULTI_NPU\nnum_processes: 8\nmixed_precision: fp8\n",
+         {"mixed_precision": "either"}, {"precision": "bf16", "gpus": 8}),
+        ("a.yaml", AXOLOTL + "optimizer: my_own\n", {"optimizer": "either"}, {"optimizer": "adamw"}),
+        ("a.sh", MEGATRON + " --optimizer soap --attention-backend 7",
+         {"--optimizer": "either", "--attention-backend": "either"}, {}),
+        ("v.sh", VERL + " +actor_rollout_ref.model.override_config.rope_theta=5 +actor_rollout_ref.model.override_config.moe_top=3",
+         {}, {"task": "grpo"}),
+        ("a.sh", "swift sft --model x --deepspeed_autotp_size 2 --freeze_llm true --max_length 512",
+         {"--freeze_llm": "saves"}, {"tp": 2}),
         ("a.sh", "swift sft --model x --quant_method eetq --max_length 512", {}, {"base": "int8", "qlora": True}),
+        ("ds.json", DEEPSPEED % '"zero_hpz_partition_size": 8',
+         {"zero_optimization.zero_hpz_partition_size": "costs"}, {"zero": 2}),
+        ("ds.json", DEEPSPEED % '"zero_quantized_weights": true',
+         {"zero_optimization.zero_quantized_weights": "either"}, {"zero": 2}),
+        ("ds.json", (DEEPSPEED % '"cpu_offload_param": true').replace("2", "3"), {}, {"zero": 3, "offload": "all"}),
+        ("ds.json", DEEPSPEED.replace("}}", '}, "tensor_parallel": {"tp": {"tp_size": 2}}}') % '"mics_shard_size": 8',
+         {"zero_optimization.mics_shard_size": "costs"}, {"tp": 2}),
         ("a.sh", MEGATRON + " --recompute-granularity selective --recompute-modules new core_attn",
          {"--recompute-modules": "saves"}, {"recompute": "selective"}),
     ],
@@ -392,7 +424,7 @@ def test_a_file_beside_is_looked_through_too(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(TRL + "deepspeed: ds.json\n")
     (tmp_path / "ds.json").write_text(DEEPSPEED % '"zero_quantized_weights": true')
-    assert "zero_quantized_weights" in typed(f"estimate {place}").err
+    assert "zero_quantized_weights" in typed(f"estimate {place}").out
     (tmp_path / "ds.json").write_text(DEEPSPEED % '"stage3_model_persistence_threshold": 1e9')
     assert any("model_persistence" in line for line in document(f"estimate {place}")["not_counted"])
 
@@ -538,6 +570,6 @@ def test_settings_of_deepspeeds_engine_reach_it(tmp_path: Path) -> None:
     assert total(3, "stage3_param_persistence_threshold: 1e8") > total(3)
     assert total(2, "allgather_bucket_size: 1e9") == total(2)  # updated weights are gathered in place
     place.write_text(TRL + inner % (2, "contiguous_gradients: false"))
-    assert "contiguous_gradients" in typed(f"estimate {place}").err
+    assert "contiguous_gradients" in typed(f"estimate {place}").out
     place.write_text(TRL + inner % (2, "reduce_bucket_size: 1.5"))
     assert "whole number" in typed(f"estimate {place}").err

@@ -71,8 +71,12 @@ def differs(asked: Job, text: str, name: str, syntax: str) -> dict[str, tuple[An
     return pairs
 
 
+READ = {"areal", "primus", "olmo-core", "xtuner"}
+"""Dialects that are written in part only: an export lists what it leaves out."""
+
+
 def test_every_dialect_is_tried() -> None:
-    assert {name for name, _ in SYNTAXES} == set(FILES) == set(CAN)
+    assert {name for name, _ in SYNTAXES} == set(FILES) - READ == set(CAN)
 
 
 @pytest.mark.parametrize(("name", "syntax"), SYNTAXES)

@@ -85,7 +85,8 @@ WAYS = {
         Step("equation states", r"16\*|ZeRO", (0,), 0),
         Step("explain", r"states", (0,), 0),
         Step("estimate --help", r"--gpu .*--qlora .*--micro-batch .*--help-all", (0,), 24),
-        Step("llama-3.1-8b --gpu h100 --lr 1e-4 --dp 4", r"no flag --dp: .*give --gpus", (2,), 0),
+        Step("llama-3.1-8b --gpu h100 --lr 1e-4 --dp 4", r"4 x h100-sxm5-80gb"),
+        Step("llama-3.1-8b --gpu h100 --gpus 8 --dp 3", r"--gpus 3", (2,), 0),
     ),
 }  # fmt: skip
 """The ways, but that of a module of one's own, which runs PyTorch (`tests/pytorch/capture/test_files_read.py`)."""

@@ -14,6 +14,7 @@ import pytest
 
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.training.tasks import TASKS, Objective, Phase
+from loadgauge.page.panels.catalogue import catalogue
 
 STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "page" / "static"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((STATIC / "js").glob("*.js"))}
@@ -48,29 +49,23 @@ def test_every_text_that_is_asked_for_is_there() -> None:
     for name, text in SCRIPTS.items():
         for stem in re.findall(r"\bt\(`([a-z_]+)\.\$\{", text):
             assert any(key.startswith(f"{stem}.") for key in words), f"{name}: {stem}"
-    shown = re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"])
-    assert len(shown) > 35
-    assert {f"flag.{name}" for name in shown} <= words.keys()
+    assert {f"flag.{flag['name']}" for flag in catalogue()["flags"]} - words.keys() == {"flag.hub"}
 
 
 def test_every_flag_of_the_command_has_a_control() -> None:
-    shown = set(re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"]))
+    """Those that are not named in the page's script are put into the group of their field."""
+    offered = {flag["name"]: flag for flag in catalogue()["flags"]}
     flags = {name.replace("_", "-") for name in Job.__struct_fields__ if fields()[name].group != "posttrain"}
-    files = {name.replace("_", "-") for name, field in fields().items() if field.group == "file"} - {
-        "road"
-    }  # dropped, not named
-    # chosen by the way of training; the page takes no model from elsewhere
-    assert flags - shown == {"qlora", "hub", *files}
-    assert "qlora" in SCRIPTS["controls.js"]
-
-
-def test_choices_come_from_the_fields_of_a_job() -> None:
-    chosen = re.findall(r'flag: "([^"]+)", kind: "(?:choice|suggest)"', SCRIPTS["fields.js"])
-    assert len(chosen) > 8
-    for name in chosen:
-        field = fields()[name.replace("-", "_")]
-        assert field.choices or field.values, name
-    assert "choices:" not in SCRIPTS["fields.js"]
+    files = {name.replace("_", "-") for name, field in fields().items() if field.group == "file"} - {"road"}
+    assert flags - {"model", *files} == set(offered)  # files are dropped, not named
+    text = SCRIPTS["fields.js"]
+    named = set(re.findall(r'(?:flag: |axis\()"([^"]+)"', text))
+    assert named - set(offered) == {"model", "method", "~ranges"}
+    assert re.search(r"LEFT = (\[.*?\]);", text)[1] == '["qlora", "hub"]'  # type: ignore[index]
+    groups = set(re.findall(r"^  (\w+): \[", text, re.MULTILINE)) | {"money", "file"}
+    assert {flag["group"] for flag in offered.values()} <= groups
+    for name in re.findall(r'flag: "([^"]+)", kind: "(?:choice|suggest)"', text):
+        assert offered[name]["choices"], name
 
 
 def test_the_page_offers_every_task_and_names_every_phase() -> None:

@@ -84,7 +84,7 @@ def test_sliders_answer_as_the_command_beside_them(read: Any) -> None:
     same(read)
     assert read.locator(".block").count() > 5
     read.locator(".block[data-id='weights']").click()
-    read.wait_for_selector("#drawer[open] .formula")
+    read.wait_for_selector("#drawer[open] section")
     read.keyboard.press("Escape")
     for axis, place in (("micro-batch", 1), ("seq-len", 0), ("zero", 1)):
         move(read, axis, place)

@@ -44,6 +44,10 @@ FILES = {
     "lmflow": "hugging_face.lmflow",
     "qwen-vl-finetune": "hugging_face.qwen_vl",
     "deepspeed-chat": "hugging_face.deepspeed_chat",
+    "areal": "rollouts.areal",
+    "primus": "pre_training.primus",
+    "olmo-core": "pre_training.olmo_core",
+    "xtuner": "pre_training.xtuner",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
@@ -60,6 +64,7 @@ ALIASES = {
 }  # fmt: skip
 MARK = 10
 STARTED = {
+    "xtuner": re.compile(r"\bxtuner[./]v1[./]train[./]cli[./](?:sft|rl)\b"),
     "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
     "litgpt": re.compile(r"(?:^|\s)litgpt [a-z]|\blitgpt/\w+/\w+\.py\b"),
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),

@@ -45,6 +45,8 @@ LARGEST_NOTEBOOK = 5_000_000
 """Bytes of a notebook, which may hold the pictures that it printed."""
 SYNTAXES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
+OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
+"""Programs of the tools that have readers of their own for them."""
 SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
@@ -164,6 +166,8 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             return configured(
                 line, file, lambda path: _parsed(load(path), SYNTAXES[path.suffix], chosen, str(path), None)
             )
+        if syntax == "python" and (owner := OWNED.search(text)) is not None:
+            return dialect_of(owner[1].replace("_", "-")).script(text)  # type: ignore[misc]
         if syntax == "python":
             from loadgauge.job_files.fine_tuning.unsloth import script
             from loadgauge.job_files.hugging_face.programs import Program
@@ -171,12 +175,16 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             own = script(text)
             return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
-        if chosen is not None and chosen.layers:
-            from loadgauge.job_files.reading.layered import layered
+        if chosen is None or not chosen.layers:
+            return reader(text, sections)
+        from loadgauge.job_files.reading.layered import layered
 
-            bundled = tomllib.loads(read_data(chosen.layers))
-            return layered(reader(text, sections), file, lambda path: reader(load(path), sections), bundled)
-        return reader(text, sections)
+        def of_text(text: str) -> Any:
+            return reader(re.sub(chosen.fills, r"\1", text) if chosen.fills else text, sections)
+
+        bundled = tomllib.loads(read_data(chosen.layers))
+        whole = layered(of_text(text), file, lambda path: of_text(load(path)), bundled, chosen.extends)
+        return whole if chosen.beneath is None else Over(whole, chosen.beneath(whole))
     except ConfigError as error:
         raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
 

@@ -90,7 +90,9 @@ SAID = {
     "--optim adamw_8bit": "--optimizer adamw-8bit",
     "--optimizer paged_adamw_8bit": "--optimizer paged-adamw-8bit", "--use_liger_kernel": "--kernels liger",
     "--unsloth": "--framework unsloth", "--dora": "--use-dora", "--grpo": "--task grpo", "--learning_rate 1e-4": "",
-    "--full-finetune": "",    "--framework mcore": "--framework megatron",
+    "--full-finetune": "", "--framework mcore": "--framework megatron", "--dp 4 --tp 2 --pp 3": "--gpus 24 --tp 2 --pp 3",
+    "--nnodes=2 --gpus-per-node 4": "--gpus 8 --gpus-per-node 4", "--num-nodes 2": "--gpus 16",
+    "--gradient_accumulation_steps 4 --num-gpus 16 --tp 2 --mbs 3": "--global-batch 96 --gpus 16 --tp 2 --micro-batch 3",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
 
@@ -110,8 +112,7 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("--gradient_accumulation_steps 4", "--global-batch"), ("--load-in-8bit", "--base"), ("--num-nodes 2", "--gpus"),
-        ("--packing", "--seq-len"), ("--dp 4", "--gpus"),
+        ("--load-in-8bit", "--base"), ("--packing", "--seq-len"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
     ],
 )  # fmt: skip
 def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str) -> None:

@@ -178,3 +178,34 @@ def test_a_word_of_recomputation_means_what_it_means_there(framework: str, atten
     assert bool(remark) == ("--recompute" in setup.assumed)
     saved = resolve_job(job).estimate().memory.total - setup.estimate().memory.total
     assert (saved > 2**28) == ("nothing" not in remark)
+
+
+@pytest.mark.parametrize("model", ["llama-65b", "dbrx"])
+def test_of_a_layout_of_which_nothing_is_said_the_fastest_usual_one_is_assumed(model):
+    """Without any sharding it does not fit; said, what is assumed is the same run, and no other of the usual is faster."""
+    job = Job(model, gpu="a100-sxm4-80gb", gpus=2048, seq_len=2048)
+    open_ = resolve_job(job).estimate()
+    assert open_.memory.verdict in ("depends", "tight")
+    words = {thing.flag.strip("-").replace("-", "_"): thing.assumed for thing in open_.memory.unsaid}
+    fields = {name: int(word) if word.isdigit() else True if word == "on" else word for name, word in words.items()}
+    said = resolve_job(job.replace(**fields)).estimate()
+    assert said.memory.total == open_.memory.total
+    for zero in (1, 3):
+        for recompute in (None, "full"):
+            other = resolve_job(job.replace(zero=zero, recompute=recompute)).estimate()
+            if other.memory.fits:
+                assert other.time.step / other.time.tokens >= open_.time.step / open_.time.tokens
+
+
+def test_a_batch_of_fewer_sequences_than_gpus_shares_out_layers():
+    setup = resolve_job(Job("llama-2-70b", gpu="a100-sxm4-80gb", gpus=2048, global_batch=1024))
+    assert (setup.layout.tp, setup.layout.dp, setup.layout.global_batch) == (2, 1024, 1024)
+
+
+@pytest.mark.parametrize(("batch", "micro", "counted"), [(1024, 1, 992), (1024, 3, 1116), (5, 1, 124), (248, 2, 248)])
+def test_a_batch_that_ranks_cannot_share_out_is_the_nearest_and_said(batch, micro, counted):
+    setup = resolve_job(
+        Job("opt-175b", gpu="a100-sxm4-80gb", gpus=992, tp=8, zero=3, global_batch=batch, micro_batch=micro)
+    )
+    assert setup.layout.global_batch == counted
+    assert [item.key for item in setup.uncounted] == ["global_batch"] * (batch != counted)

@@ -162,6 +162,7 @@ def test_the_plan_is_what_a_loop_over_estimates_finds() -> None:
     assert one is not None
     assert found.job == one.job
     assert found.time.step == one.time.step
+    assert found.memory == one.memory  # to the byte, phase by phase
 
 
 SMALL_DPO = Job("qwen2.5-7b", task="dpo", gpu="h100-sxm5-80gb", gpus=4, global_batch=16)
@@ -173,7 +174,7 @@ def test_a_task_that_generates_nothing_is_planned_as_a_loop_finds() -> None:
     search, one = plan_task(SMALL_DPO, space), plain(SMALL_DPO, space)
     assert search.best is not None
     assert one is not None
-    assert (search.best.job, search.best.time.step) == (one.job, one.time.step)
+    assert (search.best.job, search.best.time.step, search.best.memory) == (one.job, one.time.step, one.memory)
 
 
 def test_the_longest_sequence_fits_and_a_longer_one_does_not() -> None:

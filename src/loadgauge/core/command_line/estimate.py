@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Any, get_args
 
 import click
@@ -21,9 +21,11 @@ from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import (
     AFTER,
     complete_model,
+    page_option,
     run_options,
     task_options,
     whole_run_options,
+    write_page,
 )
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import Job
@@ -75,13 +77,7 @@ from loadgauge.core.resolve.resolve import names_job_file, resolve_job
     help="Estimate every value of a flag (micro-batch=1,2,4..64); given again, every combination.",
 )
 @click.option("--output", metavar="FILE", help="With --sweep: write the cells to a .csv, .json or .parquet file.")
-@click.option(
-    "--html",
-    "page",
-    type=click.Path(),
-    metavar="FILE",
-    help="Write the estimate as one page that opens anywhere, with formulas and with sliders over a table of its neighbours.",
-)
+@page_option
 @click.option(
     "--timeline",
     type=click.Path(),
@@ -175,6 +171,9 @@ def _estimate(
     job, answers = project.answered(job)
     given = resolve_job(job)
     given = msgspec.structs.replace(given, assumed=given.assumed | answers)
+    if at == "setup":
+        around = msgspec.structs.replace(given.training.around, load=True)
+        given = msgspec.structs.replace(given, training=msgspec.structs.replace(given.training, around=around))
     result = given.estimate()
     # It may be of another run, where the job leaves something open.
     given = msgspec.structs.replace(given, assumed=given.assumed | (result.setup or given).assumed)
@@ -183,8 +182,7 @@ def _estimate(
 
         write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
     if page is not None:
-        count = need("HTML").write(given, result, Path(page))
-        click.echo(f"{page}: {count:,} answers in one file that opens anywhere, without a network", err=True)
+        write_page(page, given, result)
     if table is not None:
         whole = Estimated.of(given, result, allow_tight=more["allow_tight"])
         found = table_of(result.workings, table)
@@ -210,11 +208,12 @@ def _estimate(
 def _infer(job: Job, why: Untrained | None, task: str, given: dict[str, Any], *, allow_tight: bool) -> Answer:
     """Estimates a forward pass or generation. why: a job file in place of a model trains nothing"""
     from loadgauge.core.answers.serving import served
-    from loadgauge.core.resolve.inference import resolve_inference
+    from loadgauge.core.resolve.inference import fitting, resolve_inference
 
     if why is None:
         found, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
-        return served(found, assumed=assumed, allow_tight=allow_tight)
+        tried = partial(fitting, job, task, given)  # type: ignore[arg-type]
+        return served(found, assumed=assumed, tried=tried, allow_tight=allow_tight)
     read = need("DIALECTS").served(job, why)
     merged = read.given | {name: value for name, value in given.items() if value is not None}
     found, assumed = resolve_inference(read.job, "generate", merged, model=read.model)

@@ -19,6 +19,7 @@ from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.time.bandwidth_needs import SHARE, Network, NetworkCase
+from loadgauge.core.estimate.time.busbw import measured, on
 from loadgauge.core.plan.space.estimates import cells, read_axes
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
@@ -50,6 +51,13 @@ from loadgauge.core.resolve.setup import Setup
     metavar="NAME=V,V",
     help="Lay runs side by side, a line each: --sweep tp=1,2,4,8 --sweep zero=1,3.",
 )
+@click.option(
+    "--busbw",
+    multiple=True,
+    metavar="KIND=340GB/s:1GiB|FILE",
+    help="Bus bandwidth that nccl-tests measured (algbw:340GB/s:1GiB: algorithm bandwidth), or the text of its run, in place of the"
+    " table; KIND: all_reduce, all_gather, reduce_scatter, all_to_all, ...",
+)
 @answering(
     "the verdict, the links, and what each axis needs of them",
     f"Of an axis, what it needs: {', '.join(AXES)}.",
@@ -64,6 +72,7 @@ def command(
     pod: int | None,
     rails: bool,
     sweeps: tuple[str, ...],
+    busbw: tuple[str, ...],
     **flags: Any,
 ) -> Answer:
     """Compare the bandwidth that training MODEL needs on each axis with what the links reach.
@@ -80,6 +89,7 @@ def command(
     job = Job(model=model_or_usage(model, flags), **flags)
     how: dict[str, Any] = {
         "share": share, "achieved": _achieved(achieved), "oversubscription": oversubscription, "pod": pod, "rails": rails,
+        "busbw": busbw,
     }  # fmt: skip
     if sweeps:
         return _side_by_side(job, sweeps, how)
@@ -99,7 +109,9 @@ def _side_by_side(job: Job, sweeps: tuple[str, ...], how: dict[str, Any]) -> Ans
     return side_by_side(job, list(axes), rows)
 
 
-def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, **how: Any) -> NetworkCase:
+def _setup(
+    given: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, busbw: tuple[str, ...], **how: Any
+) -> NetworkCase:
     if given.gpu is None:
         raise ConfigError("is needed: the links are the GPU's (`loadgauge gpus` lists them)", key="gpu")
     if given.job.measured is not None:
@@ -110,7 +122,7 @@ def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rai
         raise ConfigError("is what --topology states", key="oversubscription")
     if given.cluster is None:
         raise NotStated(given.untimed)
-    return NetworkCase.of(
+    case = NetworkCase.of(
         given.model,
         given.layout,
         given.training,
@@ -121,6 +133,8 @@ def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rai
         rails=rails,
         **how,
     )
+    points = [point for text in busbw for point in measured(text, case.fabric.domain)]
+    return case.on(on(case.fabric, points)) if points else case
 
 
 def _achieved(text: str | None) -> float | None:

@@ -15,15 +15,16 @@ from loadgauge.core.base.units import parse as parse_unit
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
-from loadgauge.core.command_line.options.options import complete_model, option, options
+from loadgauge.core.command_line.options.options import complete_model, option, options, page_option, write_page
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, fleet_finds, questions
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.text.plan.inverse import found
-from loadgauge.core.text.plan.plan import planned
+from loadgauge.core.text.plan.plan import Planned, planned
 
 SWEEP = ("sweep", "output", "workers", "ray")
 """Options about a sweep."""
@@ -148,12 +149,13 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
 @click.option("--output", metavar="FOLDER", help="Folder for the results of a sweep, as Parquet (FILE-results).")
 @click.option("--workers", type=Whole(1, 10**5), help="How many plans of a sweep run at a time (one per processor).")
 @click.option("--ray", metavar="ADDRESS", help="Plan a sweep on this Ray cluster: auto, or HOST:PORT.")
+@page_option
 @answering(
     "the best layout, its step and memory, the next one, and the command that reproduces it",
     "Of the best layout, what `loadgauge estimate --explain` explains of it.",
     document="layouts (best first), pareto, evaluated, valid",
 )
-def command(model: str | None, **flags: Any) -> Answer:
+def command(model: str | None, page: str | None, **flags: Any) -> Answer:
     """Find the fastest (cheapest, smallest, ...) layout of MODEL by exhaustive search over all valid layouts.
 
     A layout flag locks its axis (--tp 8) or narrows it down (--tp 4,8); all other axes are open. Exit code: 0 a layout
@@ -174,6 +176,8 @@ def command(model: str | None, **flags: Any) -> Answer:
         --answers exp:3000,8192
     """
     file, output, workers, ray = (flags.pop(name) for name in SWEEP)
+    if file is not None or flags["task"] is not None or flags["find"] is not None:
+        refuse({"html": page}, "is of the best layout of a training run")
     if file is not None:
         return _sweep(file, output, workers, ray, flags)
     refuse({"output": output, "workers": workers, "ray": ray}, "goes with --sweep")
@@ -190,7 +194,10 @@ def command(model: str | None, **flags: Any) -> Answer:
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
     if request.find in fleet_finds():
         return need("OBJECTIVES").report(request)  # type: ignore[no-any-return]
-    return planned(request) if request.find is None else found(request)
+    answer = planned(request) if request.find is None else found(request)
+    if page is not None and isinstance(answer, Planned):
+        write_page(page, resolve_job(answer.plan.best.job), answer.plan.best.estimate)
+    return answer
 
 
 def _sweep(file: str, output: str | None, workers: int | None, ray: str | None, flags: dict[str, Any]) -> Answer:

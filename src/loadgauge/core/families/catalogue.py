@@ -242,7 +242,7 @@ def _as(text: str, alike: Derived) -> Found:
         content = names.changed(config(alike.base), alike.changes)
         own = from_dict(content, f"data/models/{alike.base}.json", alike.base)
         spec = msgspec.structs.replace(own, defaults=(), source=spec.source, name=split_stored(text)[0])
-    if line is not None and line.certain and text.lower() in (alike.base, line.hub[0].lower()):
+    if line is not None and line.certain and text.lower() in (alike.base, *(each.lower() for each in line.hub[:1])):
         return Found(spec, "", alike.stored)
     how = f"has the sizes of {alike.base} but for {', '.join(alike.changes)}" if alike.changes else "has its sizes"
     how += "" if names.listed_name(text) == alike.base else ", by its name"

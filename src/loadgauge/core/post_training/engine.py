@@ -24,15 +24,12 @@ from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.overhead import COMMUNICATOR, Assumed, context
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.layers.embedding_head import vocabulary
-from loadgauge.core.serving.memory import CONVOLUTION, STATE, stored
+from loadgauge.core.serving.memory import CONVOLUTION, GRAPH, STATE, captured, stored
 from loadgauge.core.serving.passes import of_chunk, parts, split
 
 PROCESS = Assumed(700 * MIB, 300 * MIB, 1400 * MIB)
 """Libraries' workspaces and the engine's own structures, asleep or awake (source: AgileRL,
 `agilerl/memory/formulas.py`, measured on L4 and A100 with vLLM 0.23)."""
-GRAPH = Assumed(16 * MIB, 5 * MIB, 45 * MIB)
-"""A CUDA graph of one size of batch: all 67 take 1 to 3 GiB by vLLM's own warning (source: vllm, `model_runner.py`)."""
-LARGEST_GRAPH = 512
 SAMPLER = 8
 """Bytes of a column of logits for each sequence that is sampled: float32, and probabilities beside it."""
 
@@ -148,16 +145,6 @@ def on_card(
         unstarted=unstarted,
         needed=needed,
     )
-
-
-def captured(sequences: int) -> int:
-    """Return how many sizes of batch vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
-
-    >>> captured(256), captured(4)
-    (67, 4)
-    """
-    most = min(2 * sequences, LARGEST_GRAPH)
-    return sum(1 for size in (1, 2, 4) if size <= most) + most // 8
 
 
 def _asked(engine: Engine, batch: int, longest: int, tokens: int) -> Inference:

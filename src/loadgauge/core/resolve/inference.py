@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotStated
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
 from loadgauge.core.definitions.hardware.cluster import cluster
+from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.hardware.host import host_link
+from loadgauge.core.definitions.hardware.usual import usual_format, usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.inference import WEIGHT_FORMATS, Inference, Task
@@ -15,14 +19,22 @@ from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed
 from loadgauge.core.resolve.resolve import bandwidth, named_card
+from loadgauge.core.serving.draft import Draft, block_of
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.serving.result import Answer, infer
 
 TAKEN = (
-    "model", "hub", "gpu", "memory", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "price", *AXES_OF,
+    "model", "hub", "gpu", "memory", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "price", "offload", "mtp",
+    "host_link", "host_bandwidth", *AXES_OF,
 )  # fmt: skip
 """Fields of a job that inference has a use for; of the batch and the sequence it has its own."""
 CONTEXT = 4096
+CALIBRATED = 2048
+"""Tokens of a calibration sequence (gptq, `datautils.py`)."""
+DRAFTED = ("draft", "draft_tokens", "acceptance")
+PER_NODE = 8
+MANY = 64
+"""GPUs up to which more of them are advised."""
 
 
 def resolve_inference(
@@ -38,13 +50,16 @@ def resolve_inference(
     >>> answer.memory.cache == 16 * 4096 * 32 * 2 * 8 * 128 * 2
     True
     """
+    asked_for = given
     for name in job.__struct_fields__:
         if name not in TAKEN and getattr(job, name) is not None:
             own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
             instead = f"; here it is {own}" if own else ""
             raise ConfigError(f"is of training, and --task {task} only runs the model forward{instead}", key=name)
-    if task == "forward":
-        for name in ("answer", "cache_format", "server"):
+    if job.offload not in (None, "none", "experts"):
+        raise ConfigError(f"is of training; --task {task} has experts", key="offload")
+    if task != "generate":
+        for name in ("answer", "cache_format", "server", *DRAFTED):
             if given.get(name) is not None:
                 raise ConfigError("goes with --task generate", key=name)
     card, assumed = named_card(job)
@@ -55,6 +70,9 @@ def resolve_inference(
     if stored is None and found.stored in WEIGHT_FORMATS:
         given = given | {"weight_format": found.stored}
         assumed["--weight-format"] = f"{found.stored} (the copy that is named)"
+    elif stored is None and (published := usual_format(found.spec.name)):
+        given = given | {"weight_format": published}
+        assumed["--weight-format"] = f"{published} (as its publisher stores it)"
     degrees: dict[str, Any] = {name: getattr(job, name) or 1 for name in AXES_OF}
     if degrees["ep"] > 1 and not found.spec.has_experts:
         raise ConfigError(f"{found.spec.name} has no experts to shard", key="ep")
@@ -63,10 +81,14 @@ def resolve_inference(
         raise LayoutError(
             f"{job.gpus} GPUs are not whole replicas of {within}", dimension="gpus", size=job.gpus, ranks=within
         )
+    if job.offload == "experts" and not found.spec.has_experts:
+        raise ConfigError(f"{found.spec.name} has no experts", key="offload")
+    draft = _draft(job, given, found.spec, assumed) if task == "generate" else None
     asked = Inference(
         task=task,
         **degrees,
         replicas=(job.gpus or within) // within,
+        experts_from=_from_host(job, card, within, assumed) if job.offload == "experts" else 0.0,
         **{name: value for name, value in _filled(given, found.spec, task, assumed).items() if value is not None},
     )
     machines, untimed = None, "they need a --gpu"
@@ -87,8 +109,99 @@ def resolve_inference(
         price=job.price,
         untimed=untimed,
         whole=whole,
+        draft=draft,
     )
-    return answer, assumed
+    said = any(getattr(job, name) is not None for name in AXES_OF)
+    if card is None or said or job.gpus in (None, 1) or answer.memory.verdict == "fits":
+        return answer, assumed
+    return _shared_out(
+        job, card, lambda there: resolve_inference(there, task, asked_for, whole=whole, model=model)
+    ) or (
+        answer,
+        assumed,
+    )
+
+
+def _shared_out(
+    job: Job, card: Gpu, resolve: Callable[[Job], tuple[Answer, dict[str, str]]]
+) -> tuple[Answer, dict[str, str]] | None:
+    """The answer of the fewest GPUs of a replica that hold the model, where nothing is said of them; else of the most."""
+    gpus, node, last = job.gpus or 1, usual_node(card), None
+    replicas = ((tp, 1) for tp in (2, 4, 8) if tp <= node)
+    for tp, pp in (*replicas, *((node, stages) for stages in (2, 4, 8, 16))):
+        if gpus % (tp * pp):
+            continue
+        try:
+            answer, assumed = resolve(job.replace(tp=tp, pp=pp if pp > 1 else None))
+        except (ConfigError, LayoutError, NotModelled):
+            continue
+        stages = {"--pp": f"{pp} (a node does not hold it)"} if pp > 1 else {}
+        last = answer, assumed | {"--tp": f"{tp} (fewer GPUs do not hold it)"} | stages
+        if answer.memory.verdict == "fits":
+            break
+    return last
+
+
+def fitting(
+    job: Job, task: Task, asked: dict[str, Any], model: ModelSpec | None = None
+) -> Iterator[tuple[str, Answer]]:
+    """Changes with which a model fits that does not, as flags, with the answer: narrower weights, and the fewest more GPUs."""
+    formats = ("fp8", "awq") if asked.get("weight_format") is None else ()
+    narrower = ((f"--weight-format {name}", job, {"weight_format": name}) for name in formats)
+    sizes = ((job.gpus or 1) * 2**power for power in range(1, 8))
+    larger: Iterator[tuple[str, Job, dict[str, Any]]] = (
+        ("", job.replace(gpus=size, **dict.fromkeys(AXES_OF)), {}) for size in sizes if size <= MANY
+    )
+    for ways in (narrower, larger):
+        for flags, there, more in ways:
+            try:
+                answer, _ = resolve_inference(there, task, asked | more, model=model)
+            except (ConfigError, LayoutError, NotModelled):
+                continue
+            if answer.memory.verdict == "fits":
+                layout = answer.asked
+                stages = layout.pp if layout.pp > 1 else None
+                yield flags or Job(model="", gpus=there.gpus, tp=layout.tp, pp=stages).flags(), answer
+                break
+
+
+def _from_host(job: Job, card: Gpu | None, ranks: int, assumed: dict[str, str]) -> float:
+    """Bytes a second at which a rank's experts are read: by the host that computes them, where its bandwidth is stated, else over
+    the link to the card."""
+    if (memory := bandwidth(job.host_bandwidth, "host_bandwidth")) is not None:
+        return memory / min(ranks, job.gpus_per_node or PER_NODE)
+    link = host_link(bandwidth(job.host_link, "host_link"), card)
+    if job.host_link is None:
+        assumed["--host-link"] = (
+            f"{link / 1e9:.3g}GB/s, over which experts come (--host-bandwidth: the host computes them)"
+        )
+    return link
+
+
+def _draft(job: Job, given: dict[str, Any], model: ModelSpec, assumed: dict[str, str]) -> Draft | None:
+    """What proposes tokens. Raises `ConfigError`."""
+    kind = "mtp" if job.mtp else given.get("draft")
+    for name in DRAFTED:
+        if given.get(name) is not None and (kind is None or (kind == "mtp" and name == "draft")):
+            raise ConfigError("goes with --draft or --mtp, one of them", key=name)
+    if kind is None:
+        return None
+    if (job.pp or 1) > 1:
+        raise NotModelled("a draft beside pipeline stages")
+    usual, share = (1, 0.85) if kind == "mtp" else (3, 0.7)
+    acceptance, tokens = given.get("acceptance") or share, given.get("draft_tokens") or usual
+    if acceptance > 1:
+        raise ConfigError(f"must be a share from 0 to 1, got {acceptance:g}", key="acceptance")
+    for name, value in (("draft_tokens", tokens), ("acceptance", acceptance)):
+        if given.get(name) is None:
+            assumed[f"--{name.replace('_', '-')}"] = f"{value:g}"
+    if kind in ("mtp", "eagle"):
+        own = model.with_mtp() if kind == "mtp" else model
+        title = "its MTP module" if kind == "mtp" else "a block of EAGLE's"
+        return Draft(name=title, model=block_of(own), tokens=tokens, acceptance=acceptance, shares=True)
+    spec = None if kind == "ngram" else find(kind, allowed(job.hub)).spec
+    title = "the text's n-grams" if spec is None else spec.name
+    return Draft(name=title, model=spec, tokens=tokens, acceptance=acceptance)
 
 
 def _filled(given: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str]) -> dict[str, Any]:
@@ -96,8 +209,12 @@ def _filled(given: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[s
     filled = dict(given)
     if filled.get("context") is None:
         longest = model.max_position_embeddings
-        filled["context"] = CONTEXT if longest is None else min(CONTEXT, longest)
-    for name in ("context", "batch", "weight_format", *(("answer", "cache_format") if task == "generate" else ())):
+        usual = CALIBRATED if task == "quantise" else CONTEXT
+        filled["context"] = usual if longest is None else min(usual, longest)
+    if task == "quantise":
+        filled["weight_format"] = filled.get("weight_format") or "gptq"
+    more = {"generate": ("answer", "cache_format"), "quantise": ("calibration",)}.get(task, ())
+    for name in ("context", "batch", "weight_format", *more):
         if given.get(name) is None and f"--{name.replace('_', '-')}" not in assumed:
             default = filled.get(name) or next(
                 field.default for field in msgspec.structs.fields(Inference) if field.name == name

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
-from loadgauge.core.definitions.hardware.usual import usual_network
+from loadgauge.core.definitions.hardware.usual import usual_network, usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts, stage_words
+from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL, REPLICA
 from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, shared_out
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.resolve.recompute_words import light_modules
 from loadgauge.core.resolve.setup import Setup
 
 MANY = 64
 """GPUs from which on a run is no first try: what such runs have is assumed where nothing is said of it."""
+BY_ZERO = {0: "megatron", 1: "megatron", 2: "deepspeed", 3: "torchtitan"}
+"""Frameworks of so many GPUs that share out no layers, by the stage of ZeRO."""
 
 
 def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:
@@ -58,11 +63,26 @@ def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) 
     """Return a run with what is tried of it where nothing is said: see `instead` and `larger`."""
     layout, job = setup.layout, setup.job
     if setup.training.lora is None and layout.gpus >= MANY:
-        setup = msgspec.structs.replace(setup, instead=partial(instead, setup, resolve))
+        setup = msgspec.structs.replace(
+            setup, instead=partial(instead, setup, resolve), open_layout=says_no_layout(job)
+        )
     several = layout.global_batch > layout.dp and layout.global_batch % layout.dp == 0
     if layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and several:
         setup = msgspec.structs.replace(setup, larger=partial(larger, setup))
     return setup
+
+
+Assumption: TypeAlias = "tuple[str, Any, str, str]"
+"""A field of which nothing is said: its name, the value assumed, that value in words, and the one assumed else."""
+
+
+GOES_WITH = {"tp": ("sequence_parallel",)}
+"""Fields that mean nothing without another."""
+
+
+def says_no_layout(job: Job) -> bool:
+    """Return whether nothing is said of how many GPUs share the work."""
+    return all(getattr(job, name) is None for name in (*MODEL_PARALLEL, "zero"))
 
 
 class Instead(NamedTuple):
@@ -77,22 +97,26 @@ class Instead(NamedTuple):
 
 def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed: bool = True) -> Iterator[Instead]:
     """The run with what layouts of many GPUs have where nothing is said of it, the mildest first: sequence parallelism, a
-    sharded optimizer, recomputation of parts that run again for little, of everything.
+    sharded optimizer (of a run that says nothing of its layout: sharded weights), recomputation of parts that run again for
+    little, of everything; then layers and experts shared out within a node, and stages.
 
     failed: whether it does not fit as assumed; else it fits and is slow, and only recomputation is tried
     """
-    job, layout = setup.job, setup.layout
-    changes: list[tuple[str, Any, str, str]] = []
+    job, layout, framework = setup.job, setup.layout, setup.training.framework
+    changes: list[Assumption] = []
     if failed and job.sequence_parallel is None and not layout.sequence_parallel and layout.tp > 1:
         changes.append(("sequence_parallel", True, "on", "off"))
     if failed and job.zero is None and layout.zero_ranks > 1:
         changes.append(("zero", 1, "1", "0"))
     tried = [changes[:count] for count in range(1, len(changes) + 1)]
-    if job.recompute is None:
-        framework = setup.training.framework
-        parts = ("selective",) * framework.recomputes_parts
-        light = (light_modules(setup.model, setup.training),) * framework.transformer_engine
-        tried += [[*changes, ("recompute", word, word, "none")] for word in (*parts, *light, "full")]
+    unsaid = failed and says_no_layout(job)
+    whole: list[Assumption] = [("zero", 3, "3", "0")]
+    if unsaid and job.framework is None:
+        tried.append(whole)
+    tried += [[*changes, more] for more in _recomputed(setup, framework)]
+    if unsaid and job.framework is None:
+        tried += [[*whole, more] for more in _recomputed(setup, FRAMEWORKS[BY_ZERO[3]])]
+    tried += _within_nodes(setup) if unsaid else ()
 
     def changed(fields: dict[str, Any]) -> Setup:
         return resolve(job.replace(**fields), setup.model)
@@ -108,7 +132,7 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
                 f"--{name.replace('_', '-')}",
                 word,
                 usual,
-                partial(changed, {n: v for n, v in fields.items() if n != name}),
+                partial(changed, {n: v for n, v in fields.items() if n not in (name, *GOES_WITH.get(name, ()))}),
             )
             for name, _, word, usual in each
         )
@@ -119,6 +143,30 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
         }
         there = msgspec.structs.replace(other, job=job, assumed=other.assumed | why, instead=None)
         yield Instead(msgspec.structs.replace(there, larger=other.larger and partial(larger, there)), flags)
+
+
+def _recomputed(setup: Setup, framework: Framework) -> Iterator[Assumption]:
+    """The recomputation of a run that says nothing of it, the least first."""
+    parts = ("selective",) * framework.recomputes_parts
+    light = (light_modules(setup.model, setup.training),) * framework.transformer_engine
+    for word in (*parts, *light, "full") if setup.job.recompute is None else ():
+        yield "recompute", word, word, "none"
+
+
+def _within_nodes(setup: Setup) -> Iterator[list[Assumption]]:
+    """Layouts of a run that says nothing of its own: experts, else layers, shared out over a node's links, then stages."""
+    node = usual_node(setup.gpu)
+    if setup.gpu is None or setup.gpu.interconnect.bandwidth is None:
+        return  # nothing that is known of joins the GPUs of a node
+    spread: list[Assumption] = [("tp", node, str(node), "1"), ("sequence_parallel", True, "on", "off")]
+    if setup.model.has_experts:
+        spread = [("ep", node, str(node), "1")]
+    spread.append(("zero", 1, "1", "0"))
+    full: list[Assumption] = [("recompute", "full", "full", "none")] if setup.job.recompute is None else []
+    yield spread
+    yield [*spread, *full]
+    for stages in (2, 4, 8, 16):
+        yield [*spread, ("pp", stages, str(stages), "1"), *full]
 
 
 def larger(setup: Setup) -> Iterator[Setup]:
@@ -136,6 +184,25 @@ def chunks(layers: int, pp: int) -> int:
     """The fewest chunks of a stage that share layers out evenly, embedding and loss counted or not; else two."""
     several = range(2, max(2, layers // pp) + 1)
     return next((vpp for vpp in several if 0 in (layers % (pp * vpp), (layers + 2) % (pp * vpp))), 2)
+
+
+def by_batch(job: Job) -> int:
+    """Return how many GPUs of a node share out layers where the batch has fewer sequences than there are GPUs; 1 if it is said."""
+    gpus, batch = job.gpus or 1, job.global_batch
+    if batch is None or batch >= gpus or any(getattr(job, name) is not None for name in REPLICA):
+        return 1
+    sizes = (size for size in (2, 4, 8) if gpus % size == 0 and gpus // size * (job.micro_batch or 1) <= batch)
+    return next(sizes, 1)
+
+
+def whole_batches(batch: int, dp: int, micro_batch: int) -> tuple[int, tuple[Uncounted, ...]]:
+    """The batch as its ranks can share it out: the nearest whole number of micro-batches each, and what to say of it."""
+    each = dp * micro_batch
+    if each < 1 or batch < 1 or batch % each == 0:
+        return batch, ()
+    nearest = max(1, round(batch / each)) * each
+    ranks = f"{dp:,} data-parallel ranks with micro-batches of {micro_batch}"
+    return nearest, (Uncounted(f"a batch of {batch:,} sequences: {ranks} share out {nearest:,}", "global_batch"),)
 
 
 def sequence_parallel(job: Job, model: ModelSpec, tp: int, fill: Any) -> bool:

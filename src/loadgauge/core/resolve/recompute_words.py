@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import chain, combinations
 
 import msgspec
 
@@ -12,7 +12,7 @@ from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.attention.attention import CORE
-from loadgauge.core.layers.operations.operations import Recompute
+from loadgauge.core.layers.operations.operations import Layer, Recompute
 
 SEQUENCE = 4096
 """Tokens of the sequence by which a memory budget is shared out."""
@@ -60,6 +60,8 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     [False, True]
     """
     kind, _, modules = word.partition(":")
+    if kind == "least":
+        raise ConfigError("least: is of `plan`, which chooses what runs again", key="recompute")
     if kind.startswith("memory_budget="):
         return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"
     if kind == "per-op":
@@ -96,6 +98,30 @@ def light_modules(model: ModelSpec, training: Training) -> str:
     """
     light = (name for name in MODULES if name not in ("mlp", "moe", "shared_experts"))
     return "modules:" + ",".join(name for name in light if _of_modules([name], model, training))
+
+
+def every_policy(model: ModelSpec, training: Training) -> tuple[str, ...]:
+    """Return the policies among which a planner finds the least that fits: none; where parts of a layer can run again, every set
+    of Megatron's modules or, in frameworks that choose by operation, the cheapest ones by FLOPs a byte, one more each time; the
+    first n layers of each stage, every n-th layer, all layers.
+
+    >>> from loadgauge.core.families.reference import llama_model
+    >>> from loadgauge.core.definitions.training.training import training
+    >>> every_policy(llama_model(2, 64, 4, 100), training("megatron"))[:3]
+    ('none', 'modules:core_attn', 'modules:layernorm')
+    """
+    layers, framework = model.num_hidden_layers, training.framework
+    modules = [name for name in MODULES if framework.recomputes_parts and _of_modules([name], model, training)]
+    sets = (chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count))
+    parts = ["modules:" + ",".join(chosen) for chosen in sets]
+    if framework.selective == "per-op":
+        kinds = [_by_price(layer) for layer in _layers(model, training)]
+        parts += [",".join({*chain(*(names[:many] for names in kinds))}) for many in range(1, max(map(len, kinds)) + 1)]
+    whole = (f"full:{how}={number}" for how, first in (("layers", 1), ("every", 2)) for number in range(first, layers))
+    by_meaning: dict[str, str] = {}
+    for word in ("none", *parts, *whole, "full"):
+        by_meaning.setdefault(resolve_recompute(word, model, training), word)
+    return tuple(by_meaning.values())
 
 
 def taken_for(word: str, training: Training) -> str:
@@ -185,20 +211,28 @@ def _budget(text: str, model: ModelSpec, training: Training) -> frozenset[str]:
         share = -1.0
     if not 0 <= share <= 1:
         raise ConfigError(f"memory_budget must be a share from 0 to 1, got {text[:20]!r}", key="recompute")
-    view = View.of(SEQUENCE, 1, kernels=training.kernels)
     chosen: set[str] = set()
-    for block in model.blocks:
-        layer = block_layer(block, model.hidden_size, view)
+    for layer in _layers(model, training):
         most = share * float(layer.saved())
-        built = {one.name: float(sum(tensor.nbytes for tensor in one.outputs)) for one in layer if one.gradients}
-        price = {one.name: float(one.forward_flops) / max(built.get(one.name, 0.0), 1.0) for one in layer}
         own: set[str] = set()
-        for name in sorted(built, key=lambda name: price[name]):
+        for name in _by_price(layer):
             if float(layer.saved(Recompute(discarded=frozenset(own)))) <= most:
                 break
             own.add(name)
         chosen |= own
     return frozenset(chosen)
+
+
+def _layers(model: ModelSpec, training: Training) -> list[Layer]:
+    view = View.of(SEQUENCE, 1, kernels=training.kernels)
+    return [block_layer(block, model.hidden_size, view) for block in model.blocks]
+
+
+def _by_price(layer: Layer) -> list[str]:
+    """The operations of a layer whose outputs can be made again, the cheapest by FLOPs a byte first."""
+    built = {one.name: float(sum(tensor.nbytes for tensor in one.outputs)) for one in layer if one.gradients}
+    price = {one.name: float(one.forward_flops) / max(built.get(one.name, 0.0), 1.0) for one in layer}
+    return sorted(built, key=lambda name: price[name])
 
 
 def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> frozenset[str]:

@@ -17,7 +17,7 @@ from loadgauge.core.base.verdict import host_holds
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
-from loadgauge.core.definitions.hardware.host import HOST_LINK, PCIE_4, Host
+from loadgauge.core.definitions.hardware.host import Host, host_link
 from loadgauge.core.definitions.hardware.topology import topology
 from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
@@ -37,12 +37,15 @@ from loadgauge.core.definitions.training.training import Training, training
 from loadgauge.core.families.encoders.pictures import seeing, without_pictures
 from loadgauge.core.resolve.adapters import adapters, trained_part
 from loadgauge.core.resolve.large_runs import (
+    BY_ZERO,
     MANY,
+    by_batch,
     chunks,
     overlapped,
     sequence_parallel,
     stage_layers,
     usual_line,
+    whole_batches,
     with_alternatives,
 )
 from loadgauge.core.resolve.model import found_model
@@ -132,6 +135,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         why = "experts that no ranks share out are split as the layer is"
         degrees["etp"] = within if chosen.own.states_splits and job.etp is None else fill("etp", within, why)
     micro_batch = fill("micro_batch", 1)
+    stated = fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"]))
+    global_batch, shared_out = whole_batches(stated, dp, micro_batch)
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"
     if is_script(job.model):
@@ -189,7 +194,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         sequence_parallel=sequence_parallel(job, chosen, degrees["tp"], fill),
         recompute=recompute_policy(fill("recompute", *_recompute(job, file)), chosen, kind),
         micro_batch=micro_batch,
-        global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
+        global_batch=global_batch,
         seq_len=seq_len,
         schedule=_schedule(job, assumed),
         stage_layers=stage_layers(job, chosen, degrees, assumed),
@@ -223,7 +228,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         cluster=machines,
         untimed=untimed,
         file=file,
-        uncounted=uncounted,
+        uncounted=(*uncounted, *shared_out),
         overlap_open=not file and job.overlap is None and job.measured is None and layout.gpus >= MANY,
         others=tuple(
             msgspec.structs.replace(
@@ -397,6 +402,8 @@ def _applies(job: Job, model: ModelSpec) -> None:
 def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     """The parallel degrees; data parallelism is what is left of the GPUs."""
     degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in DEGREES}
+    if (share := by_batch(job)) > 1:
+        degrees["tp"] = fill("tp", share, f"{job.global_batch:,} sequences are for as many ranks at the most")
     within = degrees["tp"] * degrees["pp"] * degrees["cp"]
     fewest = degrees["pp"] * math.lcm(degrees["tp"] * degrees["cp"], degrees["ep"] * degrees["etp"])
     gpus = fill("gpus", fewest, "one replica" if fewest > 1 else "")
@@ -426,7 +433,7 @@ def framework_of(job: Job) -> str:
     """Return the framework of a job that names none."""
     chosen = default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
     if (job.gpus or 1) >= MANY and not job.adapts and chosen == "huggingface":
-        return {3: "torchtitan", 2: "deepspeed"}.get(job.zero or 0, "megatron")
+        return BY_ZERO[job.zero or 0]
     return chosen
 
 
@@ -438,6 +445,8 @@ def _why_framework(job: Job) -> str:
 
 
 def _offload(text: str) -> Any:
+    if text == "experts":
+        raise ConfigError("experts: goes with --task generate", key="offload")
     if text not in ("none", "optimizer", "all"):
         raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, all)", key="offload")
     return text
@@ -455,22 +464,21 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
         raise ConfigError("goes with --offload optimizer or all", key="offload_to")
     if job.pin_memory is not None and not moved and hosted == "none":
         raise ConfigError("goes with --offload or --activation-offload", key="pin_memory")
-    if hosted == "checkpoints" and not whole:
+    if "checkpoints" in hosted.split(",") and not whole:
         raise ConfigError("checkpoints: goes with --recompute full", key="activation_offload")
     nvme = job.offload_to == "nvme"
     if job.nvme_bandwidth is not None and not nvme:
         raise ConfigError("goes with --offload-to nvme", key="nvme_bandwidth")
-    link = bandwidth(job.host_link, "host_link")
-    if link is None:
-        stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
-        link = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
-        if card is not None and (moved or hosted != "none"):
-            assumed["--host-link"] = f"{rate(link)} ({'PCIe 4' if stated is None else card.interconnect.kind})"
+    link = host_link(bandwidth(job.host_link, "host_link"), card)
+    if job.host_link is None and card is not None and (moved or hosted != "none"):
+        assumed["--host-link"] = (
+            f"{rate(link)} ({card.interconnect.kind if card.interconnect.topology == 'PCIe' else 'PCIe 4'})"
+        )
     host_holds(0, job.host_memory)  # refuses what is no size
     return Host(
         pinned=job.pin_memory is not False,
         nvme=nvme,
-        activations=hosted,  # type: ignore[arg-type]
+        activations=hosted,
         link=link,
         bandwidth=bandwidth(job.host_bandwidth, "host_bandwidth"),
         nvme_bandwidth=bandwidth(job.nvme_bandwidth, "nvme_bandwidth"),
@@ -497,8 +505,8 @@ def _runs(kind: Training, layout: Layout) -> None:
             f"{kind.framework.name} refuses ZeRO 2 and 3 with a pipeline (its runtime/pipe/engine.py); ZeRO 1 goes with it",
             key="zero",
         )
-    if kind.host.activations != "none" and layout.pp > 1:
-        raise NotModelled(f"--activation-offload {kind.host.activations} in a pipeline of {layout.pp} stages")
+    if kind.host.activations != "none" and layout.splits_backward:
+        raise NotModelled(f"--activation-offload {kind.host.activations} with --schedule {layout.schedule}")
     if (optimizer.in_backward or optimizer.one_block) and kind.framework.gradients_persist:
         raise NotModelled(f"{optimizer.name} with {kind.framework.name}, whose gradients are a buffer that stays")
     if (optimizer.in_backward or optimizer.one_block) and kind.offload != "none":
@@ -516,7 +524,7 @@ def _around(job: Job, stages: int) -> Around:
         eval_batch=job.eval_batch or 0,
         eval_batches=job.eval_batches or 0,
         generate=job.generate or 0,
-        save="full" if job.save == "full" else "sharded",
+        save=job.save or "",  # type: ignore[arg-type]
     )
 
 

@@ -50,6 +50,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     instead: Callable[..., Iterator[Any]] | None = None
     """The same run with what such layouts have where nothing is said of it (`resolve.large_runs.Instead`)."""
 
+    open_layout: bool = False
+    """Says whether nothing is said of how its GPUs share the work."""
     larger: Callable[[], Iterator[Setup]] | None = None
     """The same run with larger micro-batches, the largest first, where nothing is said of them."""
     overlap_open: bool = False
@@ -58,7 +60,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def on_host(self, result: Estimate) -> float:
         """Return what the GPUs of a node keep in its memory, each as much as the fullest rank, with a gathered state [bytes]."""
         per_node = 8 if self.cluster is None else self.cluster.gpus_per_node
-        return float(result.memory.host * min(self.layout.gpus, per_node) + result.memory.saving)
+        ranks, saving = min(self.layout.gpus, per_node), result.memory.saving
+        each = self.training.around.save == "sharded"
+        return float(result.memory.host * ranks + saving * (ranks if each else 1))
 
     def estimate(self) -> Estimate:
         """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch.
@@ -72,20 +76,21 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if own.memory.verdict != "does not fit":
             if self.larger is None or own.layout.zero < 3 or own.layout.num_microbatches == 1 or own.time is None:
                 return own
-            runs: list[Estimate] = [own, *(each.setup._filled() for each in self.instead(failed=False))]
-            return min(runs, key=lambda each: math.inf if each.time is None else each.time.step)
-        for setup, flags in self.instead():
-            if setup.memory_alone().verdict != "does not fit":
-                there = setup._filled()
-                things = (
-                    Unsaid(
-                        flag, value, (Alternative(usual, without().memory_alone().allocated - there.memory.allocated),)
-                    )
-                    for flag, value, usual, without in flags
-                )
-                unsaid = (*there.memory.unsaid, *things)
-                return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
-        return own
+            faster: list[Estimate] = [own, *(each.setup._filled() for each in self.instead(failed=False))]
+            return min(faster, key=lambda each: math.inf if each.time is None else each.time.step)
+        fitting = (each for each in self.instead() if each.setup.memory_alone().verdict != "does not fit")
+        runs = ((each.setup._filled(), each.flags) for each in fitting)
+        # Of a layout of which nothing is said the fastest, else the mildest change of the one that is.
+        chosen = min(runs, key=lambda run: _speed(run[0]), default=None) if self.open_layout else next(runs, None)
+        if chosen is None:
+            return own
+        there, flags = chosen
+        things = (
+            Unsaid(flag, value, (Alternative(usual, without().memory_alone().allocated - there.memory.allocated),))
+            for flag, value, usual, without in flags
+        )
+        unsaid = (*there.memory.unsaid, *things)
+        return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
 
     def _filled(self) -> Estimate:
         """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""
@@ -196,6 +201,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if self.lengths is None:
             return None
         return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+
+
+def _speed(result: Estimate) -> tuple[bool, float]:
+    """A key that puts what fits before what may, and the faster before the slower."""
+    time = result.time
+    return not result.memory.fits, math.inf if time is None else time.step / time.tokens
 
 
 def _of(result: Estimate, setup: Setup) -> Estimate:

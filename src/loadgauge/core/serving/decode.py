@@ -61,13 +61,14 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU as a step sees it: bytes and FLOPs a second, of products in the weights' format and in 16 bits; bytes a second of its
-    link; whether its chip is a Blackwell."""
+    link; whether its chip is a Blackwell; host: bytes a second at which experts come from host memory, 0: they are on the card."""
 
     bandwidth: Size
     flops: Size
     usual: Size
     link: Size
     blackwell: Size
+    host: Size = 0.0
 
     @classmethod
     def of(cls, gpu: Gpu, link: float, weight_format: str) -> Card:
@@ -130,7 +131,7 @@ def lanes(work: Work, card: Card, known: Serving, engine: EngineRates) -> dict[s
     read = card.bandwidth * known.bandwidth
     dense = both_count(work.dense / read, work.dense_flops / (known.flops * card.flops))
     experts = both_count(
-        work.experts / (known.experts * card.bandwidth), work.expert_flops / (known.flops * card.flops)
+        work.experts / (card.host or known.experts * card.bandwidth), work.expert_flops / (known.flops * card.flops)
     )
     head = both_count(work.head / read, work.head_flops / (known.flops * card.usual))
     start = engine.collective * (1 + RANK * (work.ranks - 2))
@@ -170,6 +171,7 @@ class Server:
                 self.engine, kernel=max(self.engine.kernel, host_seconds("eager") / 2)
             )
         self.card = Card.of(machines.gpu, machines.links[0].bandwidth, asked.weight_format)
+        self.card = msgspec.structs.replace(self.card, host=asked.experts_from)
         self.fabric = Fabric.of(machines, of_cluster(machines))
         self.stages = split(model, asked)
         self.mixtures = sum(isinstance(model.blocks[kind].mlp, Moe) for one in self.stages for kind in one.pattern)
@@ -279,7 +281,7 @@ class Server:
             dense=own["dense"] / faster,
             attention=own["attention"],
             rest=own["rest"],
-            experts=experts / self.card.bandwidth,
+            experts=experts * self.known.experts / self.card.host if self.card.host else experts / self.card.bandwidth,
             expert_flops=flops / self.card.flops,
             wire=2 * self.layers * sent / self.card.link if ranks > 1 and not far else 0.0,
             beyond=self._beyond(tokens * batch) if far else 0.0,

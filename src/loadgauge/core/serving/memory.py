@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import msgspec
 
 from loadgauge.core.base.algebra import Size, maximum
+from loadgauge.core.base.units import MIB
 from loadgauge.core.base.verdict import Verdict, judge
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
@@ -14,7 +18,7 @@ from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_F
 from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Stage
-from loadgauge.core.estimate.states.overhead import non_pytorch_memory
+from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.layers.embedding_head import vocabulary
 from loadgauge.core.layers.operations.operations import Weight
@@ -23,25 +27,37 @@ from loadgauge.core.serving.passes import of_chunk, parts
 STATE = 4
 """Bytes of an element of a linear mixer's state, which is float32 in the kernels that carry it from token to token."""
 CONVOLUTION = 2
+GRAPH = Assumed(16 * MIB, 5 * MIB, 45 * MIB)
+"""A CUDA graph of one size of batch: all 67 take 1 to 3 GiB by vLLM's own warning (source: vllm, `model_runner.py`)."""
+LARGEST_GRAPH = 512
+SEQUENCES = 256
+"""Sequences at once for which servers capture graphs at least (vLLM's `max_num_seqs`)."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on the rank that needs the most; low, high: with what lies outside PyTorch at its least and most."""
+    """Bytes on the rank that needs the most.
+
+    low, high: with what lies outside PyTorch at its least and most; beside: further parts, such as a draft and CUDA graphs
+    host: bytes in host memory
+    """
 
     weights: float
     cache: float
     activations: float
-    logits: float
+    logits: float = 0.0
+    beside: dict[str, float] = {}
     outside: float
     low: float
     high: float
     stage: int
+    host: float = 0.0
     capacity: float | None = None
 
     @property
     def parts(self) -> dict[str, float]:
         """Return what it is made of [bytes]."""
-        return {name: getattr(self, name) for name in ("weights", "cache", "activations", "logits", "outside")}
+        own = {name: getattr(self, name) for name in ("weights", "cache", "activations", "logits")}
+        return own | self.beside | {"outside": self.outside}
 
     @property
     def total(self) -> float:
@@ -86,19 +102,59 @@ def cache(model: ModelSpec, asked: Inference, stage: Stage) -> float:
     return asked.batch * total
 
 
-def memory(model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], gpu: Gpu | None) -> Memory:
-    """Return the memory of the fullest stage."""
-    return max((_of(model, asked, stage, gpu) for stage in stages), key=lambda one: one.total)
+class Drafted(NamedTuple):
+    """Bytes of a draft on a rank: weights and cache; and its layers."""
+
+    weights: float = 0.0
+    cache: float = 0.0
+    layers: int = 0
 
 
-def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None) -> Memory:
+UNAIDED = Drafted()
+
+
+def memory(
+    model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], gpu: Gpu | None, drafted: Drafted = UNAIDED
+) -> Memory:
+    """Return the memory of the fullest stage. drafted: of a draft beside it"""
+    return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda one: one.total)
+
+
+def captured(sequences: int) -> int:
+    """Return how many sizes of batch vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
+
+    >>> captured(256), captured(4)
+    (67, 4)
+    """
+    most = min(2 * sequences, LARGEST_GRAPH)
+    return sum(1 for size in (1, 2, 4) if size <= most) + most // 8
+
+
+def kept_and_held(model: ModelSpec, asked: Inference, stage: Stage, *, ends: bool) -> tuple[float, float]:
+    """Return the bytes of weights and of cache of a model on a rank. ends: with embedding and head"""
+    listed = parts(model, stage, of_chunk(model, asked), 1, asked.attentions)
+    weights: Size = sum(
+        part.times * sum(weight.numel * stored(weight, asked.weight_format) for weight in part.layer.weights)
+        for part in listed
+        if ends or part.name not in ("embedding", "head")
+    )
+    return weights, cache(model, asked, stage)
+
+
+def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None, drafted: Drafted) -> Memory:
     rows = asked.batch if asked.task == "generate" else asked.at_once
     view, nothing = of_chunk(model, asked), RecomputePolicy(mode="full")
     weights: Size = 0
+    hosted: Size = 0
     alive: Size = 0
     logits: Size = 0
     for part in parts(model, stage, view, rows, asked.attentions):
-        weights += part.times * sum(weight.numel * stored(weight, asked.weight_format) for weight in part.layer.weights)
+        for weight in part.layer.weights:
+            nbytes = part.times * weight.numel * stored(weight, asked.weight_format)
+            if asked.experts_from and weight.expert and weight.kind == "matrix":
+                hosted += nbytes
+            else:
+                weights += nbytes
         if part.name == "head":
             logits = 2 * rows * (vocabulary(model, view) if model.head.kind == "lm" else 0)
         elif part.name != "embedding":
@@ -107,25 +163,41 @@ def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None) -> Me
     outside = non_pytorch_memory(Layout(tp=asked.tp, pp=asked.pp, ep=asked.ep, dp=asked.attentions, seq_len=1), gpu)
     kept = cache(model, asked, stage)
     # Logits of the last tokens are made when the layers' tensors are gone.
-    inside = weights + kept + max(alive, logits)
+    beside, spread = {}, Assumed(0, 0, 0)
+    if drafted.weights or drafted.cache:
+        beside["draft"] = drafted.weights + drafted.cache
+    if asked.server is not None:
+        graphs = captured(max(asked.batch, SEQUENCES)) * (1 + drafted.layers / len(model.pattern))
+        beside["graphs"] = GRAPH.value * graphs
+        spread = Assumed(0, (GRAPH.low - GRAPH.value) * graphs, (GRAPH.high - GRAPH.value) * graphs)
+    inside = weights + kept + max(alive, logits) + sum(beside.values())
     return Memory(
         weights=weights,
         cache=kept,
         activations=max(0, alive - logits),
         logits=logits,
         outside=outside.value,
-        low=inside + outside.low,
-        high=inside + outside.high,
+        beside=beside,
+        host=hosted,
+        low=inside + outside.low + spread.low,
+        high=inside + outside.high + spread.high,
         stage=stage.index,
         capacity=None if gpu is None else gpu.capacity,
     )
 
 
-def largest_batch(model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], gpu: Gpu) -> int:
-    """Return the most sequences whose memory the card holds, its upper end too; 0 where not even one fits."""
+def largest_batch(
+    model: ModelSpec,
+    asked: Inference,
+    stages: tuple[Stage, ...],
+    gpu: Gpu,
+    held: Callable[[Inference], Drafted] = lambda asked: UNAIDED,
+) -> int:
+    """Return the most sequences whose memory the card holds, its upper end too; 0 where not even one fits. held: of a draft"""
 
     def fits(batch: int) -> bool:
-        return bool(memory(model, msgspec.structs.replace(asked, batch=batch), stages, gpu).fits)
+        of = msgspec.structs.replace(asked, batch=batch)
+        return bool(memory(model, of, stages, gpu, held(of)).fits)
 
     if not fits(1):
         return 0

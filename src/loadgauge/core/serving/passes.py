@@ -19,6 +19,7 @@ from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, Inference
 from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
+from loadgauge.core.layers.embedding_head import prediction_layer
 from loadgauge.core.layers.operations.operations import Layer, Operation
 
 KERNELS = Kernels(norm="fused", norm_kernel="fused", activation="fused", experts="fused")
@@ -103,6 +104,8 @@ def parts(model: ModelSpec, stage: Stage, view: View, rows: Size, attentions: in
         yield Part("embedding", embedding_layer(model, view), 1)
     if stage.last:
         own = _shared(msgspec.structs.replace(view, tokens=rows, pairs=rows, positions=1, cached=None))
+        if model.mtp_layers:
+            yield Part("prediction", prediction_layer(model, view), model.mtp_layers)
         yield Part("head", head_layer(model, own, loss=False, holds_table=not stage.first), 1)
 
 

@@ -15,16 +15,18 @@ from loadgauge.core.definitions.serving.inference import Inference
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.definitions.training.software import bounds, factor, kind_of
 from loadgauge.core.serving.decode import Server, Steady, serve, slots_of
-from loadgauge.core.serving.memory import Memory, largest_batch, memory
+from loadgauge.core.serving.draft import Draft, Speculating, speculated
+from loadgauge.core.serving.memory import UNAIDED, Memory, largest_batch, memory
 from loadgauge.core.serving.passes import split
+from loadgauge.core.serving.quantise import quantising
 from loadgauge.core.serving.time import Clock, Pass
 
 NOT_COUNTED = (
-    "a server: queues, prompts that come while others generate, paged blocks, prefix caches, speculative decoding, sampling",
+    "a server: queues, prompts that come while others generate, paged blocks, prefix caches, sampling",
     "host time between tokens: the upper end of the range holds what engines were measured to take",
 )
 
-OF_SERVER = "paged blocks, prefix caches, speculative decoding, how requests arrive, servers that only read prompts"
+OF_SERVER = "paged blocks, prefix caches, how requests arrive, servers that only read prompts"
 """What the times of a server leave out."""
 
 
@@ -44,7 +46,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
     largest: the most sequences that fit; untimed: why there is no time
-    served: the times of a server, where one is asked for
+    served: the times of a server, where one is asked for; draft: what proposes tokens
     """
 
     model: ModelSpec
@@ -60,6 +62,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     untimed: str = ""
     price: float | None = None
     served: Steady | None = None
+    draft: Draft | None = None
 
     @property
     def gpus(self) -> int:
@@ -111,6 +114,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def not_counted(self) -> tuple[str, ...]:
         """Return what the times leave out."""
+        if self.asked.task == "quantise":
+            return ("time, embedding and head, which stay in 16 bits off the card, and what is read of the disk",)
         return NOT_COUNTED if self.served is None else (OF_SERVER,)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,6 +130,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             "gpu": None if self.gpu is None else self.gpu.id,
             "memory": needs(self.memory) | {"rank": {"stage": self.memory.stage}, "parts": self.memory.parts},
             "largest_batch": self.largest,
+            **({} if self.draft is None else {"draft": self.draft.to_dict()}),
             "not_counted": list(self.not_counted),
         }
         for name, one, factors in (
@@ -180,10 +186,12 @@ def infer(
     price: float | None = None,
     untimed: str = "",
     whole: bool = True,
+    draft: Draft | None = None,
 ) -> Answer:
     """Estimate a forward pass, or generation. Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
     params, active_params: of the whole model; untimed: why there is no cluster; whole: with the times and the largest batch
+    draft: what proposes tokens
     """
     asked.check()
     if asked.task == "generate" and model.head.kind != "lm":
@@ -200,7 +208,19 @@ def infer(
         raise ConfigError(
             f"{model.name} has {model.learned_positions:,} positions, got {asked.context:,}", key="context"
         )
+    if asked.task == "quantise":
+        return Answer(
+            model=model,
+            asked=asked,
+            params=params,
+            active_params=active_params,
+            gpu=gpu,
+            price=price,
+            memory=quantising(model, asked, gpu),
+            untimed="of --task quantise the memory alone is counted",
+        )
     stages = split(model, asked)
+    held = (lambda asked: UNAIDED) if draft is None else draft.held
     found = Answer(
         model=model,
         asked=asked,
@@ -209,8 +229,9 @@ def infer(
         gpu=gpu,
         price=price,
         untimed=untimed,
-        memory=memory(model, asked, stages, gpu),
-        largest=None if gpu is None or not whole else largest_batch(model, asked, stages, gpu),
+        memory=memory(model, asked, stages, gpu, held(asked)),
+        largest=None if gpu is None or not whole else largest_batch(model, asked, stages, gpu, held),
+        draft=draft,
     )
     if cluster is None or not whole:
         return found
@@ -221,14 +242,21 @@ def infer(
             return msgspec.structs.replace(found, first=first)
         last = clock.token(asked.context)
         # Seconds grow with the context in a line, but for windows: the mean of both ends and the middle.
-        begin, half = asked.prompt + 1, asked.prompt + (asked.answer + 1) / 2
-        mean = (clock.token(begin).seconds + 4 * clock.token(half).seconds + last.seconds) / 6
+        ends = asked.prompt + 1, asked.prompt + (asked.answer + 1) / 2, asked.context
+        if draft is None:
+            begin, half, end = (clock.token(context).seconds for context in ends)
+        else:
+            begin, half, end = (speculated(clock, draft, asked, cluster, context) for context in ends)
+        mean = (begin + 4 * half + end) / 6
     except NotStated as error:
         return msgspec.structs.replace(found, untimed=str(error))
     served = None
     if asked.server is not None:
-        one = Server(model, msgspec.structs.replace(asked, replicas=1), cluster, asked.server)
-        fits = slots_of(one, found.memory.weights, asked.prompt, asked.answer)
-        served = serve(one, asked.batch, asked.prompt, asked.answer, fits)
+        alone = msgspec.structs.replace(asked, replicas=1)
+        replica = Server(model, alone, cluster, asked.server)
+        if draft is not None:
+            replica = Speculating(model, alone, cluster, asked.server, draft)
+        fits = slots_of(replica, found.memory.weights + held(asked).weights, asked.prompt, asked.answer)
+        served = serve(replica, asked.batch, asked.prompt, asked.answer, fits)
         mean = served.token
     return msgspec.structs.replace(found, first=first, last=last, token=mean, served=served)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.units import count, flops, in_gib, seconds
+from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.serving.decode import Steady
 from loadgauge.core.serving.passes import AXES_OF
@@ -22,22 +22,29 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
     answer: Inferred = served.shown
     asked, memory = answer.asked, answer.memory
     head = [*left_out_words(answer.model, 2), _run(answer)]
+    tried = served.alternatives() if memory.verdict in ("tight", "does not fit") else ()
+    steps = [f"Try {flags}: {gib(other.memory.total, 1)}, {WORDS[other.memory.verdict][0]}" for flags, other in tried]
     if brief:
-        short(memory, memory.parts, head, (*_largest(answer), *_headline(answer)), target)
+        short(memory, memory.parts, head, (*_largest(answer), *_beside(answer), *_headline(answer), *steps), target)
         return
     target.print(
         f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})",
         style=WORDS[memory.verdict][1],
         soft_wrap=True,
     )
-    points(target, [*head, *_largest(answer), *_headline(answer)], "")
+    points(target, [*head, *_largest(answer), *_beside(answer), *_headline(answer), *steps], "")
     rows = [
         [name, in_gib(value), note]
         for name, value, note in (
-            ("weights", memory.weights, f"in {asked.weight_format}"),
-            ("cache", memory.cache, _cache_note(answer)),
-            ("activations", memory.activations, f"most alive at once in a layer, {asked.at_once:,} tokens of prompts"),
+            ("weights", memory.weights, WHOLE.get(asked.task, f"in {asked.weight_format}")),
+            ("cache", memory.cache, _cache_note(answer) if memory.cache else ""),
+            (
+                "activations",
+                memory.activations,
+                SOLVED.get(asked.task) or f"most alive at once in a layer, {asked.at_once:,} tokens of prompts",
+            ),
             ("logits", memory.logits, "of the last tokens" if asked.task == "generate" else "of every token"),
+            *((name, value, BESIDE[name]) for name, value in memory.beside.items()),
             ("outside", memory.outside, "CUDA context and communicators, assumed"),
         )
         if value
@@ -56,10 +63,42 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
     _traffic(target, answer)
     unread = {"keys that are not read": ", ".join(item["key"] for item in served.unread)} if served.unread else {}
     print_assumed(target, {**served.assumed, **unread})
-    heading(target, "Not counted: this is no planner of serving")
+    heading(target, f"Not counted{'' if answer.asked.task == 'quantise' else ': this is no planner of serving'}")
     points(target, answer.not_counted)
     if answer.first is not None:
         points(target, [f"Range of times: {_source(answer)}."])
+
+
+WHOLE = {"quantise": "of the largest block, in 16 bits"}
+SOLVED = {"quantise": "the forward of a sequence, or solving a matrix in float32"}
+BESIDE = {
+    "draft": "the draft model: weights and cache",
+    "calibration": "inputs and outputs of a block, of all calibration sequences",
+    "statistics": "GPTQ: Hessians of the matrices with the same input; AWQ: inputs of all products",
+    "graphs": "CUDA graphs of every size of batch that the engine captures, assumed",
+}
+"""Notes on parts of the memory that few runs have."""
+
+
+def _beside(answer: Inferred) -> list[str]:
+    """Return lines on a draft, on quantising, and on experts in host memory."""
+    lines, draft, memory, asked = [], answer.draft, answer.memory, answer.asked
+    if draft is not None:
+        lines.append(
+            f"Speculating: {draft.tokens} token{'s' if draft.tokens > 1 else ''} a step proposed by {draft.name}, each accepted at"
+            f" {draft.acceptance:.0%}: a step makes {draft.expected:.2f} in the mean, and the time of a token is its share."
+        )
+    if asked.task == "quantise":
+        lines.append(
+            f"Quantised layer by layer: one block is on the card, and the model in 16 bits, {gib(memory.host)}, in host memory."
+        )
+    elif memory.host:
+        node = memory.host * min(asked.replica, 8)
+        lines.append(
+            f"Host memory: {gib(memory.host)} of experts per rank, {gib(node)} of a replica on a node, read at"
+            f" {asked.experts_from / 1e9:.3g} GB/s a rank."
+        )
+    return lines
 
 
 def _run(answer: Inferred) -> str:
@@ -138,10 +177,13 @@ def _headline(answer: Inferred) -> list[str]:
     assert answer.token is not None
     if answer.served is not None:
         return _served(answer, answer.served)
-    last = answer.last.seconds
+    if answer.draft is not None:
+        last, where = answer.token, "in the mean"
+    else:
+        last, where = answer.last.seconds, "at the whole context"
     lines = [
         f"Time to first token: {seconds(took)} by its kernels, all prompts at once; in servers {spread}.",
-        f"Time per token at the whole context: {seconds(last)}"
+        f"Time per token {where}: {seconds(last)}"
         f" ({seconds(last * known.token_low)} to {seconds(last * known.token_high)});"
         f" {answer.tokens_per_second:,.0f} tokens/s over all GPUs in the mean.",
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from loadgauge.core.base.units import count, gib, in_gib
 from loadgauge.core.base.verdict import Needs, host_holds
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.estimate.result import Estimate, Memory
+from loadgauge.core.estimate.result import Memory
 
 WORDS = {
     "fits": ("FITS", "bold green"),
@@ -124,11 +124,3 @@ def range_words(memory: Memory) -> list[str]:
             f"The range is wide, {half:.0%} either way, mostly for {CAUSES.get(cause, f'{cause}, which is not said')}."
         )
     return lines
-
-
-def effort(other: Estimate, result: Estimate) -> float:
-    """Return the cost of a sequence in `other` relative to `result`: time where it is known, else FLOPs."""
-    if other.time is not None and result.time is not None:
-        return other.time.step / other.time.tokens / (result.time.step / result.time.tokens)
-    here = result.flops.hardware / result.layout.global_batch
-    return float(other.flops.hardware / other.layout.global_batch / here)

@@ -237,7 +237,7 @@ def _training(
     if framework == "torchtune":
         told = recipes.recipe(run, flags, optimizer)
         optimizer, loss, compiled, offload = told.optimizer, told.loss, told.compiled, told.offload
-        host, apart = Host(activations=told.activations), told.ends_apart  # type: ignore[arg-type]
+        host, apart = Host(activations=told.activations), told.ends_apart
     kind = trained(
         framework,
         word,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row, short
+from loadgauge.job_files.ideas.table import IDLE, NEAREST, Dialect, Facts, Idea, Keys, row, short
 from loadgauge.job_files.ideas.words import BITSANDBYTES
 
 RECIPES = {
@@ -201,7 +201,11 @@ def _optimizer() -> Idea:
     def read(keys: Keys) -> Facts:
         named = keys.raw(path)
         key = path if named is not None else plain
-        name = "adamw" if isinstance(keys.raw(key), dict) else keys.choice(key, OPTIMIZERS) or "adamw"
+        name = (
+            "adamw"
+            if isinstance(keys.raw(key), dict)
+            else keys.choice(key, OPTIMIZERS, NEAREST["optimizer"]) or "adamw"
+        )
         if keys.has("quantize") and name == "adamw":
             # Beside a base of bitsandbytes it takes bitsandbytes' own (`utils.py`, `instantiate_bnb_optimizer`).
             return {"optimizer": "paged-adamw-32bit"}

@@ -55,7 +55,7 @@ def _adapter() -> Idea:
             bits=(bits,),
             kind="quantization_type",
             nested="double_quantization",
-            method=("quantization_method", {"bnb": "", "bitsandbytes": "", "hqq": "hqq"}),
+            method=("quantization_method", {"bnb": "", "bitsandbytes": "", "hqq": "hqq", "eetq": "int8"}),
             model=("model_name_or_path",),
             upcast="none",
         ),

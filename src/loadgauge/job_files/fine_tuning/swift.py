@@ -22,7 +22,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
 )
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.ideas.facts import Fact
-from loadgauge.job_files.ideas.lenses import SAYABLE, dora, layers, product, quantised, sayable
+from loadgauge.job_files.ideas.lenses import SAYABLE, degree, dora, layers, product, quantised, sayable
 from loadgauge.job_files.ideas.partial import frozen_share, tower
 from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import ATTENTION
@@ -496,6 +496,7 @@ SWIFT = Dialect(
         liger("use_liger_kernel"),
         rlhf(),
         answers(),
+        degree("tp", "deepspeed_autotp_size"),
         context_parallel("sequence_parallel_size"),
         dropout("lora_dropout", lambda keys: None if tuner(keys) == "full" else 0.05),
         evaluation(

@@ -15,7 +15,12 @@ P, M, D, F = (
     "deepspeed_config.",
     "fsdp_config.fsdp_",
 )
-KINDS = {"NO": "", "MULTI_GPU": "", "FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
+KINDS = {
+    **dict.fromkeys(("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_HPU"), ""),
+    "FSDP": "fsdp",
+    "DEEPSPEED": "deepspeed",
+    "MEGATRON_LM": "megatron",
+}
 SPELLED = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
 
 
@@ -161,7 +166,7 @@ def _engine() -> Idea:
 
 
 def _accumulation() -> Idea:
-    names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps")
+    names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps", f"{M}num_micro_batches")
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.

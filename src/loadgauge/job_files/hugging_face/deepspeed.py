@@ -7,7 +7,8 @@ from typing import Any
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
 from loadgauge.job_files.ideas.evaluation import saving
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys
+from loadgauge.job_files.ideas.lenses import degree
+from loadgauge.job_files.ideas.table import NEAREST, Dialect, Facts, Idea, Keys
 from loadgauge.job_files.ideas.words import CPU, NOWHERE
 
 OPTIMIZERS = {
@@ -18,9 +19,9 @@ COMPRESSED = {"onebitadam": 1, "onebitlamb": 2, "zerooneadam": 2}
 """Tensors of 4 bytes that one-bit optimizers keep for a parameter beside Adam's, up to release 0.17."""
 GATHERS = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 """Switches by which a checkpoint holds whole weights, now and before 0.6."""
+AUTO_TP = ("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
 OVERLAPS = {True: "cp,dp,pp,prefetch", False: "cp,pp,prefetch"}
 """What `overlap_comm` hides; what ZeRO 3 gathers ahead and what other axes send has no switch there."""
-REMOVED = ("mics_shard_size", "mics_hierarchical_params_gather")
 
 
 def batch(prefix: str = "") -> Idea:
@@ -54,7 +55,8 @@ def zero(prefix: str = "") -> Idea:
     stage, param, state = (
         f"{prefix}zero_optimization.{key}" for key in ("stage", "offload_param.device", "offload_optimizer.device")
     )
-    share, old = f"{prefix}zero_optimization.offload_optimizer.ratio", f"{prefix}zero_optimization.cpu_offload"
+    share = f"{prefix}zero_optimization.offload_optimizer.ratio"
+    old, older = (f"{prefix}zero_optimization.cpu_offload{which}" for which in ("", "_param"))
     comm = f"{prefix}zero_optimization.overlap_comm"
     spelled = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
     pins = tuple(f"{prefix}zero_optimization.{where}.pin_memory" for where in ("offload_param", "offload_optimizer"))
@@ -64,14 +66,11 @@ def zero(prefix: str = "") -> Idea:
         return sharded(keys) | ({} if hidden is None else {"overlap": OVERLAPS[hidden]})
 
     def sharded(keys: Keys) -> Facts:
-        for name in REMOVED:
-            if keys.has(f"{prefix}zero_optimization.{name}"):
-                keys.note(f"{prefix}zero_optimization.{name}", "shards in groups (MiCS), which is not counted", "costs")
         number = keys.whole(stage, minimum=0)
         if number is not None and number > 3:
             raise keys.wrong(stage, f"must be 0, 1, 2 or 3, got {number}")
         moved = keys.choice(state, spelled) or keys.flag(old)
-        if keys.choice(param, spelled):
+        if keys.choice(param, spelled) or keys.flag(older):
             if number != 3:
                 raise keys.wrong(param, f"goes with stage 3, not with {number or 0}")
             return {"zero": number, "offload": "all", **beside(keys)}
@@ -104,8 +103,7 @@ def zero(prefix: str = "") -> Idea:
         if moved != "none":
             locked = facts.get("pin_memory") is not False
             values |= {key: locked for key in pins if keys.has(key) or (not locked and key == pins[1])}
-        if keys.has(old):
-            values[old] = None
+        values |= {key: None for key in (old, older) if keys.has(key)}
         if keys.has(share):
             values[share] = 1.0
         if (hidden := facts.get("overlap")) in OVERLAPS.values():
@@ -113,7 +111,7 @@ def zero(prefix: str = "") -> Idea:
         return values
 
     return Idea(
-        keys=(stage, param, state, share, old, comm, *pins),
+        keys=(stage, param, state, share, old, older, comm, *pins),
         facts=("zero", "offload", "offload_to", "pin_memory", "overlap"),
         read=read,
         write=write,
@@ -186,7 +184,7 @@ def _optimizer() -> Idea:
     kind, momentum = "optimizer.type", "optimizer.params.momentum"
 
     def read(keys: Keys) -> Facts:
-        name = keys.choice(kind, OPTIMIZERS)
+        name = keys.choice(kind, OPTIMIZERS, NEAREST["optimizer"])
         if more := COMPRESSED.get(str(keys.raw(kind)).lower()):
             keys.note(
                 kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
@@ -204,19 +202,6 @@ def _optimizer() -> Idea:
         return {kind: theirs, momentum: 0.9 if name == "sgd-momentum" else None}
 
     return Idea(keys=(kind, momentum), facts=("optimizer",), read=read, write=write)
-
-
-def _tensor_parallel() -> Idea:
-    key = "tensor_parallel.autotp_size"
-
-    return Idea(
-        keys=(key,),
-        facts=("tp",),
-        read=lambda keys: {"tp": keys.whole(key, minimum=0) or 1},
-        write=lambda facts, keys: {
-            key: ranks if (ranks := facts.get("tp") or 1) > 1 or keys.has(key) else None,
-        },
-    )
 
 
 def context_parallel(key: str, *also: str) -> Idea:
@@ -243,7 +228,12 @@ DEEPSPEED = Dialect(
     auto=True,
     blank={"json": "{\n    \n}\n"},
     ideas=(
-        _tensor_parallel(),
+        Idea(
+            keys=AUTO_TP,
+            facts=("tp",),
+            read=lambda keys: {"tp": keys.agreed(AUTO_TP, lambda key: keys.whole(key, minimum=0) or None) or 1},
+            write=degree("tp", *AUTO_TP).write,
+        ),
         context_parallel("sequence_parallel_size"),
         batch(),
         zero(),

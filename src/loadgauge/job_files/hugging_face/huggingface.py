@@ -13,7 +13,7 @@ from loadgauge.job_files.hugging_face import deepspeed, trl_tasks
 from loadgauge.job_files.ideas.evaluation import evaluation, saving
 from loadgauge.job_files.ideas.lenses import product, quantised, whole_and_dora
 from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import NEAREST, Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.ideas.words import ATTENTION, RESHARDED, SHARDING, TORCH_OPTIMIZERS
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -331,7 +331,7 @@ def attention(*switches: str) -> Idea:
 
     def read(keys: Keys) -> Facts:
         old = any(keys.flag(name) for name in switches)
-        named = keys.choice(key, ATTENTION)
+        named = keys.choice(key, ATTENTION, NEAREST["attention"])
         if old and named == "eager":
             raise keys.wrong(key, "contradicts the switch for flash attention")
         return {"attention": named or ("fa2" if old else None)}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+from loadgauge.job_files.ideas.table import NEAREST, Facts, Idea, Keys
 
 LOW_RANK = {"rank": "rank", "update_proj_gap": "every"}
 """Arguments of GaLore and APOLLO that decide memory or time, and ours."""
@@ -33,7 +33,7 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
         return {name: value for name, _, value in pairs}
 
     def read(keys: Keys) -> Facts:
-        name = keys.choice(key, words) or (default(keys) if callable(default) else default)
+        name = keys.choice(key, words, NEAREST["optimizer"]) or (default(keys) if callable(default) else default)
         low = OPTIMIZERS[name].low_rank
         found = arguments(keys)
         options = []
@@ -100,10 +100,7 @@ def instantiated(
         backward.setdefault(ours, theirs)
 
     def read(keys: Keys) -> Facts:
-        own = str(keys.raw(component) or "")
-        if "." in own and own not in words:
-            keys.note(component, "is an optimizer that is not read, counted as AdamW", parts="optimizer")
-        name = "adamw" if "." in own and own not in words else keys.choice(component, words)
+        name = keys.choice(component, words, NEAREST["optimizer"])
         quick, lists = keys.flag(fused), keys.flag(foreach)
         if quick and lists:
             raise keys.wrong(foreach, f"contradicts {keys.document.shown(fused)}")

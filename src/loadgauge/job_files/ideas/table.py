@@ -229,13 +229,14 @@ class Keys:
         """The value as a list of texts, with commas between them; None without one."""
         return ",".join(self.words(key) or ()) or None
 
-    def choice(self, key: str, among: Mapping[str, Any]) -> Any:
+    def choice(self, key: str, among: Mapping[str, Any], otherwise: tuple[Any, str] | None = None) -> Any:
         """The meaning of a word by `among`, case ignored; None without one.
 
-        Raises `ConfigError`, with the known words, for another.
+        otherwise: what is counted for another word, and the parts of the memory that it may change; without it another raises
+        `ConfigError`, with the known words
         """
         value = self._one(key)
-        if value is None:
+        if value is None or isinstance(value, dict):  # whose keys are each in a list
             return None
         name = str(value).lower() if isinstance(value, bool) else str(value)
         if name in among:
@@ -245,7 +246,10 @@ class Keys:
             return folded[name.lower()]
         if {"true", "false"} <= among.keys() and name.lower() in TRUE + FALSE:
             return among["true" if name.lower() in TRUE else "false"]
-        raise self.wrong(key, f"{short(value)} is not one that is read (read: {', '.join(among)})")
+        if otherwise is None or isinstance(value, bool):
+            raise self.wrong(key, f"{short(value)} is not one that is read (read: {', '.join(among)})")
+        self.note(key, f"is not known here, and {otherwise[0]} is counted", parts=otherwise[1])
+        return otherwise[0]
 
     def agreed(self, names: Sequence[str], read: Callable[[str], Any]) -> Any:
         """The value that `read` gives for these keys, None where they have none. Raises `ConfigError` where two differ."""
@@ -300,6 +304,12 @@ def _few(kind: Any, value: Any) -> Any:
     return kind(value)
 
 
+NEAREST = {
+    "optimizer": ("adamw", "optimizer"),
+    "attention": ("flash", "activations transient"),
+    "precision": ("bf16", "weights gradients activations gathered transient"),
+}
+"""The nearest of what is read to a word of a tool that no table has, by fact, and what of the memory it may change."""
 Facts = dict[str, Any]
 Read = Callable[[Keys], Facts]
 Write = Callable[[Facts, Keys], dict[str, Any]]
@@ -326,7 +336,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, if not all
     trainers: whose run preferences: `trl` (TRL's), `softmax` (its own, with a log-softmax of all logits), `own`
     sections: of files with sections, where keys without dots belong
-    layers: of files that name others as `defaults:`, the data file with the tool's own, by name
+    layers: of files that name others, the data file with the tool's own, by name; extends: the key that names them
+    fills: a pattern of variables, which are what its group has where nobody sets them
     last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
     style, objects: of options on its command line (`Argv`); lists: the tool whose lists of keys count, where not its own
     """
@@ -346,10 +357,14 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     style: str = "value"
     objects: frozenset[str] = frozenset()
     layers: str = ""
+    extends: str = "defaults"
+    fills: str = ""
     lists: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
     beneath: Callable[[Document], Mapping[str, Any]] | None = None
     """Holds what a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
+    script: Callable[[str], Document] | None = None
+    """Reads a program as a document, where the tool's files are its own programs."""
     closed: bool = False
     """Says whether every key of the tool is in a list, and it drops others."""
     programs: Mapping[str, str] = {}
@@ -574,7 +589,9 @@ def row(
 
     def read(document: Keys) -> Facts:
         def value_of(key: str) -> Any:
-            return document.choice(key, words) if words is not None else getattr(document, kind)(key, **limits)
+            if words is not None:
+                return document.choice(key, words, NEAREST.get(fact))
+            return getattr(document, kind)(key, **limits)
 
         value = document.agreed(keys, value_of)
         if value is None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
+from loadgauge.job_files.ideas.lenses import fixed
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
 
 SIZES = names_in(
@@ -160,6 +161,14 @@ def _attention() -> Idea:
     )
 
 
+def _reference(keys: Keys) -> str | None:
+    """A copy of the model, for preferences that are told against one (`training.py`)."""
+    compares = keys.word("train_impl") == "kto" or (
+        keys.word("train_impl") == "dpo" and not keys.flag("dpo_reference_free")
+    )
+    return "model" if compares else None
+
+
 GPT_NEOX = Dialect(
     name="gpt-neox",
     title="GPT-NeoX's YAML",
@@ -176,7 +185,9 @@ GPT_NEOX = Dialect(
         row("optimizer", "optimizer.type", words=OPTIMIZERS, default="adamw"),
         _attention(),
         row("seq_len", "seq_length"),
+        row("task", "train_impl", words={"normal": None, "dpo": "dpo", "kto": "kto", "rm": "reward"}),
+        fixed("dpo_reference_free", reference=_reference),
         Idea(keys=SIZES, facts=("config",), read=_read, write=lambda facts, keys: {}),
         _experts(),
     ),
-)  # fmt: skip
+)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.ideas import words
+from loadgauge.job_files.ideas.lenses import fixed, when
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, row
 
-REFERENCE = re.compile(r"\$\{((?:variables\.)?\w+)\}")
 SHARDING = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "NO_SHARD": 0}
-PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "bf16"}
+PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32"}
 OPTIMIZERS = {"decoupled_adamw": "adamw", "adamw": "adamw", "decoupled_lionw": "lion", "lion": "lion", "sgd": "sgd"}
 MODEL = (
-    "model.name", "model.d_model", "model.n_heads", "model.n_layers", "model.expansion_ratio", "model.vocab_size",
-    "model.max_seq_len", "model.attn_config.kv_n_heads", "model.attn_config.alibi", "model.attn_config.attn_type",
-    "model.pretrained_model_name_or_path", "model.no_bias", "model.tie_word_embeddings", "model.attn_config.rope",
-    "model.ffn_config.ffn_type", "model.norm_type", "model.learned_pos_emb",
-)  # fmt: skip
+    "model.name",
+    "model.d_model",
+    "model.n_heads",
+    "model.n_layers",
+    "model.expansion_ratio",
+    "model.vocab_size",
+    "model.max_seq_len",
+    "model.attn_config.kv_n_heads",
+    "model.attn_config.alibi",
+    "model.attn_config.attn_type",
+    "model.pretrained_model_name_or_path",
+    "model.no_bias",
+    "model.tie_word_embeddings",
+    "model.attn_config.rope",
+    "model.ffn_config.ffn_type",
+    "model.norm_type",
+    "model.learned_pos_emb",
+)
 FEED_FORWARD = {"mptmlp": "plain", "te_ln_mlp": "plain", "mptglu": "gated"}
 """MegaBlocks' mixtures of experts are not read."""
 ATTENTION = (
@@ -31,37 +42,28 @@ KERNELS = {"flash": "flash", "triton": "flash", "torch": "eager", **words.ATTENT
 PEFT = ("model.peft_config.r", "model.peft_config.peft_type", "model.peft_config.target_modules")
 
 
-def value(keys: Keys, key: str) -> Any:
-    """The value of a key, or of the one of `variables` that it refers to."""
-    matches = keys.raw(key)
-    match = REFERENCE.fullmatch(matches) if isinstance(matches, str) else None
-    return keys.raw(match[1]) if match is not None else matches
-
-
-def number(keys: Keys, key: str) -> int | None:
-    """The value of a key as a whole number, through `variables`."""
-    matches = keys.raw(key)
-    match = REFERENCE.fullmatch(matches) if isinstance(matches, str) else None
-    return keys.whole(match[1] if match is not None else key)
-
-
 def _read(keys: Keys) -> Facts:
-    name = value(keys, MODEL[10])
+    name = keys.raw(MODEL[10])
     if isinstance(name, str):
         return {"model": name}
     if str(keys.raw("model.name") or "mpt_causal_lm") != "mpt_causal_lm":
         return {}
-    hidden, heads, layers = (number(keys, key) or usual for key, usual in zip(MODEL[1:4], (2048, 16, 24), strict=True))
-    groups = number(keys, MODEL[7]) or (1 if keys.word(MODEL[9]) == "multiquery_attention" else heads)
+    hidden, heads, layers = (keys.whole(key) or usual for key, usual in zip(MODEL[1:4], (2048, 16, 24), strict=True))
+    groups = keys.whole(MODEL[7]) or (1 if keys.word(MODEL[9]) == "multiquery_attention" else heads)
     ratio = keys.real(MODEL[4]) or 4.0
-    length, vocabulary = number(keys, MODEL[6]) or number(keys, "max_seq_len") or 2048, number(keys, MODEL[5]) or 50_368
+    length, vocabulary = keys.whole(MODEL[6]) or keys.whole("max_seq_len") or 2048, keys.whole(MODEL[5]) or 50_368
     tied = keys.flag("model.tie_word_embeddings") is not False
     gated = keys.choice("model.ffn_config.ffn_type", FEED_FORWARD) == "gated"
     config: dict[str, Any] = {
-        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": groups,
-        "intermediate_size": int(ratio * hidden), "vocab_size": vocabulary, "max_position_embeddings": length,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "intermediate_size": int(ratio * hidden),
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
         "tie_word_embeddings": tied,
-    }  # fmt: skip
+    }
     plain, biased = groups == heads and ratio == 4, not keys.flag("model.no_bias")
     if "rms" in str(keys.raw("model.norm_type") or ""):
         return {"config": config | {"model_type": "llama" if gated else "arcee"}}
@@ -80,10 +82,10 @@ def _batch() -> Idea:
     micro, whole = "device_train_microbatch_size", "global_train_batch_size"
 
     def read(keys: Keys) -> Facts:
-        if str(value(keys, micro) or "auto").lower() == "auto":
+        if str(keys.raw(micro) or "auto").lower() == "auto":
             message = "is what fits, which Composer finds by trying"
             raise Unknown(message, key=keys.document.shown(micro), file=keys.file)
-        return {"micro_batch": number(keys, micro), "global_batch": number(keys, whole)}
+        return {"micro_batch": keys.whole(micro), "global_batch": keys.whole(whole)}
 
     return Idea(
         keys=(micro, whole),
@@ -93,66 +95,29 @@ def _batch() -> Idea:
     )
 
 
-def _length() -> Idea:
-    return Idea(
-        keys=("max_seq_len",),
-        facts=("seq_len",),
-        read=lambda keys: {"seq_len": number(keys, "max_seq_len")},
-        write=lambda facts, keys: {"max_seq_len": facts.get("seq_len")},
-    )
-
-
-def _precision() -> Idea:
-    def read(keys: Keys) -> Facts:
-        if keys.raw("precision") == "amp_fp8":
-            note = "precision = amp_fp8: products of matrices in 8 bits, where 16 are counted"
-            keys.add(Uncounted(note, "precision", effect="either", parts=("activations", "transient"), share=0.5))
-        return {"precision": keys.choice("precision", PRECISIONS) or "bf16"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        spelled = {"bf16": "amp_bf16", "fp16": "amp_fp16", "fp32": "fp32"}.get(facts["precision"].partition("-")[0])
-        return {"precision": spelled} if spelled else {}
-
-    return Idea(keys=("precision",), facts=("precision",), read=read, write=write)
-
-
-def _lora() -> Idea:
-    def read(keys: Keys) -> Facts:
-        keys.choice(PEFT[1], {"lora": "lora"})
-        return {"lora_rank": keys.whole(PEFT[0]) or 0, "lora_targets": ",".join(keys.words(PEFT[2]) or []) or None}
-
-    return Idea(keys=PEFT, facts=("lora_rank", "lora_targets"), read=read, write=lambda facts, keys: {})
-
-
-def _attention() -> Idea:
-    def read(keys: Keys) -> Facts:
-        if keys.flag(ATTENTION[3]):
-            return {"attention": "flash"}
-        chosen = next((key for key in ATTENTION[:3] if keys.has(key)), None)
-        return {} if chosen is None else {"attention": keys.choice(chosen, KERNELS)}
-
-    return Idea(keys=ATTENTION, facts=("attention",), read=read, write=lambda facts, keys: {})
-
-
 LLM_FOUNDRY = Dialect(
     name="llm-foundry",
     title="LLM Foundry's YAML",
     versions="LLM Foundry 0.17 - 0.22",
     syntaxes=("yaml",),
     framework="llm-foundry",
+    layers="keys/llm-foundry.toml",
     blank={"yaml": ""},
     zero_stages=(0, 2, 3),
     ideas=(
         _batch(),
-        _length(),
+        row("seq_len", "max_seq_len"),
         row("zero", "fsdp_config.sharding_strategy", words=SHARDING, default=0, off=0),
         row(
             "recompute", "fsdp_config.activation_checkpointing", words={"true": "full", "false": "none"}, default="none"
         ),
-        _precision(),
+        row("precision", "precision", words=PRECISIONS, default="bf16"),
         row("optimizer", "optimizer.name", words=OPTIMIZERS, default="adamw"),
-        _lora(),
-        _attention(),
+        row("lora_rank", PEFT[0], default=0, add=False),
+        row("adapter", PEFT[1], words={"lora": None}, add=False),
+        row("lora_targets", PEFT[2], kind="joined", add=False),
+        row("attention", *ATTENTION[:3], words=KERNELS, add=False),
+        when(lambda keys: keys.flag(ATTENTION[3]), fixed(ATTENTION[3], attention="flash")),
         Idea(keys=MODEL, facts=("model", "config"), read=_read, write=lambda facts, keys: {}),
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.table import NEAREST, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
 from loadgauge.job_files.pre_training.megatron_model import MODEL
 
@@ -419,7 +419,7 @@ def optimizer() -> Idea:
     owned = ("optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "use_precision_aware_optimizer", "sgd_momentum")
 
     def read(keys: Keys) -> Facts:
-        name = keys.choice("optimizer", names) or "adamw"
+        name = keys.choice("optimizer", names, NEAREST["optimizer"]) or "adamw"
         moments = {keys.word("exp_avg_dtype") or "fp32", keys.word("exp_avg_sq_dtype") or "fp32"}
         if moments != {"fp32"}:
             shown = keys.document.shown("exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype")

@@ -71,6 +71,8 @@ class Calls:
         doubtful: set[str] = set()
         for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
             name = _called(call.func)
+            if name == "dict":  # mmengine's, whose class is one of its words
+                name = next((_called(word.value) for word in call.keywords if word.arg == "type"), name)
             self.programs.append(name)
             if name.endswith("snapshot_download"):
                 words = dict(self._arguments("", call, {"": "repo_id"}))
@@ -213,7 +215,7 @@ UNKNOWN = object()
 """The value of an expression that only a run of the program gives."""
 ARGUMENTS = re.compile(r"(?:^|_)(?:args?|arguments|config|cfg|opts?|options)$")
 """Names of what a program's arguments are parsed into."""
-TORCH = re.compile(r"torch\.(bfloat16|float16|float32|half)")
+TORCH = re.compile(r"(?:torch|DType)\.(bfloat16|float16|float32|half)")
 MEMBER = re.compile(r"(?:.*\.)?(?:OptimizerNames|IntervalStrategy|SaveStrategy|SchedulerType)\.([A-Z0-9_]+)")
 """Members of transformers' enumerations, whose values are their names in small letters, but for these."""
 MEMBERS = {
@@ -221,6 +223,8 @@ MEMBERS = {
     "paged_lion": "paged_lion_32bit", "paged_ademamix": "paged_ademamix_32bit",
     "rmsprop_32bit": "rmsprop_bnb_32bit", "rmsprop_8bit": "rmsprop_bnb_8bit",
 }  # fmt: skip
+NAMED = re.compile(r"(?:.*\.)?[A-Z]\w*(?:Type|Mode|Name|Strategy|Implementation)\.([a-z]\w*)")
+"""Members of other enumerations, whose values are their names."""
 LARGEST = 10**12
 
 
@@ -245,6 +249,8 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
             return match[1]
         if (match := MEMBER.fullmatch(ast.unparse(node)[:80])) is not None:
             return MEMBERS.get(match[1].lower(), match[1].lower())
+        if (match := NAMED.fullmatch(ast.unparse(node)[:80])) is not None:
+            return match[1]
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
         return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) else UNKNOWN
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:

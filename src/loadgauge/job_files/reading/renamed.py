@@ -8,7 +8,8 @@ from typing import Any
 from loadgauge.job_files.ideas.table import MISSING, Document
 
 Names = Sequence[tuple[str, str]]
-"""Pairs of a file's name and of the one that is read; those that end with a dot are sections. The first that matches counts."""
+"""Pairs of a file's name and of the one that is read; those that end with a dot are sections, and an empty
+one stands before every key. The first that matches counts."""
 
 
 def renamed(key: str, names: Names) -> str:
@@ -18,7 +19,7 @@ def renamed(key: str, names: Names) -> str:
     ('mesh.tp', 'lr')
     """
     for theirs, ours in names:
-        if key == theirs or (theirs.endswith(".") and key.startswith(theirs)):
+        if key == theirs or (theirs[-1:] in ("", ".") and key.startswith(theirs)):
             return ours + key[len(theirs) :]
     return key
 

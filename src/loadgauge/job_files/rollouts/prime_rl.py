@@ -11,7 +11,7 @@ from typing import Any
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.facts import split_of
 from loadgauge.job_files.ideas.lenses import layers
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas.table import MISSING, NEAREST, Dialect, Facts, Idea, Keys, names_in
 
 V = "inference.vllm."
 TOKENS = "orchestrator.token_batch_size"
@@ -383,7 +383,7 @@ def _trainer() -> Idea:
             if host
             else keys.choice(_of(keys, dtype), {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
             "compile": _section(keys, _of(keys, compiled), usual=True),
-            "attention": keys.choice(_of(keys, attn), ATTENTION),
+            "attention": keys.choice(_of(keys, attn), ATTENTION, NEAREST["attention"]),
             "tp": 1,
             "pp": 1,
         }

@@ -248,19 +248,19 @@ def _job(text: str, name: str, others: dict[str, str], flags: dict[str, str]) ->
     """Read a job file of another tool. Files that it names are not read from disk: they must have been dropped too."""
     if len(text.encode("utf-8", "replace")) > JOB_FILES.largest(name):
         raise ConfigError(f"is larger than {JOB_FILES.largest(name) // 1000} kB; a job file has some kB", file=name)
-    given = {
+    chosen = {
         field: value for field, value in JOB_FILES.flags_given(Job.of("", flags)).items() if field in JOB_FILES.FIELDS
     }
-    jobs, missing = [JOB_FILES.read(text, file=name, alone=True, given=given)], []
+    jobs, missing = [JOB_FILES.read(text, file=name, alone=True, given=chosen)], []
     for other in JOB_FILES.named_documents(text, name):
         beside = plain_name(other)
         if beside in others:
-            jobs.append(JOB_FILES.read(others[beside], "deepspeed", file=beside, alone=True, given=given))
+            jobs.append(JOB_FILES.read(others[beside], "deepspeed", file=beside, alone=True, given=chosen))
         else:
             missing.append(
                 f"it names {beside}, which says more of the run: drop that file too, and then this one again"
             )
-    job, extra = JOB_FILES.combine(jobs, given)
+    job, extra = JOB_FILES.combine(jobs, chosen)
     spec, model, remark = _model(jobs[0])
     asked = {
         key.replace("_", "-"): "true" if value is True else str(value)

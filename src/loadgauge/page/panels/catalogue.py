@@ -1,4 +1,4 @@
-"""Choices that the page offers: models, GPUs, the fields of a `Job`, dialects of job files, presets."""
+"""Choices that the page offers: models, GPUs, the fields of a `Job`, dialects of job files, presets and tasks to learn by."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from loadgauge.core.base.hooks import Door
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.hardware.hardware import gpu_ids, gpus
 from loadgauge.core.definitions.job.job import Field, fields
 from loadgauge.core.families.catalogue import find_model, models
@@ -14,48 +15,7 @@ from loadgauge.page.inputs.flags import CHOSEN
 
 JOB_FILES = Door("job_files")
 
-PRESETS: tuple[dict[str, Any], ...] = (
-    {
-        "name": "Llama 3.1 70B, 256 H100",
-        "flags": {
-            "model": "llama-3.1-70b", "gpu": "h100-sxm5-80gb", "gpus": "256", "tp": "8", "pp": "4",
-            "sequence-parallel": "true", "zero": "1", "recompute": "selective", "seq-len": "8192", "micro-batch": "1",
-            "global-batch": "512", "tokens": "1T", "price": "2.5",
-        },
-    },
-    {
-        "name": "Llama 3.1 8B, 8 H100, FSDP",
-        "flags": {
-            "model": "llama-3.1-8b", "gpu": "h100-sxm5-80gb", "gpus": "8", "zero": "3", "seq-len": "4096",
-            "micro-batch": "1", "global-batch": "64", "framework": "torchtitan", "recompute": "selective",
-        },
-    },
-    {
-        "name": "Llama 3.1 8B, QLoRA on one RTX 4090",
-        "flags": {
-            "model": "llama-3.1-8b", "gpu": "rtx4090", "gpus": "1", "qlora": "true", "loss": "chunked", "seq-len": "2048",
-            "micro-batch": "1", "global-batch": "16", "recompute": "full",
-        },
-    },
-    {
-        "name": "Llama 3.1 405B, 1,024 H100",
-        "flags": {
-            "model": "llama-3.1-405b", "gpu": "h100-sxm5-80gb", "gpus": "1024", "tp": "8", "pp": "16",
-            "stage-layers": "7,8,8,8,8,8,8,8,8,8,8,8,8,8,8,7", "sequence-parallel": "true", "zero": "1",
-            "recompute": "full", "seq-len": "8192", "micro-batch": "1", "global-batch": "2048", "tokens": "15T",
-            "price": "2.5",
-        },
-    },
-    {
-        "name": "DeepSeek-V3, 2,048 H800",
-        "flags": {
-            "model": "deepseek-v3", "gpu": "h800-sxm5-80gb", "gpus": "2048", "pp": "16", "ep": "64",
-            "stage-layers": "4,4,4,4,4,4,4,4,4,4,4,4,4,3,3,3", "zero": "1", "precision": "fp8", "recompute": "full",
-            "nic-bandwidth": "50GB/s", "seq-len": "4096", "micro-batch": "1", "global-batch": "15360",
-            "tokens": "14.8T", "price": "2",
-        },
-    },
-)  # fmt: skip
+PRESETS: list[dict[str, Any]] = read_table("tasks.toml")["preset"]
 """Example runs to start from."""
 
 
@@ -65,13 +25,15 @@ TYPES = {"switch": "bool", "whole": "int", "positive": "number", "price": "numbe
 
 @functools.cache
 def catalogue() -> dict[str, Any]:
-    """All choices that the page offers: models, GPUs, flags, dialects of job files and presets, as plain values."""
+    """All that the page offers: models, GPUs, flags, dialects of job files, presets and tasks to learn by, as plain values."""
     return {
         "models": [model_row(find_model(name)) for name in models()],
         "gpus": [gpu_row(card) for card in gpus()],
         "flags": [flag_row(name, field) for name, field in fields().items() if _shown(name, field)],
         "dialects": list(JOB_FILES.FILES),
-        "presets": list(PRESETS),
+        "presets": PRESETS,
+        "tracks": read_table("tasks.toml")["tracks"],
+        "tasks": read_table("tasks.toml")["task"],
     }
 
 

@@ -6,6 +6,7 @@ unit of each letter. Memory by parts is explained in `page/panels/explain.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ MOST = 12
 """Summands that are shown one by one; the others together."""
 UNITS = {
     "byte": "B",
+    "bytes": "B",
     "byte/s": "B/s",
     "GPU-hours": "hours",
     "steps": "count",
@@ -35,6 +37,12 @@ UNITS = {
     "interruptions": "count",
 }
 """The page's names of units, where they differ from a line's."""
+ADDRESSES = (
+    (re.compile(r"\(arXiv:([\w.\-/]+)\)"), "https://arxiv.org/abs/{}"),
+    (re.compile(r"\((https?://[^\s)]+)\)"), "{}"),
+    (re.compile(r"\(((?:github\.com|huggingface\.co|docs\.nvidia\.com|pytorch\.org)/[^\s)]+)\)"), "https://{}"),
+)
+"""Forms of the places that sources name."""
 ENDS = ("t*r_l", "t*r_h", "t_l*r_l", "t_h*r_h")
 """The formulas of both ends of the range of a step."""
 TOPIC_OF = {lane: topic for topic, lane in OF_LANES.items()}
@@ -83,7 +91,7 @@ def shown(value: float, unit: str, found: Reason, lines: Iterable[Line], steps: 
         "formulas": [_formula(line) for line in lines if line.letters],
         "steps": [step._asdict() for step in steps],
         "notes": list(found.notes),
-        "sources": [{"text": text, "url": _address(text)} for source in found.sources for text in _works(source)],
+        "sources": [{"text": text, "url": address(text)} for source in found.sources for text in _works(source)],
     }
 
 
@@ -93,9 +101,14 @@ def _works(source: str) -> list[str]:
     return [str(cite(key)) for key in keys.split(", ")] if measured and not head else [source]
 
 
-def _address(text: str) -> str | None:
-    head, found, end = text.rpartition("(arXiv:")
-    return f"https://arxiv.org/abs/{end.rstrip(')')}" if found and head else None
+def address(text: str) -> str | None:
+    """Return where a source says to find it.
+
+    >>> address("Korthikanti et al., Reducing Activation Recomputation (arXiv:2205.05198)")
+    'https://arxiv.org/abs/2205.05198'
+    """
+    matches = ((pattern.search(text), form) for pattern, form in ADDRESSES)
+    return next((form.format(match[1]) for match, form in matches if match), None)
 
 
 def _formula(line: Line) -> dict[str, Any]:
@@ -105,7 +118,8 @@ def _formula(line: Line) -> dict[str, Any]:
         "value": line.value,
         "unit": UNITS.get(line.unit, line.unit),
         "numbers": {name: number for name, (_, number) in line.legend.items()},
-        "units": {name: unit_of(meaning) for name, (meaning, _) in line.legend.items()},
+        # The letters of a part of the memory are sizes, whose units its formula does not carry.
+        "units": {} if line.unit == "bytes" else {name: unit_of(meaning) for name, (meaning, _) in line.legend.items()},
         "meaning": {name: meaning for name, (meaning, _) in line.legend.items()},
     }
 
@@ -156,17 +170,14 @@ def _step(result: Estimate, _: str) -> dict[str, Any]:
     return shown(result.time.step, "s", found, ends, steps)
 
 
-def _rate(result: Estimate, _: str) -> dict[str, Any]:
-    assert result.time is not None
-    found = reason_of(result, "time")
-    lines = [line for line in found.lines if line.unit == "tokens/s"]
-    return shown(result.time.tokens_per_second_per_gpu, "tokens/s", found, lines)
+def _figure(topic: str, name: str, unit: str, kept: str = "") -> Callable[[Estimate, str], dict[str, Any]]:
+    """Explain a number of the time by the lines of a topic; kept: by those of this unit alone."""
 
+    def of(result: Estimate, _: str) -> dict[str, Any]:
+        found = reason_of(result, topic)
+        return shown(getattr(result.time, name), unit, found, [line for line in found.lines if kept in ("", line.unit)])
 
-def _mfu(result: Estimate, _: str) -> dict[str, Any]:
-    assert result.time is not None
-    found = reason_of(result, "mfu")
-    return shown(result.time.mfu, "share", found, found.lines)
+    return of
 
 
 def _lane(result: Estimate, lane: str) -> dict[str, Any]:
@@ -225,7 +236,8 @@ def _network(result: Estimate, rest: str) -> dict[str, Any]:
 
 
 OF_STEP: dict[str, Callable[[Estimate, str], dict[str, Any]]] = {
-    "step": _step, "rate": _rate, "mfu": _mfu, "lane": _lane, "network": _network,
+    "step": _step, "rate": _figure("time", "tokens_per_second_per_gpu", "tokens/s", "tokens/s"),
+    "mfu": _figure("mfu", "mfu", "share"), "lane": _lane, "network": _network,
 }  # fmt: skip
 
 

@@ -147,6 +147,8 @@ def fitting(question: OfError, uploads: Uploads) -> dict[str, Any]:
         "verdict": memory.verdict,
         "micro_batch": given.layout.micro_batch,
         "seq_len": given.layout.seq_len,
+        "vocabulary": getattr(given.model, "vocab_size", None),
+        "capacity": memory.capacity,
         "size": found.same_size(given),
         "changes": [PYTORCH.describe_change(change) for change in PYTORCH.changes(given, found.place)],
     }

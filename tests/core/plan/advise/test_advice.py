@@ -49,10 +49,10 @@ def test_what_is_assumed_is_said_where_that_alone_is_in_the_way() -> None:
     """transformers 4 loads float32, 5 what the checkpoint has: full recomputation fits with one, not with the other."""
     given = resolve_job(Job(model="mistral-7b", gpu="rtx3090", lora_rank=16, seq_len=2048))
     assert given.estimate().memory.verdict == "does not fit"
-    first, *others = advice(given)
+    first = advice(given)[0]
     assert (first.flags, first.result.memory.verdict) == ("--recompute full --weights bfloat16", "fits")
     assert resolve_job(first.job).estimate().memory.fits
-    assert {trial.flags: trial.result.memory.verdict for trial in others}["--recompute full"] == "depends"
+    assert resolve_job(given.job.replace(recompute="full")).estimate().memory.verdict == "depends"
 
 
 def test_the_same_adapters_on_the_same_card_by_unsloth() -> None:
@@ -114,3 +114,29 @@ def test_that_peft_may_adapt_experts_is_named() -> None:
     ):
         given = resolve_job(other)
         assert "--lora-targets" not in {row.name for row in assumptions(given, given.estimate())}
+
+
+def test_of_smaller_micro_batches_the_largest_that_fits_is_advised() -> None:
+    job = Job("gpt2", gpu="h100-sxm5-80gb", gpus=8, micro_batch=64)
+    sizes = [change.fields["micro_batch"] for change in advice(resolve_job(job)) if "micro_batch" in change.fields]
+    fitting = [
+        size for size in (32, 16, 8, 4, 2, 1) if resolve_job(job.replace(micro_batch=size)).estimate().memory.fits
+    ]
+    assert sizes[0] == fitting[0] > 1
+
+
+def test_what_makes_a_run_many_times_slower_comes_after_what_does_not() -> None:
+    words = {"gpu": "a100-sxm4-40gb", "gpus": 4096, "tp": 8, "pp": 8, "zero": 1, "global_batch": 2048, "seq_len": 2048}
+    setup = resolve_job(Job("falcon-180b", **words))
+    first = advice(setup)[0].result
+    assert first.memory.fits
+    assert first.time.step < 2 * setup.estimate().time.step
+
+
+def test_what_another_job_or_more_cards_would_do_comes_after_what_this_one_can() -> None:
+    """Full training of 8B on a card: 8-bit states and recomputation, not host memory, GPUs or adapters."""
+    first = advice(resolve_job(Job("llama-3.1-8b", gpu="h100-sxm5-80gb")))[0]
+    assert first.result.memory.fits
+    assert not first.fields.keys() & {"gpus", "qlora", "offload", "seq_len"}
+    apple = advice(resolve_job(Job("llama-3.1-8b", gpu="m3-max-36gb", adapter="lora")))
+    assert not any("unsloth" in trial.flags for trial in apple)

@@ -6,22 +6,25 @@ Every value is the one the estimate keeps (`Workings`); a formula is shown only 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadgauge.core.answers.why.reason import Line, Reason, line, summed
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.base.sources import cite
+from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
 from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.explain import closed_form
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.symbols import letter, symbolic_block, symbolic_ends, symbolic_view
-from loadgauge.core.estimate.time.collectives import bus_factor
+from loadgauge.core.estimate.time.collectives import Fabric, algorithm, bus_factor
 from loadgauge.core.estimate.time.cost import DAY, Budget
 from loadgauge.core.estimate.time.flops import on_one_rank
 from loadgauge.core.estimate.time.roofline import grouped_parts, in_eight_bits, product_parts
 from loadgauge.core.estimate.time.step import LANES, Time
+from loadgauge.core.estimate.time.traffic import Traffic, layout_groups
 from loadgauge.core.estimate.workings import TimedOperation
 from loadgauge.core.layers import block_layer, head_layer
 
@@ -391,10 +394,20 @@ def _network(result: Estimate, time: Time, lanes: list[str], topic: str) -> Reas
             )
             for row in rows
         ),
-        notes=(f"slowest link: {links}",),
+        notes=(f"slowest link: {links}", *_algorithms(result, rows)),
         see=("what the links would have to be: loadgauge network --explain",),
         sources=(str(cite("narayanan2021")), str(cite("nccl-tests"))),
     )
+
+
+def _algorithms(result: Estimate, rows: Sequence[Traffic]) -> Iterator[str]:
+    """Yield which algorithm each collective takes, and the sizes of the tensor between which it does."""
+    if result.cluster is None:
+        return
+    fabric, made = Fabric.of(result.cluster, of_cluster(result.cluster)), layout_groups(result.layout)
+    for row in rows:
+        taken = algorithm(row.collective, float(row.payload), made[row.group], fabric)
+        yield f"algorithm of {row.axis} {row.what}, {str(row.collective).replace('_', '-')}: {taken}"
 
 
 def _host(result: Estimate, time: Time) -> Reason:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.hooks import need
 from loadgauge.core.command_line.options.param_types import Read
 from loadgauge.core.definitions.job.job import POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.serving.inference import TASKS
@@ -97,7 +99,8 @@ def task_options(command: Command) -> Command:
         "--task",
         type=kinds,
         metavar="TASK",
-        help=f"train (default); generate, with a cache; forward, which scores; or, after pre-training, {', '.join(AFTER)}.",
+        help="train (default); generate, with a cache; forward, which scores; quantise, layer by layer;"
+        f" or, after pre-training, {', '.join(AFTER)}.",
     )(command)
 
 
@@ -114,3 +117,18 @@ def parse(words: Sequence[str]) -> Job:
     True
     """
     return Job(**_reader().make_context("run", list(words)).params)
+
+
+page_option = click.option(
+    "--html",
+    "page",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write it as one page that opens anywhere, with formulas and with sliders over a table of its neighbours.",
+)
+
+
+def write_page(file: str, setup: Any, result: Any) -> None:
+    """Write a `Setup` and its estimate as one page, and say so on stderr. Raises `ConfigError` where it cannot be written."""
+    count = need("HTML").write(setup, result, Path(file))
+    click.echo(f"{file}: {count:,} answers in one file that opens anywhere, without a network", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +11,15 @@ import click
 
 from loadgauge.core.base.hooks import provider
 from loadgauge.core.definitions.job.job import Job, fields
-from loadgauge.core.definitions.job.spoken import ASKED, HARMLESS, LENGTHS, PATTERNS, RENAMED, SWITCHES, VALUES
+from loadgauge.core.definitions.job.spoken import ASKED, COUNTS, HARMLESS, LENGTHS, PATTERNS, RENAMED, SWITCHES, VALUES
+from loadgauge.core.definitions.layout.axes import REPLICA
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
 
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
 """Words after a switch of another tool, and which of its readings each is."""
+
+PER_NODE = 8
+"""GPUs of a node, where nothing says how many."""
 
 PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
 """Libraries that train as their framework does, without defaults of their own."""
@@ -31,8 +36,10 @@ class Spoken(click.Command):
             if isinstance(each, click.Option)
             for name in (*each.opts, *each.secondary_opts)
         }
+        counts, args = _counts(args, options)
         words, notes = translate(args, options)
         rest = super().parse_args(ctx, words)
+        notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
         if notes:
             click.echo(f"loadgauge: taken: {'; '.join(notes)}", err=True)
@@ -51,6 +58,44 @@ class Spoken(click.Command):
         flags |= {key: value for key, value in own.items() if key in open_to}
         words = Job(model="", **{key: value for key, value in own.items() if key in open_to}).flags()
         return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
+
+
+def _counts(words: list[str], options: Mapping[str, click.Option]) -> tuple[dict[str, tuple[str, int]], list[str]]:
+    """Return the counts of a command line that are no flags here, by flag, and the other words."""
+    counts: dict[str, tuple[str, int]] = {}
+    others, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, _, value = word.partition("=")
+        name = COUNTS.get(flag.lstrip("-").lower().replace("_", "-")) if flag.startswith("--") else None
+        number = value or (rest[0] if rest else "")
+        if name is None or flag in options or not re.fullmatch(r"[1-9]\d{0,6}", number):
+            others.append(word)
+            continue
+        counts[flag] = name, int(number)
+        del rest[: not value]
+    # GPUs first, the batch follows from them
+    return dict(sorted(counts.items(), key=lambda each: each[1][0] == "accumulation")), others
+
+
+def _follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
+    """Put the GPUs or the batch that follow from a count among the flags; return a note on it.
+
+    Raises `click.UsageError` where a flag says another number, or a degree is a list.
+    """
+    degrees = [flags.get(axis) or 1 for axis in REPLICA]
+    if not all(isinstance(degree, int) for degree in degrees) or "gpus" not in flags:
+        raise click.UsageError(f"no flag {flag} here: give --gpus", click.get_current_context(silent=True))
+    within = math.prod(degrees)
+    if name == "accumulation":
+        field, number = "global_batch", count * (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
+    else:
+        field, number = "gpus", count * (within if name == "dp" else flags.get("gpus_per_node") or PER_NODE)
+    if field not in flags or flags[field] not in (None, number):
+        text = f"{flag} {count} makes it --{field.replace('_', '-')} {number}, and the flag says {flags.get(field)}"
+        raise click.UsageError(text, click.get_current_context(silent=True))
+    flags[field] = number
+    return f"{flag} {count} as --{field.replace('_', '-')} {number}"
 
 
 def translate(words: Sequence[str], options: Mapping[str, click.Option]) -> tuple[list[str], list[str]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
+
+from loadgauge.core.definitions.hardware.hardware import Gpu
 
 PCIE_4 = 31.5e9
 """Bytes a second and direction of a PCIe 4 link of 16 lanes (source: pci-sig)."""
@@ -13,7 +13,12 @@ HOST_LINK = 25e9
 HOST_UPDATES = 4e9
 """Parameters that the cores of one host update in a second (source: ren2021, table 4)."""
 
-ActivationOffload = Literal["none", "checkpoints", "all"]
+
+def host_link(own: float | None, card: Gpu | None) -> float:
+    """Return the bandwidth between a GPU and its host [bytes/s]: the one that is given, or that of the card's PCIe."""
+    stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
+    usual = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
+    return usual if own is None else own
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,15 +26,15 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     pinned: page-locked, which copies beside the computing need; nvme: optimizer states (and weights that are offloaded) are
         on NVMe, and in host memory only as they pass through (ZeRO-Infinity)
-    activations: what of them is on the host between forward and backward: nothing, the inputs of recomputed layers, or all
-        that is kept for backward
+    activations: what of them is on the host between forward and backward: `none`; the inputs of recomputed layers
+        (`checkpoints`); `all` that is kept; what modules or operations keep (`estimate.memory.recompute.MODULES`); with commas
     link: bytes a second and direction between a GPU and its host
     bandwidth, nvme_bandwidth: of a node's host memory, and of its NVMe [bytes/s]; None: not stated
     """
 
     pinned: bool = True
     nvme: bool = False
-    activations: ActivationOffload = "none"
+    activations: str = "none"
     link: float = HOST_LINK
     bandwidth: float | None = None
     nvme_bandwidth: float | None = None

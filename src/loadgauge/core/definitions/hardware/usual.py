@@ -6,6 +6,7 @@ import msgspec
 
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.base.units import parse
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.hardware.hardware import Gpu, Quantity
 
 ASSUMED = "assumed"
@@ -25,6 +26,27 @@ def usual_network(gpu: Gpu) -> tuple[float, str] | None:
         return None
     row = row or next(row for row in rows if gpu.segment in row.get("segments", "").split())
     return parse(row["each"], "each", "byte/s")[0], row["why"]
+
+
+def usual_format(name: str) -> str:
+    """Return how the publisher of a model stores its weights; empty for 16 bits.
+
+    >>> usual_format("deepseek-v3"), usual_format("llama-3.1-8b")
+    ('fp8', '')
+    """
+    return next(
+        (text for text, names in read_table("usual_figures.toml")["stored"].items() if name in names.split()), ""
+    )
+
+
+def usual_node(gpu: Gpu | None) -> int:
+    """Return how many GPUs a node's fast link joins, within which layers are shared out; 8 where no source says.
+
+    >>> usual_node(None)
+    8
+    """
+    domain = None if gpu is None else gpu.interconnect.domain
+    return GPUS_PER_NODE if domain is None else min(GPUS_PER_NODE, int(domain.value))
 
 
 def with_usual(gpu: Gpu) -> tuple[Gpu, dict[str, str]]:

@@ -62,12 +62,12 @@ class Flags(TypedDict, total=False):
     modules_to_save: str
     lora_layers: str
     train: str
-    offload: Literal["none", "optimizer", "all"]
+    offload: Literal["none", "optimizer", "all", "experts"]
     offload_to: Literal["cpu", "nvme"]
     end_units: Literal["root", "apart"]
     gradient_sync: Literal["each", "last"]
     engine: str
-    activation_offload: Literal["none", "checkpoints", "all"]
+    activation_offload: str
     pin_memory: bool
     host_link: str
     host_bandwidth: str

@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.definitions.hardware.host import ActivationOffload
 from loadgauge.core.definitions.job.file_fields import OfFiles
 from loadgauge.core.definitions.job.job_field import Field as Field
 from loadgauge.core.definitions.job.job_field import about as _field
@@ -96,7 +95,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     recompute: Annotated[str | None, _field(
         "text", "layout",
         "none, selective, full, full:every=N, full:layers=N, full:group=N, memory_budget=0.5 (torch.compile's),"
-        " remat:POLICY (MaxText's), or names of operations.",
+        " remat:POLICY (MaxText's), or names of operations; in `plan` also least: the least of all these that fits.",
         metavar="WHAT", values=("none", "selective", "full", "full:every=2", "full:every=4"))] = None  # fmt: skip
     stage_layers: Annotated[
         str | None,
@@ -258,7 +257,11 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         ),
     ] = None  # fmt: skip
     offload: Annotated[
-        str | None, _field("choice", "method", "What is offloaded to host memory.", choices=("none", "optimizer", "all"))
+        str | None,
+        _field(
+            "choice", "method", "What is offloaded to host memory (experts: with --task generate).",
+            choices=("none", "optimizer", "all", "experts"),
+        ),
     ] = None  # fmt: skip
     offload_to: Annotated[
         str | None,
@@ -293,9 +296,10 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     activation_offload: Annotated[
         str | None,
         _field(
-            "choice", "method",
-            "Activations in host memory between forward and backward: the inputs of recomputed layers, or all that is kept.",
-            choices=get_args(ActivationOffload),
+            "text", "method",
+            "Activations in host memory between forward and backward: checkpoints (the inputs of recomputed layers), all that is"
+            " kept, or what modules or operations do: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act.",
+            metavar="none|checkpoints|all|MODULES", values=("none", "checkpoints", "all", "core_attn,moe_act"),
         ),
     ] = None  # fmt: skip
     pin_memory: Annotated[

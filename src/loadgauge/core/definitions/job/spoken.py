@@ -65,21 +65,25 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
 
 ASKED = {
-    **dict.fromkeys(
-        ("gradient-accumulation-steps", "grad-accum", "gradient-accumulation", "accumulation-steps", "accumulate"),
-        "give --global-batch: micro-batch x accumulation x data-parallel GPUs",
-    ),
     **dict.fromkeys(("packing", "sample-packing"), "packed sequences are full, give --seq-len; of several lengths: --lengths FILE"),
     **dict.fromkeys(
         ("load-in-8bit", "int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
     ),
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
-    **dict.fromkeys(("nodes", "nnodes", "num-nodes"), "give --gpus, of all nodes, and --gpus-per-node"),
     **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "dataset"), "give --tokens, of the whole run"),
-    "data-parallel-size": "dp = gpus / (tp * pp * cp): give --gpus", "dp": "dp = gpus / (tp * pp * cp): give --gpus",
     "quantization": "give --qlora, or --task generate --weight-format",
 }  # fmt: skip
 """Flags that are no one flag here, and what says the same."""
+
+COUNTS = {
+    **dict.fromkeys(("dp", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
+    **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes"), "nodes"),
+    **dict.fromkeys(
+        ("gradient-accumulation-steps", "grad-accum", "gradient-accumulation", "accumulation-steps", "accumulate"),
+        "accumulation",
+    ),
+}
+"""Flags with a count that another flag here follows from: GPUs from replicas or nodes, the batch from accumulation."""
 
 HARMLESS = (
     "learning-rate", "lr", "lora-alpha", "weight-decay", "warmup-steps", "warmup-ratio", "seed", "logging-steps", "output-dir",

@@ -59,6 +59,8 @@ RANK_AXES = tuple(name for name in AXES if name in RANK_ORDER)
 """The same axes in the order of the table: dp, tp, pp, cp, ep."""
 FACTORS = tuple(name for name in RANK_ORDER if AXES[name].multiplies)
 """The axes whose degrees multiply to the number of GPUs: tp, cp, dp, pp."""
+REPLICA = tuple(name for name in FACTORS if name != "dp")
+"""The axes whose degrees multiply to the GPUs of a replica: tp, cp, pp."""
 DEGREES = tuple(name for name, axis in AXES.items() if axis.degree)
 """The parallel degrees that a job states: tp, pp, vpp, cp, ep, etp."""
 MODEL_PARALLEL = tuple(name for name, axis in AXES.items() if axis.model)

@@ -11,7 +11,7 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job_field import Field
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 
-Task = Literal["forward", "generate"]
+Task = Literal["forward", "generate", "quantise"]
 TASKS: tuple[str, ...] = get_args(Task)
 
 WEIGHT_FORMATS: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "nvfp4": 0.5 + 1 / 16, **{
@@ -34,6 +34,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     context: tokens of a sequence, prompt and answer together; answer: of these, how many are generated
     prefill_tokens: tokens of prompts that run through the model at once; None: all prompts of the batch
     ep: expert-parallel ranks, over the tp ranks first and then over copies of attention that have batches of their own
+    draft, draft_tokens, acceptance: of speculative decoding (`serving.draft`)
+    experts_from: bytes a second at which experts' matrices come from host memory; 0: they are on the card
     weight_format, cache_format: names in `WEIGHT_FORMATS` and `CACHE_FORMATS`
 
     >>> Inference(task="generate", context=4096, answer=512).prompt
@@ -76,6 +78,27 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
             choices=("vllm", "sglang", "trtllm"),
         ),
     ] = None
+    draft: Annotated[
+        str | None,
+        _field(
+            "text",
+            "With --task generate: what proposes tokens: a MODEL, eagle (one block beside the model's own embedding and head) or"
+            " ngram; --mtp takes the model's own modules.",
+            metavar="MODEL",
+            values=("ngram", "eagle"),
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int | None, _field("whole", "With --draft or --mtp: tokens proposed in a step (3; --mtp: 1).", low=1, high=1000)
+    ] = None
+    acceptance: Annotated[
+        float | None,
+        _field("positive", "With --draft or --mtp: share of the proposed tokens that is accepted.", metavar="SHARE"),
+    ] = None
+    calibration: Annotated[
+        int, _field("whole", "With --task quantise: sequences of --context tokens (128).", low=1, high=10**6)
+    ] = 128
+    experts_from: float = 0.0
     tp: int = 1
     pp: int = 1
     ep: int = 1
@@ -123,8 +146,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
 def fields() -> dict[str, Field]:
     """Return the metadata of the fields that are flags of their own, by name.
 
-    >>> list(fields())
-    ['context', 'answer', 'batch', 'prefill_tokens', 'weight_format', 'cache_format', 'server']
+    >>> list(fields())[:4]
+    ['context', 'answer', 'batch', 'prefill_tokens']
     """
     hints = get_type_hints(Inference, include_extras=True)
     return {

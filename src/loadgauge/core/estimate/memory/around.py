@@ -16,7 +16,6 @@ from loadgauge.core.base.algebra import Size, maximum
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.model import Attention, ModelSpec
-from loadgauge.core.definitions.training.around import NOTHING
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.phases import Moment, Phase, StageAtWork
@@ -50,7 +49,9 @@ def moments(rank: StageAtWork, model: ModelSpec, evaluation: MemoryModel | None)
     Raises `NotModelled` for what is not modelled over pipeline stages.
     """
     around = rank.memory.training.around
-    if around == NOTHING:
+    if around.load:
+        yield _whole_weight(rank, "loading: a weight before it is sharded", Phase.SETUP, gradients=0, optimizer=0)
+    if not (around.eval_batch or around.save == "full"):
         return
     if rank.layout.pp > 1:
         raise NotModelled("evaluation, generation and saving with pipeline stages")
@@ -59,7 +60,7 @@ def moments(rank: StageAtWork, model: ModelSpec, evaluation: MemoryModel | None)
         if around.generate:
             yield _generation(rank, model, evaluation)
     if around.save == "full":
-        yield _saving(rank)
+        yield _whole_weight(rank, "saving: a weight gathered whole", Phase.SAVING)
 
 
 def _moment(
@@ -159,15 +160,19 @@ def _generation(rank: StageAtWork, model: ModelSpec, memory: MemoryModel) -> Mom
     )
 
 
-def _saving(rank: StageAtWork) -> Moment:
-    return _moment(
-        rank,
-        "saving: a weight gathered whole",
-        Phase.SAVING,
-        (("the largest weight, gathered from all ranks on its way to the host", gathered_for_saving(rank.memory)),),
-        forward=False,
-        part="gathered",
+def _whole_weight(rank: StageAtWork, name: str, phase: Phase, **none: Size) -> Moment:
+    """The moment at which the largest weight is whole on the card: on its way to a checkpoint, or from one before it is sharded.
+
+    none: parts that do not exist then (sources: accelerate, `fsdp2_load_full_state_dict`; deepspeed, `zero.Init`)
+    """
+    way = (
+        "gathered from all ranks on its way to the host"
+        if phase is Phase.SAVING
+        else "whole until each rank has its shard"
     )
+    items = ((f"the largest weight, {way}", gathered_for_saving(rank.memory)),)
+    moment = _moment(rank, name, phase, items, forward=False, part="gathered")
+    return msgspec.structs.replace(moment, parts=moment.parts | none)
 
 
 def gathered_for_saving(memory: MemoryModel) -> Size:
@@ -186,12 +191,17 @@ def gathered_for_saving(memory: MemoryModel) -> Size:
 
 
 def host_for_saving(rank: StageAtWork) -> Size:
-    """Return the bytes of host memory that the first rank needs for a full checkpoint of sharded weights.
+    """Return the bytes of host memory that the first rank needs for a full checkpoint of sharded weights, or each rank for a copy
+    of its shards, optimizer states included.
 
-    FSDP saves the adapters alone where only they are trained; DeepSpeed gathers everything.
+    FSDP saves the adapters alone where only they are trained; DeepSpeed gathers everything. Shards are copied to the host as a
+    whole before they are written (source: pytorch, `StateDictOptions(cpu_offload)`, `async_save`).
     """
     training, weights = rank.memory.training, rank.weights
+    alone = training.lora is not None and training.framework.fully_shards
+    if training.around.save == "sharded":
+        held = rank.states.weights
+        return rank.states.optimizer + (held * weights.all.trainable / weights.total if alone else held)
     if training.around.save != "full" or not gathered_for_saving(rank.memory):
         return 0
-    alone = training.lora is not None and training.framework.fully_shards
     return training.precision.weight * (weights.all.trainable if alone else weights.total)

@@ -285,7 +285,7 @@ class Ledger:
     # -- copies, and what no tensor of the step is ----------------------------------------------------------------------
 
     def _gathered(self) -> Iterator[Entry]:
-        if self.moment.phase is Phase.SAVING:
+        if self.moment.phase in (Phase.SAVING, Phase.SETUP):
             for what, nbytes in self.moment.items:
                 yield self.entry("gathered", what, nbytes)
         elif self.moment.point is not None:
@@ -294,7 +294,7 @@ class Ledger:
                 yield self.entry("gathered", what, nbytes, source=source)
 
     def _evaluation(self) -> Iterator[Entry]:
-        if self.moment.phase is not Phase.SAVING:
+        if self.moment.phase not in (Phase.SAVING, Phase.SETUP):
             for what, nbytes in self.moment.items:
                 yield self.entry("evaluation", what, nbytes)
 

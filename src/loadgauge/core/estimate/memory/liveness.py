@@ -6,6 +6,8 @@ gradients of its inputs, then drops the former and what it kept; a residual sum 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from loadgauge.core.base.algebra import Size, maximum
@@ -41,18 +43,18 @@ def forward_peak(
     held: tuple[str, ...] = (),
     until: int | None = None,
     *,
-    hosts: bool = False,
+    hosts: Collection[str] = (),
 ) -> Size:
     """Return the largest number of bytes alive at once during the forward of a layer, including what it keeps.
 
     Tensors live from the operation that writes them to the last one that reads them, those kept for backward to the end.
     held: names of tensors that the caller holds until the layer returns; until: the operation whose kept tensors
-        are the last that is wanted; hosts: what it keeps goes to host memory, and is not counted
+        are the last that is wanted; hosts: tensors that go to host memory, and are not counted
     """
     if layer.profile is not None and until is None:
-        whole = hosts or recompute.checkpointed == layer.names
+        whole = bool(hosts) or recompute.checkpointed == layer.names
         return most(layer.profile.bare if whole else layer.profile.forward)
-    kept = set(held) if hosts else {tensor.name for tensor in layer.kept(recompute)}.union(held)
+    kept = {tensor.name for tensor in layer.kept(recompute)}.difference(hosts).union(held)
     last_use = {
         tensor.name: index for index, operation in enumerate(layer) for tensor in (*operation.inputs, *operation.holds)
     }
@@ -174,7 +176,7 @@ def backward_peak(
     *,
     accumulating: bool = False,
     split: bool = False,
-    hosts: bool = False,
+    hosts: Collection[str] = (),
 ) -> Size:
     """Return the largest number of bytes alive at once during the backward of a layer, including what it keeps.
 
@@ -182,7 +184,7 @@ def backward_peak(
         added to an existing one and dropped (a tied table's waits for its other part)
     recompute: what it drops is alive again from the moment the walk reaches it
     split: gradients of matrices are computed later, and what they need stays (`Operation.trains_matrix`)
-    hosts: what it keeps is in host memory, and comes back operation by operation
+    hosts: tensors that are in host memory, and come back operation by operation
     """
     operations = layer.operations
     if not operations[-1].gradients:
@@ -192,8 +194,8 @@ def backward_peak(
     whole, freed = _keepers(layer)
     stays = {tensor.name for operation in layer if split and operation.trains_matrix for tensor in operation.keeps}
     tensors = _Alive()
-    if not hosts:
-        for tensor in layer.kept(recompute) if recompute else whole.values():
+    for tensor in layer.kept(recompute) if recompute else whole.values():
+        if tensor.name not in hosts:
             tensors.add(tensor)
     gradients = _Gradients()
     weights: Size = 0
@@ -202,8 +204,9 @@ def backward_peak(
     peak: Size = tensors.nbytes + gradients.nbytes
     for index in range(len(operations) - 1, -1, -1):
         operation = operations[index]
-        for tensor in operation.keeps if hosts and not recompute else _remade(operations, index, recompute):
-            tensors.add(tensor)
+        for tensor in (*_remade(operations, index, recompute), *(operation.keeps if hosts else ())):
+            if recompute or tensor.name in hosts:
+                tensors.add(tensor)
         reached = [tensor.name for tensor in operation.outputs if tensor.name in gradients.buffer]
         if not reached:
             continue
@@ -254,14 +257,20 @@ def backward_peak(
 
 
 def _seen(
-    layer: Layer, profile: Profile, weight_gradient: Size, recompute: Recompute, *, accumulating: bool, hosts: bool
+    layer: Layer,
+    profile: Profile,
+    weight_gradient: Size,
+    recompute: Recompute,
+    *,
+    accumulating: bool,
+    hosts: Collection[str],
 ) -> Size:
     """The same of a layer that was captured: what was alive when its code ran, less what is dropped and not made again yet."""
     rows = profile.backward
     if recompute.checkpointed == layer.names:
         rows = (*profile.rerun, *(msgspec.structs.replace(row, live=row.live + profile.entering) for row in rows))
     elif recompute or hosts:
-        held = {} if hosts else {tensor.name for tensor in layer.kept(recompute)}
+        held = {tensor.name for tensor in layer.kept(recompute)}.difference(hosts)
         last = {tensor.name: index for index, operation in enumerate(layer) for tensor in operation.keeps}
         inside = [index for index, operation in enumerate(layer) if operation.name in recompute.checkpointed]
         # A region runs again as one, when backward reaches its end.

@@ -22,11 +22,11 @@ from loadgauge.core.estimate.states.host import off_card
 from loadgauge.core.estimate.states.overhead import non_pytorch_memory
 from loadgauge.core.estimate.states.pools import pools
 
-When = Literal["peak", "largest", "forward", "loss", "backward", "step", "evaluation", "saving"]
+When = Literal["peak", "largest", "forward", "loss", "backward", "step", "evaluation", "saving", "setup"]
 """A moment of the step: of the rank's peak, at which a part is largest, or at which it is largest in a phase."""
 STRETCHES: dict[Phase, When] = {
     Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step", Phase.EVALUATION: "evaluation",
-    Phase.GENERATION: "evaluation", Phase.SAVING: "saving",
+    Phase.GENERATION: "evaluation", Phase.SAVING: "saving", Phase.SETUP: "setup",
 }  # fmt: skip
 """What a phase counts as in `When`; all others are part of the backward."""
 
@@ -62,7 +62,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     nvme: float = 0.0
     """Bytes on NVMe, for this rank."""
     saving: float = 0.0
-    """Bytes of host memory that the first rank needs while a full checkpoint is saved."""
+    """Bytes of host memory while a checkpoint is saved: of the first rank for a full one, of each for a sharded one."""
     margins: Margins
     unsaid: tuple[Unsaid, ...] = ()
     """What the job leaves open, each far from what is assumed; the range is that of the run as assumed."""

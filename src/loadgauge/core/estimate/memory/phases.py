@@ -54,11 +54,13 @@ class Phase(StrEnum):
     GENERATION = "generation"
     SAVING = "saving"
     """A checkpoint whose weights are gathered."""
+    SETUP = "setup"
+    """Weights that are loaded, and sharded as they come."""
 
     @property
     def between_steps(self) -> bool:
         """Return whether no step is under way."""
-        return self in (Phase.EVALUATION, Phase.GENERATION, Phase.SAVING)
+        return self in (Phase.EVALUATION, Phase.GENERATION, Phase.SAVING, Phase.SETUP)
 
     @property
     def at_head(self) -> bool:

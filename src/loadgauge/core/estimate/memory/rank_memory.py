@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ from loadgauge.core.estimate.memory.liveness import (
     rerun_peak,
     returned,
 )
-from loadgauge.core.estimate.memory.recompute import applied
+from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, leaving
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage, stages
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
@@ -57,24 +57,24 @@ class LayerFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, layer: Layer, recompute: Recompute, working: Size, waits: Size, weights: RankWeights, hosts: bool = False
+        cls, layer: Layer, recompute: Recompute, working: Size, waits: Size, weights: RankWeights, off: Leaving = STAYS
     ) -> LayerFacts:
         """Compute the facts of a layer with these weights.
 
-        working: its `backward_peak`; waits: its `pending_wgrad` [bytes]; hosts: what it keeps is in host memory
+        working: its `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
         """
-        kept = layer.saved(recompute)
+        kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
         entering = next((tensor.nbytes for one in layer for tensor in one.inputs if tensor.name == "input"), 0)
         return cls(
             layer,
             recompute,
-            0 if hosts else kept,
+            kept,
             waits,
             entering,
-            forward_peak(layer, recompute, ("input",), hosts=hosts),
+            forward_peak(layer, recompute, ("input",), hosts=off.names),
             working,
             weights,
-            kept if hosts else 0,
+            off.nbytes,
         )
 
 
@@ -192,13 +192,13 @@ class MemoryModel:
         """The facts of one kind of layer: as it is, and where layers are recomputed also of one that is."""
         policy, waits = self.layout.recompute, pending_wgrad(layer) if self.layout.splits_backward else 0
         weights, working = self.weights_of(layer), self.backward(layer, NOTHING)
-        facts = {(kind, False): LayerFacts.of(layer, NOTHING, working, waits, weights, self.hosts(NOTHING))}
+        facts = {(kind, False): LayerFacts.of(layer, NOTHING, working, waits, weights, self.leaving(layer, NOTHING))}
         if policy.mode != "none":
             again = applied(policy, layer, self.names)
             working = self.backward(layer, again)
             if policy.mode == "full" and self.training.lora is not None and layer.profile is None:
                 working = maximum(working, rerun_peak(layer))
-            facts[kind, True] = LayerFacts.of(layer, again, working, waits, weights, self.hosts(again))
+            facts[kind, True] = LayerFacts.of(layer, again, working, waits, weights, self.leaving(layer, again))
         return facts
 
     def rerouted(self, layout: Layout, view: View) -> MemoryModel:
@@ -227,9 +227,9 @@ class MemoryModel:
         reached = self.model.blocks[self.model.pattern[0]].reached if written else self.embedding_trained
         return self.view.input_gradients or reached
 
-    def hosts(self, recompute: Recompute) -> bool:
-        """Return whether what a layer keeps for backward is in host memory."""
-        return self.training.host.activations in (("all", "checkpoints") if recompute else ("all",))
+    def leaving(self, layer: Layer, recompute: Recompute) -> Leaving:
+        """Return what of a layer is in host memory between forward and backward."""
+        return leaving(self.training.host.activations, layer, recompute, self.names)
 
     @property
     def sharded(self) -> Any:
@@ -294,50 +294,45 @@ class MemoryModel:
     def backward(self, layer: Layer, recompute: Recompute) -> Size:
         """Return the working set of a layer's backward [bytes], including gradients allocated in it (`backward_peak`)."""
         gradient: float = self.training.precision.gradient if self.lazy else 0
-        optimizer = self.training.optimizer
+        optimizer, split = self.training.optimizer, self.layout.splits_backward
+        peak = partial(backward_peak, layer, recompute=recompute, hosts=self.leaving(layer, recompute).names)
         if optimizer.in_backward:
             # Of one tensor at a time, with what its update needs.
-            update = gradient + optimizer.update_bytes
-            return backward_peak(layer, update, recompute, accumulating=True, hosts=self.hosts(recompute))
+            return peak(gradient + optimizer.update_bytes, accumulating=True)
         if optimizer.one_block:
-            return backward_peak(layer, 0, recompute, hosts=self.hosts(recompute))
+            return peak(0)
         if self.engine is not None:
             # Whole until backward is over, or each one until it is in the bucket.
             compute, gathers = self.training.precision.compute, self.layout.zero > 1
-            hosts = self.hosts(recompute)
             if gathers:
-                return backward_peak(layer, compute, recompute, accumulating=True, hosts=hosts)
-            return self._backward_whole(layer, self.training.precision.gradient, recompute)
+                return peak(compute, accumulating=True)
+            return self._backward_whole(peak, self.training.precision.gradient)
         if self.training.framework.gradient_tensors and not self.view.kernels.gradient_placeholders:
-            compute, split = self.training.precision.compute, self.layout.splits_backward
-            return backward_peak(layer, compute, recompute, accumulating=True, split=split)
-        split = self.layout.splits_backward
+            return peak(self.training.precision.compute, accumulating=True, split=split)
         if self.fully_sharded and not same(self.layout.zero_ranks, 1):
             # Whole until it is reduced (what that makes of it is among the `copies`). A pipeline adds it to that of the
             # micro-batches before: when it is allocated, or when it is cast to another dtype.
             precision = self.training.precision
-            alike, hosts = precision.compute == precision.reduced, self.hosts(recompute)
-            sharded = backward_peak(
-                layer, precision.compute, recompute, accumulating=self.layout.pp > 1 and alike, split=split, hosts=hosts
-            )
+            alike = precision.compute == precision.reduced
+            sharded = peak(precision.compute, accumulating=self.layout.pp > 1 and alike, split=split)
             if alike and not same(self.whole_gradients, False):
-                added = backward_peak(layer, precision.compute, recompute, accumulating=True, split=split, hosts=hosts)
+                added = peak(precision.compute, accumulating=True, split=split)
                 sharded = where(self.whole_gradients, added, sharded)
             if self.sharded is True:
                 return sharded
-            return where(self.sharded, sharded, self._backward_whole(layer, gradient, recompute))
-        return self._backward_whole(layer, gradient, recompute)
+            return where(self.sharded, sharded, self._backward_whole(peak, gradient))
+        return self._backward_whole(peak, gradient)
 
-    def _backward_whole(self, layer: Layer, gradient: float, recompute: Recompute) -> Size:
+    def _backward_whole(self, peak: Callable[..., Size], gradient: float) -> Size:
         """The same where gradients are not sharded as they come."""
-        split, hosts = self.layout.splits_backward, self.hosts(recompute)
+        split = self.layout.splits_backward
         several = self.layout.num_microbatches > 1
         if not gradient or several is False:
-            return backward_peak(layer, gradient, recompute, split=split, hosts=hosts)
-        added = backward_peak(layer, gradient, recompute, accumulating=True, split=split, hosts=hosts)
+            return peak(gradient, split=split)
+        added = peak(gradient, accumulating=True, split=split)
         if several is True:
             return added
-        return where(several, added, backward_peak(layer, gradient, recompute, split=split, hosts=hosts))
+        return where(several, added, peak(gradient, split=split))
 
     def _placeholders(self) -> Size:
         """Bytes of the empty placeholder tensors for the gradients of the blocks' matrices, one of each shape."""
@@ -425,7 +420,9 @@ class MemoryModel:
         if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
             return ()
         key = self.key(stage, chunk.start)
-        if key[1] or self.hosts(NOTHING) or not self.model.own.rewritten:  # a captured one was seen as it is
+        if (
+            key[1] or self.training.host.activations != "none" or not self.model.own.rewritten
+        ):  # a captured one was seen as it is
             return ()
         nbytes = idle_kept(self.facts[key].layer, self.training.precision.compute if self.copied else 0)
         return (Kept(End.IDLE, 1, -nbytes, 0, 0),) if not same(nbytes, 0) else ()

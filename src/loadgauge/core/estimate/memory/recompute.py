@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
@@ -55,6 +57,54 @@ def _core(layer: Layer) -> frozenset[str]:
             "selective: no attention is found in the captured layers; full, or names of operations", key="recompute"
         )
     return frozenset(found)
+
+
+MODULES = {
+    "attn_norm": {"attention.norm"},
+    "qkv_linear": {f"attention.{name}" for name in ("query", "key", "value", "qkv")},
+    "core_attn": CORE,
+    "attn_proj": {"attention.output"},
+    "mlp_norm": {"mlp.norm"},
+    "expert_fc1": {f"mlp.{name}@experts" for name in ("gate", "up", "gate_up")},
+    "moe_act": {f"mlp.{name}@experts" for name in ("activation", "multiply")},
+}
+"""Megatron's `--offload-modules`, each as the operations whose kept tensors leave the card (source: megatron-core,
+user-guide/features/fine_grained_activation_offloading)."""
+
+
+class Leaving(NamedTuple):
+    """Tensors that a layer keeps and that are in host memory alone, and the bytes of all that it has: of these, and of copies of
+    what something else keeps on the card."""
+
+    names: frozenset[str] = frozenset()
+    nbytes: Size = 0
+
+
+STAYS = Leaving()
+
+
+def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str]) -> Leaving:
+    """Return what leaves the card. words: see `Host.activations`; model: names of all its operations
+
+    Raises `ConfigError` for an unknown word.
+    """
+    chosen = set(words.split(",")) - {"none"}
+    if not chosen:
+        return STAYS
+    kept = {tensor.name: tensor.nbytes for tensor in layer.kept(recompute)}
+    if "all" in chosen or ("checkpoints" in chosen and recompute):
+        return Leaving(frozenset(kept), sum(kept.values()))
+    named: set[str] = set()
+    for word in chosen - {"checkpoints"}:
+        own = {name for name in MODULES.get(word, {word}) if _named(name.partition("@")[0], model)}
+        if not own and word not in MODULES:
+            known = ", ".join(("none", "checkpoints", "all", *MODULES))
+            raise ConfigError(f"no module or operation {word[:40]!r} (known: {known})", key="activation_offload")
+        named |= own
+    hosted = applied(RecomputePolicy(mode="ops", ops=frozenset(named)), layer, model).discarded if named else set()
+    holders = {name: set(layer.keepers(name, recompute)) for name in kept} if hosted else {}
+    names = frozenset(name for name, by in holders.items() if by <= hosted)
+    return Leaving(names, sum(kept[name] for name, by in holders.items() if by & hosted))
 
 
 def _named(name: str, operations: frozenset[str]) -> set[str]:

@@ -7,9 +7,12 @@ PyTorch rounds each page-locked allocation up to a power of two, which is not co
 
 from __future__ import annotations
 
+from operator import mul
+
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.definitions.hardware.host import OffCard
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
+from loadgauge.core.estimate.memory.in_flight import peak_candidates
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.stages import Stage
 
@@ -58,5 +61,12 @@ def off_card(memory: MemoryModel, stage: Stage) -> OffCard:
 
 
 def activations(memory: MemoryModel, stage: Stage) -> Size:
-    """Return the bytes of activations in host memory that one micro-batch keeps on a stage."""
-    return sum(count * memory.facts[key].hosted for key, count in memory.counts(stage, stage.start, stage.stop).items())
+    """Return the bytes of activations in host memory that all micro-batches in flight keep on a stage."""
+    if memory.training.host.activations == "none":
+        return 0
+    chunks = [
+        sum(count * memory.facts[key].hosted for key, count in memory.counts(stage, chunk.start, chunk.stop).items())
+        for chunk in stage.chunks
+    ]
+    works = peak_candidates(memory.layout, stage.index, memory.make_up(stage))
+    return max(sum(map(mul, work.flight.whole, chunks)) for work in works)

@@ -26,6 +26,7 @@ from loadgauge.core.base.algebra import (
     where,
 )
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.units import MIB
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, Wire
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.topology import Tier
@@ -372,6 +373,35 @@ def seconds(
     levels = (n / d - 1) * fabric.inner_latency + fabric.between(group, "tree")
     tree = 2 * nbytes / (TREE_EFFICIENCY * bus) + 2 * levels
     return alone * (tree if algorithm == "tree" else minimum(ring, tree))
+
+
+def algorithm(kind: str, nbytes: float, group: Group, fabric: Fabric) -> str:
+    """Return which algorithm a collective takes, and for an all-reduce up to which size of the tensor, or from which on.
+
+    >>> fabric = Fabric(domain=8, inner_bandwidth=450e9, outer_bandwidth=50e9, inner_latency=2e-6, outer_latency=5e-6)
+    >>> algorithm("all_reduce", 1e9, Group("dp", 256, 1), fabric), algorithm("all_gather", 1e9, Group("dp", 8, 8), fabric)
+    ('a tree, up to 2,048 MiB', 'ring')
+    """
+    if kind in ("all_to_all", "gather", "scatter", "send_recv"):
+        return "pairs"
+    if kind != "all_reduce" or group.ranks == 2:
+        return "ring"
+
+    def ring(size: float) -> bool:
+        return bool(seconds(kind, size, group, fabric, "ring") <= seconds(kind, size, group, fabric))
+
+    inside = "sums inside domains, a tree between" if fabric.wires else "a tree"
+    if fabric.nvls and group.members(fabric.domain) >= fabric.nvls_ranks:
+        inside = "sums in the switch (NVLS)"
+    taken = ring(nbytes)
+    sizes = [2.0**power for power in range(10, 41)]
+    below = [size for size in sizes if size < nbytes and ring(size) != taken]
+    above = [size for size in sizes if size > nbytes and ring(size) != taken]
+    ends = [
+        f"from {2 * below[-1] / MIB:,g} MiB" if below else "",
+        f"up to {above[0] / 2 / MIB:,g} MiB" if above else "",
+    ]
+    return ", ".join(filter(None, ("ring" if taken else inside, *ends)))
 
 
 def _dispatch(nbytes: Size, group: Group, fabric: Fabric, copies: Size, rows: Size) -> Size:

@@ -257,7 +257,7 @@ class StepModel:
             fetched = self.read(self.training.precision.compute * facts.weights.all.total / self.training.host.link)
             ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
-        if self.memory.hosts(facts.recompute):
+        if self.training.host.activations != "none":
             # Out in forward and back in backward, beside the computing.
             carried = self.read(facts.hosted / self.training.host.link)
             ahead["zero"] = ahead.get("zero", 0) + self.shown(carried, sum(ahead.values()))

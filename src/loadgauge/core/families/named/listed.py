@@ -51,7 +51,8 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def source(self) -> str:
         """Its first repository, the month it came out, and how its sizes are known."""
-        return f"huggingface.co/{self.hub[0]} ({self.date}; sizes {self.how})"
+        where = f"huggingface.co/{self.hub[0]}" if self.hub else "in no repository"
+        return f"{where} ({self.date}; sizes {self.how})"
 
 
 @functools.cache

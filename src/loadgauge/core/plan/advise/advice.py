@@ -7,13 +7,18 @@ from typing import Any
 
 from loadgauge.core.base.verdict import RANK
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.plan.advise.changes import FIT, Change, Run, changes, tp_factors
-from loadgauge.core.plan.advise.try_ import Tried, complete, flags, try_change
+from loadgauge.core.plan.advise.changes import FIT, Change, Kind, Run, changes, tp_factors
+from loadgauge.core.plan.advise.try_ import Tried, effort, try_change
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6
 ENOUGH = 3
+DEAR = (1.35, 2.0, 4.0)
+"""Times of a run, over its own, from which on a change comes after milder ones."""
+TAKES = {"framework": 1, "qlora": 1, "gpus": 2, "seq_len": 3}
+"""How many steps dearer a change is for what it takes: another framework, a base in 4 bits, GPUs, another job."""
 SHORTEST = 512
 """Tokens of a sequence below which none is advised."""
 
@@ -24,38 +29,58 @@ def advice(setup: Setup) -> list[Tried]:
     Single changes are tried first, then saying what is assumed, then pairs, then the mildest combination, Unsloth for adapters
     on one GPU, more GPUs, adapters instead of full training, and shorter sequences. Certain fits precede tight ones.
     """
-    single = list(changes(Run.of_setup(setup), FIT))
-    tried = [trial for change in single if (trial := try_change(setup, change.fields, change.why)) is not None]
-    fitting = [trial for trial in tried if trial.result.memory.fits]
-    if len(fitting) < ENOUGH:
-        fitting += _said(setup, tried)
-    if len(fitting) < ENOUGH:
-        fitting += _pairs(setup, single, {trial.flags for trial in fitting})
+    own = setup.estimate()
+    # Changes of a layout of which nothing is said are changes of the one that is assumed.
+    assumed = _unsaid(own) if setup.open_layout else {}
+    run = resolve_job(setup.job.replace(**assumed), setup.model) if assumed else setup
+    alone: list[Change] = []
+    tried: list[Tried] = []
+    fitting: list[Tried] = []
+    for change in changes(Run.of_setup(run), FIT):
+        smaller = change.kind is Kind.SMALLER_MICRO_BATCH
+        if smaller and any("micro_batch" in trial.fields for trial in fitting):
+            continue  # the largest that fits is enough
+        trial = _try(setup, assumed | change.fields, change.why)
+        tried += [] if trial is None else [trial]
+        if trial is not None and trial.result.memory.fits:
+            fitting.append(trial)
+        elif not smaller or change.fields == {"micro_batch": 1}:
+            alone.append(change)
+    if own.memory.verdict == "depends" and (itself := _try(setup, {}, "")) is not None and itself.result.memory.fits:
+        fitting.insert(0, itself)
+    cheap = sum(not _price(trial, own) for trial in fitting)
+    if cheap < ENOUGH:
+        fitting += _pairs(setup, assumed, alone, cheap)
     if not fitting:
-        last = (_together(setup), _unsloth(setup), _more_gpus(setup), _adapters(setup), _shorter(setup))
+        others = (_more_gpus, _adapters) if setup.training.lora is None else (_adapters, _more_gpus)
+        last = (way(setup) for way in (_together, _unsloth, *others, _shorter))
         fitting += [trial for trial in last if trial is not None]
-    before = setup.estimate().memory
+    fitting = sorted(fitting, key=lambda trial: _price(trial, own))
+    before = own.memory
     # One that may fit is a step on.
     fitting += sorted((trial for trial in tried if 0 < _rank(trial) < RANK[before.verdict]), key=_rank)
     if fitting:
         return fitting[:MOST_SHOWN]
-    smaller = [trial for trial in tried if trial.result.memory.total < before.total]
-    return sorted(smaller, key=_closeness)[:ENOUGH]
+    lower = [trial for trial in tried if trial.result.memory.total < before.total]
+    return sorted(lower, key=_closeness)[:ENOUGH]
 
 
-def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
-    """The run, and changes of it, that fit once what it leaves unsaid is said to be as assumed."""
-    found: list[Tried] = []
-    itself = Tried({}, "", setup.estimate(), setup.job)
-    for change in (itself, *tried):
-        own = _unsaid(change.result)
-        if change.result.memory.verdict != "depends" or not own or own.keys() & change.fields.keys():
-            continue
-        why = "; ".join(filter(None, (change.note, "the rest is as assumed")))
-        trial = try_change(setup, {**change.fields, **own}, why)
-        if trial is not None and trial.result.memory.fits:
-            found.append(trial)
-    return found
+def _try(setup: Setup, fields: dict[str, Any], why: str) -> Tried | None:
+    """A change; where it fits as assumed, and something unsaid may need more, with that said."""
+    trial = try_change(setup, fields, why)
+    if trial is None or trial.result.memory.verdict != "depends":
+        return trial
+    own = _unsaid(trial.result)
+    if not own or own.keys() & fields.keys():
+        return trial
+    said = try_change(setup, {**fields, **own}, "; ".join(filter(None, (why, "the rest is as assumed"))))
+    return said if said is not None and said.result.memory.fits else trial
+
+
+def _price(trial: Tried, own: Estimate) -> int:
+    """How dear a change is: by the hours that it adds to a run, and by what else it takes."""
+    more = effort(trial.result, own)
+    return sum(more > bound for bound in DEAR) + sum(TAKES.get(name, 0) for name in trial.fields)
 
 
 def _unsaid(result: Estimate) -> dict[str, Any]:
@@ -76,18 +101,17 @@ def _closeness(trial: Tried) -> tuple[int, float]:
     return _rank(trial), trial.result.memory.total
 
 
-def _pairs(setup: Setup, single: list[Change], fitting: set[str]) -> list[Tried]:
+def _pairs(setup: Setup, assumed: dict[str, Any], alone: list[Change], enough: int) -> list[Tried]:
     """Two changes together, where neither does it alone, the mildest first; a few are enough."""
     pairs: list[Tried] = []
-    alone = [change for change in single if flags(complete(setup, change.fields)) not in fitting]
     ranked = sorted(combinations(range(len(alone)), 2), key=lambda pair: (sum(pair), pair))
     for first, second in ((alone[one], alone[other]) for one, other in ranked):
         if first.fields.keys() & second.fields.keys():
             continue
-        both = try_change(setup, first.fields | second.fields, f"{first.why}; {second.why}")
+        both = _try(setup, assumed | first.fields | second.fields, f"{first.why}; {second.why}")
         if both is not None and both.result.memory.fits:
             pairs.append(both)
-        if len(pairs) + len(fitting) >= ENOUGH:
+        if len(pairs) + enough >= ENOUGH:
             break
     return pairs
 
@@ -115,6 +139,8 @@ def _together(setup: Setup) -> Tried | None:
     factors = tp_factors(Run.of_setup(setup))
     for zero in ({}, {"zero": 1}):
         combined += [{"tp": layout.tp * factor, "sequence_parallel": True, **zero, **mild} for factor in factors]
+    if smaller := setup.training.optimizer.eight_bit:
+        combined += [{"optimizer": smaller, **mild}]
     combined += [{"offload": "optimizer", **mild}]
     if layout.zero_ranks > 1:
         combined += [{"zero": 3, "offload": "all", **mild}]
@@ -123,7 +149,8 @@ def _together(setup: Setup) -> Tried | None:
 
 def _unsloth(setup: Setup) -> Tried | None:
     """The same adapters by the framework that keeps least for them, on one GPU."""
-    if setup.training.lora is None or not setup.training.framework.is_default or setup.layout.gpus > 1:
+    other = setup.training.lora is None or not setup.training.framework.is_default or setup.layout.gpus > 1
+    if other or (setup.gpu is not None and setup.gpu.vendor in ("apple", "google")):
         return None
     return _first(setup, [{"framework": "unsloth"}], "its own kernels, checkpoints on the host")
 
@@ -170,7 +197,7 @@ def _adapters(setup: Setup) -> Tried | None:
 
 def _first(setup: Setup, combined: list[dict[str, Any]], why: str) -> Tried | None:
     for fields in combined:
-        trial = try_change(setup, fields, why)
+        trial = _try(setup, fields, why)
         if trial is not None and trial.result.memory.fits:
             return trial
     return None

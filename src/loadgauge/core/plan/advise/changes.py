@@ -13,6 +13,7 @@ import msgspec
 
 from loadgauge.core.base.units import rate
 from loadgauge.core.definitions.hardware.hardware import Gpu, Link
+from loadgauge.core.definitions.hardware.usual import usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
@@ -20,9 +21,6 @@ from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.adapters import LORA_RANK
 from loadgauge.core.resolve.setup import Setup
-
-NODE = 8
-"""GPUs that a fast link joins, where the GPU's sources do not say."""
 
 
 class Kind(Enum):
@@ -39,6 +37,7 @@ class Kind(Enum):
     OPTIMIZER = auto()
     EVALUATION = auto()
     PURE_16_BIT = auto()
+    FROZEN_16_BIT = auto()
     OFFLOAD_OPTIMIZER = auto()
     OFFLOAD_ALL = auto()
     ADAPTERS = auto()
@@ -60,7 +59,7 @@ class Kind(Enum):
 
 FIT = frozenset({
     Kind.EVALUATION, Kind.LOSS, Kind.ZERO, Kind.SMALLER_MICRO_BATCH, Kind.ATTENTION, Kind.RECOMPUTE_MORE, Kind.SEQUENCE_PARALLEL,
-    Kind.MORE_TP, Kind.MORE_PP, Kind.OPTIMIZER, Kind.OFFLOAD_OPTIMIZER,
+    Kind.MORE_TP, Kind.MORE_PP, Kind.OPTIMIZER, Kind.FROZEN_16_BIT, Kind.OFFLOAD_OPTIMIZER,
 })  # fmt: skip
 """Changes that leave less in memory in a given layout."""
 NEXT = FIT | {
@@ -137,8 +136,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def node(self) -> int:
         """GPUs joined by a fast link, within which tensor parallelism pays."""
-        domain = None if self.gpu is None else self.gpu.interconnect.domain
-        return NODE if domain is None else min(NODE, int(domain.value))
+        return usual_node(self.gpu)
 
 
 def changes(run: Run, kinds: Collection[Kind]) -> Iterator[Change]:
@@ -171,8 +169,10 @@ def _of_layout(run: Run) -> Iterator[Change]:
     for stage in range(layout.zero + 1, 4):
         if layout.zero_ranks > 1:
             yield Change(Kind.ZERO, {"zero": stage}, "shards more of the model states")
-    if layout.micro_batch > 1:
-        yield Change(Kind.SMALLER_MICRO_BATCH, {"micro_batch": 1}, "more, smaller micro-batches")
+    size = int(layout.micro_batch)
+    while size > 1:
+        size = max(part for part in range(1, size // 2 + 1) if layout.micro_batch % part == 0)
+        yield Change(Kind.SMALLER_MICRO_BATCH, {"micro_batch": size}, "more, smaller micro-batches")
     if kernels.attention == "eager":
         yield Change(Kind.ATTENTION, {"attention": "flash"}, "never keeps the scores")
         if layout.recompute.mode == "none":
@@ -206,6 +206,9 @@ def _of_states(run: Run) -> Iterator[Change]:
     if training.weights == "float32" and training.precision.name == "bf16-autocast" and training.lora is None:
         fields: dict[str, Any] = {"precision": "bf16-autocast-8", "weights": None}
         yield Change(Kind.PURE_16_BIT, fields, "weights loaded in bf16, no float32 copy", "weights loaded in bf16")
+    if training.weights == "float32" and training.lora is not None and not training.lora.quantised:
+        why = "the frozen weights loaded in 16 bits"
+        yield Change(Kind.FROZEN_16_BIT, {"weights": "bfloat16"}, why, why)
     if training.offload == "none":
         why = "optimizer states in host memory; slower"
         yield Change(Kind.OFFLOAD_OPTIMIZER, {"offload": "optimizer"}, why, "the optimizer on the host")

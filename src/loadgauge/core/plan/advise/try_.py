@@ -51,7 +51,7 @@ def complete(setup: Setup, fields: dict[str, Any]) -> dict[str, Any]:
     measured run is described without the change.
     """
     job, fields = setup.job, dict(fields)
-    if job.framework is None and "framework" not in fields:
+    if job.framework is None and "framework" not in fields and not setup.open_layout:
         before, after = framework_of(job), framework_of(job.replace(**fields))
         if before != after:
             fields["framework"] = DEFAULT_SPLIT
@@ -71,3 +71,11 @@ def try_change(setup: Setup, fields: dict[str, Any], why: str = "") -> Tried | N
         return Tried(fields, why, run.estimate(), job)
     except Error:
         return None
+
+
+def effort(other: Estimate, result: Estimate) -> float:
+    """Return the cost of a sequence in `other` relative to `result`: time where it is known, else FLOPs."""
+    if other.time is not None and result.time is not None:
+        return other.time.step / other.time.tokens / (result.time.step / result.time.tokens)
+    here = result.flops.hardware / result.layout.global_batch
+    return float(other.flops.hardware / other.layout.global_batch / here)

@@ -14,7 +14,7 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import Framework
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.plan.space.space import Space, divisors
-from loadgauge.core.resolve.recompute_words import recompute_policy
+from loadgauge.core.resolve.recompute_words import every_policy, recompute_policy
 
 RECOMPUTE = ("none", "selective", "full")
 WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
@@ -86,6 +86,8 @@ def space_for(
     if model.own.states_splits:  # its class states how it is split, whatever trains it
         narrow = {name: values for name, values in narrow.items() if name not in SPLIT_BY_PLAN}
     chosen = {**open_axes, **narrow, **locked}
+    if "least" in chosen["recompute"]:
+        chosen["recompute"] = every_policy(model, training)
     chosen["recompute"] = tuple(recompute_policy(str(policy), model, training) for policy in chosen["recompute"])
     space = Space(
         model=model,

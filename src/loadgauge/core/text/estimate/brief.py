@@ -15,7 +15,6 @@ from loadgauge.core.text.estimate.setup import batch_words, length_words, unit
 from loadgauge.core.text.table import Paper, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
-    effort,
     host_words,
     left_out_words,
     question_words,
@@ -115,6 +114,7 @@ def _remedy(given: Setup, result: Estimate) -> str:
     if result.memory.verdict in ("fits", "unknown") or (result.memory.question and result.memory.question.endless):
         return ""
     from loadgauge.core.plan.advise.advice import advice  # only where it may not fit
+    from loadgauge.core.plan.advise.try_ import effort
 
     changes = advice(given)
     if not changes:

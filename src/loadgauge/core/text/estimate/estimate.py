@@ -24,7 +24,6 @@ from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
     WORDS,
-    effort,
     host_words,
     left_out_words,
     question_words,
@@ -145,7 +144,10 @@ def _verdict(target: Paper, given: Setup, result: Estimate, counter: Counter | N
             "",
         )
     if memory.saving:
-        points(target, [f"Saving: {gib(memory.saving)} of host memory on the first rank, for the gathered state."], "")
+        each = given.training.around.save == "sharded"
+        whose = "on each rank, for a copy of its shards" if each else "on the first rank, for the gathered state"
+        node = f"; {host_words(given.on_host(result), given.job.host_memory)}" if each and not memory.host else ""
+        points(target, [f"Saving: {gib(memory.saving)} of host memory {whose}{node}."], "")
     _lengths(target, given)
     _routing(target, given, result)
 
@@ -198,6 +200,7 @@ def _routing(target: Paper, given: Setup, result: Estimate) -> None:
 def _advice(target: Paper, given: Setup, result: Estimate) -> None:
     memory = result.memory
     from loadgauge.core.plan.advise.advice import advice  # only where it does not fit
+    from loadgauge.core.plan.advise.try_ import effort
 
     assert memory.capacity is not None
     name, nbytes = max(memory.parts.items(), key=lambda item: item[1])

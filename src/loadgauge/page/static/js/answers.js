@@ -28,7 +28,7 @@ export function answerLengths(text, changed) {
   const caption = h("p", { class: "note", role: "status" });
   const marks = { middle: mark("var(--ink)"), most: mark("var(--exposed)") };
   const box = h("div", { role: "img", "aria-label": t("post.answers"), style: { position: "relative", height: "140px", cursor: "ew-resize", "touch-action": "none", "user-select": "none" } }, bars, marks.middle, marks.most,
-    GRID.map((value) => h("span", { style: { position: "absolute", bottom: "0", left: percentOf(place(value)), transform: "translateX(-50%)", "font-size": "11px", color: "var(--mute)" } }, value < 1024 ? value : `${value / 1024}k`)));
+    GRID.map((value) => h("span", { style: { position: "absolute", bottom: "0", left: percentOf(place(value)), transform: "translateX(-50%)", "font-size": "13px", color: "var(--mute)" } }, value < 1024 ? value : `${value / 1024}k`)));
   const ranges = { middle: slider("middle"), most: slider("most") };
   const law = h("select", { class: "field", id: "post-law", style: { width: "auto" }, onchange: () => { asked.law = law.value; told(); } }, LAWS.map((name) => h("option", { value: name, selected: asked.law === name }, t(`law.${name}`))));
 

@@ -56,16 +56,16 @@ export class Plot {
 /** An axis that does not shout. */
 export function axis(extra = {}) {
   return {
-    axisLine: { show: false }, axisTick: { show: false }, nameTextStyle: { color: colour("mute"), fontSize: 11.5 },
-    axisLabel: { color: colour("mute"), fontSize: 11.5, hideOverlap: true }, splitLine: { lineStyle: { color: colour("line") } },
-    ...extra, ...(extra.axisLabel ? { axisLabel: { color: colour("mute"), fontSize: 11.5, hideOverlap: true, ...extra.axisLabel } } : {}),
+    axisLine: { show: false }, axisTick: { show: false }, nameTextStyle: { color: colour("mute"), fontSize: 13 },
+    axisLabel: { color: colour("mute"), fontSize: 13, hideOverlap: true }, splitLine: { lineStyle: { color: colour("line") } },
+    ...extra, ...(extra.axisLabel ? { axisLabel: { color: colour("mute"), fontSize: 13, hideOverlap: true, ...extra.axisLabel } } : {}),
   };
 }
 
 export function tooltip(extra = {}) {
   return {
     confine: true, backgroundColor: colour("raised"), borderColor: colour("line"), padding: [8, 11], transitionDuration: 0,
-    textStyle: { color: colour("ink"), fontSize: 12 }, extraCssText: "box-shadow: var(--shadow-high); border-radius: 9px;", ...extra,
+    textStyle: { color: colour("ink"), fontSize: 13 }, extraCssText: "box-shadow: var(--shadow-high); border-radius: 9px;", ...extra,
   };
 }
 

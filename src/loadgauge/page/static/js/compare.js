@@ -71,7 +71,7 @@ function named(id) {
 /** B's number opens its explanation. */
 function opening(row, say) {
   if (!isPart(row.id)) return asks(row.id, named(row.id), say(row.b));
-  return h("button", { class: "asks", type: "button", title: t("explain.open"), onclick: () => explain({ id: row.id, part: row.id, label: row.id, bytes: row.b }) }, say(row.b));
+  return h("button", { class: "asks", type: "button", title: t("explain.open"), onclick: () => explain({ id: row.id, part: row.id }) }, say(row.b));
 }
 
 function change(one, other, say) {

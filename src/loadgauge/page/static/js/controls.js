@@ -1,6 +1,6 @@
 /** The left side: one control for each flag. A control shows what was said, or, paler, what is assumed. */
 import { glyph, h } from "./dom.js";
-import { GROUPS_OF_FIELDS } from "./fields.js";
+import { groupsOf } from "./fields.js";
 import { has, refusal, t, term } from "./i18n.js";
 import { counted, gib } from "./numbers.js";
 import { flags, look, replace, set, view } from "./state.js";
@@ -21,10 +21,13 @@ function offered(flag) {
   return choices.length || typeof max !== "number" ? choices : Array.from({ length: max - min + 1 }, (_, at) => String(min + at));
 }
 
+/** The kinds of GPU of the catalogue. */
+export const cards = () => catalogue.gpus;
+
 export function buildControls(place, drop, fetched) {
   catalogue = fetched ?? catalogue;
   updates.length = 0;
-  place.replaceChildren(drop, presets(), ...GROUPS_OF_FIELDS.map(([name, fields]) => group(name, fields)));
+  place.replaceChildren(drop, presets(), ...groupsOf(catalogue.flags).map(([name, fields]) => group(name, fields)));
   refresh();
 }
 

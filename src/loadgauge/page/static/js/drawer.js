@@ -26,18 +26,8 @@ export function openDrawer(title, ...content) {
 
 const section = (title, ...content) => h("section", {}, h("h3", {}, title), ...content);
 
-export async function explain(node) {
-  const title = node.id === node.part ? t(`part.${node.part}`) : `${t(`part.${node.part}`)} · ${named(node.label)}`;
-  openDrawer(title, h("p", { class: "mute" }, t("loading")));
-  let found;
-  try {
-    found = await ask("explain", { flags, id: node.id });
-  } catch (error) {
-    return openDrawer(title, h("p", { class: "bad" }, refusal(error.message) || t("unreachable")));
-  }
-  const size = h("p", { class: "big", "data-value": node.bytes }, bytes(node.bytes), h("small", {}, `${fixed(node.bytes)} B`));
-  return openDrawer(title, size, ...told(found));
-}
+/** A block of the treemap, or a part of the memory. */
+export const explain = (node) => why(node.id, node.id === node.part ? t(`part.${node.part}`) : `${t(`part.${node.part}`)} · ${named(node.label)}`);
 
 /** Why a figure is what it is: its formula with the user's numbers, its summands, its source. name: what the page calls it */
 export async function why(id, name, question = () => ask("explain", { flags, id })) {
@@ -48,7 +38,7 @@ export async function why(id, name, question = () => ask("explain", { flags, id 
   } catch (error) {
     return openDrawer(name, h("p", { class: "bad" }, refusal(error.message) || t("unreachable")));
   }
-  return openDrawer(name, h("p", { class: "big", "data-value": found.value }, amount(found.value, found.unit)), ...reasoned(found));
+  return openDrawer(name, h("p", { class: "big", "data-value": found.value }, amount(found.value, found.unit), found.unit === "B" ? h("small", {}, `${fixed(found.value)} B`) : null), ...reasoned(found));
 }
 
 /** A number that opens its explanation. */
@@ -66,7 +56,7 @@ function reasoned(found) {
     const cell = (step) => {
       const text = amount(step.value, step.unit);
       if (!step.id) return text;
-      return h("button", { class: "asks", type: "button", title: t("explain.open"), onclick: () => (has(`part.${step.id}`) ? explain({ id: step.id, part: step.id, label: step.id, bytes: step.value }) : why(step.id, name(step))) }, text);
+      return h("button", { class: "asks", type: "button", title: t("explain.open"), onclick: () => (has(`part.${step.id}`) ? explain({ id: step.id, part: step.id }) : why(step.id, name(step))) }, text);
     };
     const noted = found.steps.some((step) => step.note);
     const whole = found.steps.reduce((sum, step) => sum + step.value, 0);
@@ -75,6 +65,13 @@ function reasoned(found) {
       rows: [...found.steps.map((step) => [name(step), ...(noted ? [readable(term(step.note))] : []), cell(step), whole ? `${fixed((100 * step.value) / whole, 1)}%` : ""]), [h("strong", {}, t("total")), ...(noted ? [""] : []), h("strong", {}, amount(whole, found.steps[0].unit)), ""]],
     })));
   }
+  if (found.tensors?.length) {
+    const title = t("explain.tensors", { count: found.tensors.length });
+    parts.push(section(title, h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, table({
+      columns: [{ text: t("tensor"), words: true }, { text: t("elements") }, { text: t("itemsize") }, { text: t("size") }, { text: t("saved_by"), words: true }],
+      rows: found.tensors.map((one) => [h("span", {}, h("span", { class: "mono" }, one.name), h("span", { class: "note" }, term(one.layer))), fixed(one.numel), one.itemsize === null ? "–" : significant(one.itemsize), bytes(one.bytes), one.saved_by.join(", ")]),
+    }))));
+  }
   if (found.notes.length) parts.push(section(t("explain.notes"), h("ul", { class: "notes plain" }, found.notes.map((line) => h("li", {}, term(line))))));
   return [...parts, ...sources(found)];
 }
@@ -82,7 +79,7 @@ function reasoned(found) {
 /** "layer: mlp.gate_up" in the page's words. */
 const stepName = (text) => {
   const [layer, operation] = text.split(": ");
-  return operation ? h("span", {}, named(operation), h("span", { class: "note" }, term(layer))) : term(text);
+  return operation ? h("span", {}, named(operation), h("span", { class: "note" }, term(layer))) : readable(term(text));
 };
 
 const largest = (text) => text.replace(/^(.*, )(.+): ([a-z_0-9.]+)$/, (_, head, layer, operation) => `${term(head.slice(0, -2))}: ${named(operation)}, ${term(layer)}`);
@@ -101,33 +98,5 @@ function derivation(one) {
 
 const sources = (found) => (found.sources?.length ? [section(t("explain.source"), found.sources.map((one) => h("p", {}, one.url ? h("a", { href: one.url, target: "_blank", rel: "noopener noreferrer" }, one.text) : term(one.text))))] : []);
 
-function told(found) {
-  const parts = [];
-  const formulas = (found.formulas ?? []).filter((one) => one.letters);
-  if (formulas.length) {
-    parts.push(section(t("explain.formula"), formulas.map((one) => h("div", { class: "derivation" },
-      formulas.length > 1 ? h("p", { class: "under" }, term(one.what)) : null,
-      h("pre", { class: "formula", tabindex: "0" }, readable(one.letters)), h("pre", { class: "formula numbers", tabindex: "0" }, readable(one.with_numbers)), letters(one)))));
-  }
-  else if (found.with_numbers) parts.push(section(t("explain.formula"), h("pre", { class: "formula", tabindex: "0" }, readable(found.formula)), h("pre", { class: "formula numbers", tabindex: "0" }, readable(found.with_numbers))));
-  if (found.rule && formulas.length) parts.push(section(t("explain.rule"), h("p", {}, readable(term(found.rule)), found.basis ? h("span", { class: "mute" }, ` · ${term(found.basis)}`) : null)));
-  if (found.steps?.length) {
-    const total = found.part_bytes === undefined ? [] : [[h("strong", {}, t("total")), h("strong", {}, bytes(found.part_bytes))]];
-    parts.push(section(t("explain.steps"), table({ columns: [{ text: t("what"), words: true }, { text: t("size") }], rows: [...found.steps.map((one) => [readable(term(one.what)), bytes(one.bytes)]), ...total] })));
-  }
-  if (found.tensors?.length) {
-    const title = t("explain.tensors", { count: found.tensors.length });
-    parts.push(section(title, h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, table({
-      columns: [{ text: t("tensor"), words: true }, { text: t("elements") }, { text: t("itemsize") }, { text: t("size") }, { text: t("saved_by"), words: true }],
-      rows: found.tensors.map((one) => [h("span", {}, h("span", { class: "mono" }, one.name), h("span", { class: "note" }, term(one.layer))), fixed(one.numel), one.itemsize === null ? "–" : significant(one.itemsize), bytes(one.bytes), one.saved_by.join(", ")]),
-    }))));
-  }
-  if (found.notes?.length) parts.push(section(t("explain.notes"), h("ul", { class: "notes plain" }, found.notes.map((line) => h("li", {}, term(line))))));
-  return [...parts, ...sources(found)];
-}
-
 /** Products with a dot. */
 const readable = (formula) => formula.replaceAll("**", "^").replace(/\s*\*\s*/g, " · ").replaceAll(" x ", " × ");
-const said = (value) => (typeof value === "number" ? (Number.isInteger(value) ? fixed(value) : significant(value, 5)) : String(value));
-
-const letters = (one) => h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", {}, said(value)), h("dd", { class: "mute" }, term(one.meaning[letter] ?? ""))]));

@@ -1,101 +1,30 @@
-/** Which flags have which control, and where. Choices and bounds come from the server's catalogue, the fields of `Job`. */
-export const GROUPS_OF_FIELDS = [
-  ["model", [
-    { flag: "model", kind: "model" },
-    { flag: "road", kind: "choice", more: true },
-  ]],
-  ["method", [
-    { flag: "method", kind: "method" },
-    { flag: "precision", kind: "choice" },
-    { flag: "optimizer", kind: "choice" },
-    { flag: "framework", kind: "choice" },
-    { flag: "attention", kind: "choice", more: true },
-    { flag: "loss", kind: "choice", more: true },
-    { flag: "kernels", kind: "choice", more: true },
-    { flag: "compile", kind: "switch", more: true },
-    { flag: "reduce-bucket", kind: "text", more: true },
-    { flag: "engine", kind: "text", more: true },
-    { flag: "end-units", kind: "choice", more: true },
-    { flag: "gradient-sync", kind: "choice", more: true },
-    { flag: "weights", kind: "choice", more: true },
-    { flag: "version", kind: "text", more: true },
-    { flag: "lora-rank", kind: "text", more: true },
-    { flag: "adapter", kind: "choice", more: true },
-    { flag: "virtual-tokens", kind: "text", more: true },
-    { flag: "lora-targets", kind: "text", more: true },
-    { flag: "lora-dropout", kind: "text", more: true },
-    { flag: "lora-dtype", kind: "choice", more: true },
-    { flag: "kbit-upcast", kind: "choice", more: true },
-    { flag: "use-dora", kind: "switch", more: true },
-    { flag: "modules-to-save", kind: "text", more: true },
-    { flag: "lora-layers", kind: "text", more: true },
-    { flag: "train", kind: "text", more: true },
-    { flag: "offload", kind: "choice", more: true },
-    { flag: "offload-to", kind: "choice", more: true },
-    { flag: "activation-offload", kind: "choice", more: true },
-    { flag: "pin-memory", kind: "switch", more: true },
-    { flag: "host-link", kind: "text", more: true },
-    { flag: "host-bandwidth", kind: "text", more: true },
-    { flag: "nvme-bandwidth", kind: "text", more: true },
-    { flag: "host-memory", kind: "text", more: true },
-    { flag: "base", kind: "choice", more: true },
-    { flag: "mtp", kind: "switch", more: true },
-  ]],
-  ["batch", [
-    { flag: "seq-len", kind: "slider", from: 512, to: 2 ** 20 },
-    { flag: "micro-batch", kind: "slider", from: 1, to: 64, locks: true },
-    { flag: "global-batch", kind: "slider", from: 1, to: 16384 },
-    { flag: "target-len", kind: "text", more: true },
-    { flag: "audio", kind: "text", more: true },
-    { flag: "pictures", kind: "text", more: true },
-    { flag: "video", kind: "text", more: true },
-    { flag: "max-pixels", kind: "text", more: true },
-    { flag: "tower", kind: "choice", more: true },
-    { flag: "encoders", kind: "choice", more: true },
-    { flag: "lengths", kind: "text", more: true },
-    { flag: "padding", kind: "choice", more: true },
-    { flag: "eval-batch", kind: "text", more: true },
-    { flag: "eval-batches", kind: "text", more: true },
-    { flag: "generate", kind: "text", more: true },
-    { flag: "save", kind: "choice", more: true },
-  ]],
-  ["layout", [
-    { flag: "tp", kind: "slider", from: 1, to: 64, locks: true },
-    { flag: "pp", kind: "slider", from: 1, to: 64, locks: true },
-    { flag: "vpp", kind: "slider", from: 1, to: 16, locks: true },
-    { flag: "cp", kind: "slider", from: 1, to: 64, locks: true },
-    { flag: "ep", kind: "slider", from: 1, to: 256, locks: true },
-    { flag: "zero", kind: "segments", locks: true },
-    { flag: "sequence-parallel", kind: "switch", locks: true },
-    { flag: "schedule", kind: "choice", locks: true },
-    { flag: "recompute", kind: "suggest", locks: true },
-    { flag: "etp", kind: "text", more: true },
-    { flag: "replicas", kind: "text", more: true },
-    { flag: "stage-layers", kind: "text", more: true },
-    { flag: "order", kind: "text", more: true },
-    { flag: "cp-comm", kind: "choice", more: true },
-    { flag: "overlap", kind: "text", more: true },
-    { flag: "expert-imbalance", kind: "text", more: true },
-  ]],
-  ["cluster", [
-    { flag: "gpu", kind: "gpu" },
-    { flag: "gpus", kind: "slider", from: 1, to: 131072 },
-    { flag: "memory", kind: "text", more: true },
-    { flag: "tokens", kind: "text" },
-    { flag: "price", kind: "text" },
-    { flag: "electricity", kind: "text", more: true },
-    { flag: "nic-bandwidth", kind: "text", more: true },
-    { flag: "link-bandwidth", kind: "text", more: true },
-    { flag: "gpus-per-node", kind: "text", more: true },
-    { flag: "topology", kind: "text", more: true },
-    { flag: "days", kind: "text", more: true },
-    { flag: "mtbf-hours", kind: "text", more: true },
-    { flag: "checkpoint-seconds", kind: "text", more: true },
-    { flag: "restart-seconds", kind: "text", more: true },
-  ]],
-  ["honesty", [
-    { flag: "~ranges", kind: "ranges" },
-    { flag: "measured", kind: "text" },
-    { flag: "tuning", kind: "choice", more: true },
-  ]],
-];
+/**
+ * Flags that are shown first, and those with a control of their own. All others stand under "more" of their group, in the order and
+ * with the choices and bounds of the server's catalogue, the fields of `Job`.
+ */
+const axis = (flag, to) => ({ flag, kind: "slider", from: 1, to, locks: true });
+const FIRST = {
+  model: [{ flag: "model", kind: "model" }],
+  method: [{ flag: "method", kind: "method" }, { flag: "precision", kind: "choice" }, { flag: "optimizer", kind: "choice" }, { flag: "framework", kind: "choice" }],
+  batch: [{ flag: "seq-len", kind: "slider", from: 512, to: 2 ** 20 }, axis("micro-batch", 64), { flag: "global-batch", kind: "slider", from: 1, to: 16384 }],
+  layout: [
+    axis("tp", 64), axis("pp", 64), axis("vpp", 16), axis("cp", 64), axis("ep", 256), { flag: "zero", kind: "segments", locks: true },
+    { flag: "sequence-parallel", kind: "switch", locks: true }, { flag: "schedule", kind: "choice", locks: true }, { flag: "recompute", kind: "suggest", locks: true },
+  ],
+  cluster: [{ flag: "gpu", kind: "gpu" }, { flag: "gpus", kind: "slider", from: 1, to: 131072 }, { flag: "tokens", kind: "text" }, { flag: "price", kind: "text" }],
+  honesty: [{ flag: "~ranges", kind: "ranges" }, { flag: "measured", kind: "text" }],
+};
+/** Said by another control, or not for a page. */
+const LEFT = ["qlora", "hub"];
+/** Where a field's group is another here. */
+const ELSEWHERE = { tuning: "honesty", road: "model" };
+const GROUP = { money: "cluster" };
+
+const kindOf = ({ type, choices, open }) => (type === "bool" ? "switch" : !choices.length ? "text" : open ? "suggest" : "choice");
+
+/** The groups of controls. known: the flags of the catalogue, none before it is here */
+export function groupsOf(known = []) {
+  const placed = new Set([...LEFT, ...Object.values(FIRST).flat().map((one) => one.flag)]);
+  const rest = known.filter((one) => !placed.has(one.name)).map((one) => ({ flag: one.name, kind: kindOf(one), more: true, group: ELSEWHERE[one.name] ?? GROUP[one.group] ?? one.group }));
+  return Object.entries(FIRST).map(([name, fields]) => [name, [...fields, ...rest.filter((one) => one.group === name)]]);
+}

@@ -75,7 +75,7 @@ const svg = (tag, given = {}, ...inside) => {
 /** Days under a drawing, at their places between two ends. */
 function axis(low, high, marks) {
   const place = (value) => `${(100 * (value - low)) / (high - low || 1)}%`;
-  return h("div", { "aria-hidden": "true", style: { position: "relative", height: "18px", "font-size": "11px", color: "var(--mute)" } }, marks.map((value) => h("span", { style: { position: "absolute", left: place(value), transform: value === low ? "none" : value === high ? "translateX(-100%)" : "translateX(-50%)", "white-space": "nowrap" } }, `${fixed(value, high - low < 5 ? 1 : 0)}${value === marks.at(-1) ? ` ${t("fleet.days-unit")}` : ""}`)));
+  return h("div", { "aria-hidden": "true", style: { position: "relative", height: "18px", "font-size": "13px", color: "var(--mute)" } }, marks.map((value) => h("span", { style: { position: "absolute", left: place(value), transform: value === low ? "none" : value === high ? "translateX(-100%)" : "translateX(-50%)", "white-space": "nowrap" } }, `${fixed(value, high - low < 5 ? 1 : 0)}${value === marks.at(-1) ? ` ${t("fleet.days-unit")}` : ""}`)));
 }
 
 const titled = (shape, text) => { const title = svg("title"); title.textContent = text; shape.append(title); return shape; };

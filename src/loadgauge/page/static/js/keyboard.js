@@ -23,7 +23,7 @@ export function listenToKeys() {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || find("dialog[open]")) return;
     if (event.target.matches?.("input:not([type=range]):not([type=checkbox]), textarea, select")) return;
-    const place = Number(event.key) - 1;
+    const place = event.key === "0" ? 9 : Number(event.key) - 1;
     if (TABS[place]) openTab(place);
     else if (KEYS[event.key]) KEYS[event.key]();
     else return;
@@ -34,7 +34,7 @@ export function listenToKeys() {
 
 export function openHelp() {
   const rows = [
-    [["?"], "help"], [["1", "…", "7"], "tabs"], [["/"], "model"], [["o"], "open"], [["[", "]"], "tp"], [["{", "}"], "pp"], [["-", "="], "micro"],
+    [["?"], "help"], [["1", "…", "9", "0"], "tabs"], [["/"], "model"], [["o"], "open"], [["[", "]"], "tp"], [["{", "}"], "pp"], [["-", "="], "micro"],
     [["p"], "pin"], [["x"], "swap"], [["l"], "link"], [["c"], "command"], [["e"], "export"], [["a"], "tables"], [["d"], "theme"], [["g"], "language"], [["←", "→"], "walk"], [["Esc"], "close"],
   ];
   const dialog = find("#help");

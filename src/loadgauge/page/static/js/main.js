@@ -18,7 +18,7 @@ import { lanes } from "./lanes.js";
 import { best, followPlan, holdPlan, layouts } from "./layouts.js";
 import { moments } from "./moments.js";
 import { network, relabel } from "./network.js";
-import { answered, draw as drawOrigin, onReturn, unestimated } from "./origin.js";
+import { answered, draw as drawOrigin, knowDoors, onReturn, unestimated } from "./origin.js";
 import { repaint } from "./panel.js";
 import { parallel } from "./parallel.js";
 import { banner, follow, pinned } from "./pin.js";
@@ -29,10 +29,11 @@ import { schedule } from "./schedule.js";
 import { knowCommand } from "./share.js";
 import { flags, forgetRun, keepRun, load, onChange, view } from "./state.js";
 import { tab } from "./tabs.js";
+import { checkTask, knowTasks, tasks, tell as tellTask } from "./tasks.js";
 import { dress } from "./theme.js";
 import { treemap } from "./treemap.js";
 import { verdict } from "./verdict.js";
-import { cause, oom } from "./why.js";
+import { askAgain, cause, oom } from "./why.js";
 
 const ESTIMATED = [treemap, moments, lanes, schedule, network, roofline];
 const TABS = {
@@ -45,6 +46,7 @@ const TABS = {
   posttrain: [posttrain],
   fleet: [fleet],
   accuracy: [accuracy],
+  learn: [tasks],
 };
 let answer = null;
 let known = null;
@@ -84,8 +86,10 @@ function arrived(found) {
   tellTrouble();
   draw();
   answered();
+  checkTask(found.estimate);
   refresh(found);
   followChanges();
+  if (tab() === "why") askAgain();
   followCosts();
   if (tab() === "fleet") followFleet();
   const started = begun;
@@ -134,7 +138,7 @@ function arrange() {
     element.classList.toggle("wide", Boolean(one.what.wide) || (tab() === "network" && one === network));
     return element;
   }));
-  find("#verdict").hidden = ["accuracy", "posttrain"].includes(tab());
+  find("#verdict").hidden = ["accuracy", "posttrain", "learn"].includes(tab());
   tellTrouble();
   for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes && one !== compare) one.show({});
   if (tab() === "cost") followCosts();
@@ -151,6 +155,7 @@ async function dressWords() {
   find("#title").textContent = t("page.title");
   tellTrouble();
   drawOrigin();
+  tellTask();
   find("#foot").replaceChildren(h("span", {}, t("foot.local")), h("span", {}, t("foot.keys")));
   relabel();
   relabelFleet();
@@ -159,6 +164,7 @@ async function dressWords() {
 }
 
 onChange(async ({ flags: asked, view: seen, address }) => {
+  if (seen.has("task")) tellTask();
   if (seen.has("lang")) {
     await dressWords();
     if (answer) { refresh(answer); verdict(answer); captured(answer); banner(); }
@@ -205,6 +211,8 @@ async function begin() {
   known = await ask("catalogue");
   knowCards(known);
   knowPrices(known);
+  knowDoors(known);
+  knowTasks(known);
   followCosts();
   buildHeader(known);
   buildControls(find("#settings"), dropZone(), known);

@@ -40,8 +40,8 @@ function draw(place, answer) {
   series.push({
     name: "peak", type: "line", data: [], markLine: {
       silent: true, symbol: "none", data: [
-        ...(capacity ? [{ yAxis: capacity / GIB, lineStyle: { color: colour("bad"), type: [5, 4], width: 1.5 }, label: { formatter: t("moments.usable", { gib: gib(capacity) }), position: "insideEndTop", color: colour("bad"), fontSize: 11.5, fontWeight: 500 } }] : []),
-        { yAxis: memory.total / GIB, lineStyle: { color: colour("ink"), type: [2, 3], width: 1, opacity: .55 }, label: { formatter: t("moments.peak", { gib: gib(memory.total) }), position: "insideStartTop", color: colour("ink"), fontSize: 11.5, fontWeight: 500 } },
+        ...(capacity ? [{ yAxis: capacity / GIB, lineStyle: { color: colour("bad"), type: [5, 4], width: 1.5 }, label: { formatter: t("moments.usable", { gib: gib(capacity) }), position: "insideEndTop", color: colour("bad"), fontSize: 13, fontWeight: 500 } }] : []),
+        { yAxis: memory.total / GIB, lineStyle: { color: colour("ink"), type: [2, 3], width: 1, opacity: .55 }, label: { formatter: t("moments.peak", { gib: gib(memory.total) }), position: "insideStartTop", color: colour("ink"), fontSize: 13, fontWeight: 500 } },
       ],
     },
   });
@@ -75,7 +75,7 @@ function draw(place, answer) {
       return lines(`${curve.timed ? seconds(row[0]) : significant(row[0])} · ${bytes(row.slice(1).reduce((sum, one) => sum + one, 0))}`, shown.map((part) => [t(`part.${part}`), bytes(row[at[part]]), colour(part)]).concat(near));
     } }),
     xAxis: axis({ type: "value", min: 0, max: end, splitLine: { show: false }, axisLabel: { showMaxLabel: false, formatter: (value) => (curve.timed ? seconds(value) : "") } }),
-    yAxis: axis({ type: "value", min: 0, max: Math.ceil((top * 1.09) / 4) * 4, name: "GiB", nameGap: 2, nameTextStyle: { color: colour("mute"), fontSize: 11.5, align: "right", padding: [0, 4, 0, 0] }, axisLabel: { showMaxLabel: false, formatter: (value) => fixed(value) } }),
+    yAxis: axis({ type: "value", min: 0, max: Math.ceil((top * 1.09) / 4) * 4, name: "GiB", nameGap: 2, nameTextStyle: { color: colour("mute"), fontSize: 13, align: "right", padding: [0, 4, 0, 0] }, axisLabel: { showMaxLabel: false, formatter: (value) => fixed(value) } }),
     series,
   }, t("moments.label", { total: gib(memory.total), moment: term(memory.moment), capacity: capacity ? gib(capacity) : "–" }));
 }

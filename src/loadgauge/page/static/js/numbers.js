@@ -55,7 +55,7 @@ export function amount(value, unit) {
   if (unit === "hours") return `${counted(value)} ${t("unit.hours")}`;
   if (unit === "tokens") return t("unit.tokens", { value: counted(value, 4) });
   if (unit === "tokens/s") return t("unit.rate", { value: fixed(value) });
-  if (unit === "count") return Number.isInteger(value) ? fixed(value) : significant(value, 5);
+  if (unit === "count" || !unit) return Number.isInteger(value) ? fixed(value) : significant(value, 5);
   return scaled(value, unit, 4);
 }
 

@@ -9,6 +9,8 @@ let file = null;
 let unanswered = null;
 /** The run of the answer that is there. */
 let last = null;
+/** The three runs to begin with: one card, a node, a cluster. */
+let doors = [];
 const listeners = [];
 
 /** Calls back when the answer of the run before is shown again. */
@@ -30,6 +32,11 @@ export function unread(name, reason) {
 /** Another file was read, which is no run: what was refused before it is over. */
 export function readBeside() {
   if (unanswered && !unanswered.became) goBack();
+}
+
+export function knowDoors(known) {
+  doors = ["card", "node", "cluster"].map((door) => known.presets.find((one) => one.door === door));
+  draw();
 }
 
 /** The run has no answer. Returns whether that is said here, because the run is that of a file. */
@@ -96,5 +103,6 @@ export function draw() {
   line.hidden = Boolean(unanswered) || !last || (own.size > 0 && !file);
   if (line.hidden) return;
   if (file) line.replaceChildren(h("strong", {}, file.name), ` ${file.how()}`);
-  else line.replaceChildren(h("strong", {}, t("origin.sample")), ` ${t("origin.start", { run: words(last) })}`, choose("pill"));
+  else line.replaceChildren(h("strong", {}, t("origin.sample")), ` ${t("origin.start", { run: words(last) })}`, choose("pill"), h("div", { class: "doors" }, doors.map((one) => h("button", { class: "door", type: "button", "data-door": one.door, "aria-pressed": String(one.flags.model === last.flags.model && one.flags.gpus === last.flags.gpus), onclick: () => replace(one.flags, { mine: [] }) }, h("strong", {}, t(`door.${one.door}`)), one.name)),
+    doors.length ? h("button", { class: "door", type: "button", "data-door": "learn", onclick: () => look({ tab: "learn" }, { push: true }) }, h("strong", {}, t("tab.learn")), t("door.learn")) : ""));
 }

@@ -26,7 +26,7 @@ function draw(place) {
   };
   const names = { memory: "GiB", mfu: "MFU %", micro_batch: t("flag.micro-batch"), recompute: t("flag.recompute"), zero: "ZeRO" };
   const option = {
-    parallel: { left: 36, right: 48, top: 34, bottom: 16, parallelAxisDefault: { nameTextStyle: { color: colour("ink"), fontSize: 12, fontWeight: 600 }, nameGap: 14, axisLine: { lineStyle: { color: colour("edge") } }, axisTick: { show: false }, axisLabel: { color: colour("ink"), fontSize: 11.5, textBorderColor: colour("surface"), textBorderWidth: 3 }, areaSelectStyle: { width: 18, color: colour("accent"), opacity: .25, borderColor: colour("accent") } } },
+    parallel: { left: 36, right: 48, top: 34, bottom: 16, parallelAxisDefault: { nameTextStyle: { color: colour("ink"), fontSize: 13, fontWeight: 600 }, nameGap: 14, axisLine: { lineStyle: { color: colour("edge") } }, axisTick: { show: false }, axisLabel: { color: colour("ink"), fontSize: 13, textBorderColor: colour("surface"), textBorderWidth: 3 }, areaSelectStyle: { width: 18, color: colour("accent"), opacity: .25, borderColor: colour("accent") } } },
     parallelAxis: axes.map((name, dim) => {
       const numeric = ["memory", "mfu"].includes(name);
       const values = [...new Set(found.points.map((point) => value(point, name)))].sort((a, b) => (isNaN(a) ? String(a).localeCompare(b) : a - b));

@@ -7,6 +7,7 @@ import { ticks } from "./lanes.js";
 import { counted, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { flags, look, view } from "./state.js";
+import { checkTask } from "./tasks.js";
 import { verdictOf } from "./verdicts.js";
 
 const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo", "opd"];
@@ -55,7 +56,7 @@ export const posttrain = new Panel({
 const roles = () => [...new Set((found?.memory.phases ?? []).flatMap((phase) => phase.parts.map((part) => part.role)))];
 const held = (phase, role) => phase.parts.reduce((sum, part) => sum + (part.role === role ? part.bytes : 0), 0);
 
-const request = latest("posttrain", (answer) => { [found, problem] = [answer, null]; posttrain.show({}); },
+const request = latest("posttrain", (answer) => { [found, problem] = [answer, null]; posttrain.show({}); checkTask(answer, true); },
   (error) => { problem = error; posttrain.show({}); });
 
 /** Asks anew where the flags or the controls have changed. */
@@ -130,8 +131,8 @@ function band() {
         roles().map((role) => [role, held(phase, role)]).filter(([, bytes]) => bytes).map(([role, bytes]) => h("i", { title: `${term(phase.phase)} · ${term(role)}: ${gib(bytes, 2)} GiB`, style: { height: share(bytes), background: `var(--${COLOURS[role] ?? "transient"})` } })),
         h("i", { title: t("post.range"), style: { position: "absolute", left: "50%", bottom: share(phase.low), height: share(phase.high - phase.low), "border-left": "2px solid var(--ink)" } }))),
       found.capacity === null ? null : h("div", { style: { position: "absolute", left: 0, right: 0, bottom: share(found.capacity), "border-top": "2px dashed var(--exposed)", "pointer-events": "none" } },
-        h("span", { style: { position: "absolute", right: "4px", bottom: "2px", padding: "0 4px", "font-size": "12px", color: "var(--bad)", background: "var(--surface)" } }, t("post.capacity", { capacity: gib(found.capacity) })))),
-    h("div", { style: { display: "flex", "font-size": "12px", "text-align": "center" } }, found.memory.phases.map((phase) => h("div", { style: { flex: "1", "font-weight": worst(phase) ? "650" : "400" } }, `${worst(phase) ? "▲ " : ""}${term(phase.phase)}`, h("br"), `${gib(phase.total)} GiB`, worst(phase) ? h("div", {}, t("post.worst")) : null))),
+        h("span", { style: { position: "absolute", right: "4px", bottom: "2px", padding: "0 4px", "font-size": "13px", color: "var(--bad)", background: "var(--surface)" } }, t("post.capacity", { capacity: gib(found.capacity) })))),
+    h("div", { style: { display: "flex", "font-size": "13px", "text-align": "center" } }, found.memory.phases.map((phase) => h("div", { style: { flex: "1", "font-weight": worst(phase) ? "650" : "400" } }, `${worst(phase) ? "▲ " : ""}${term(phase.phase)}`, h("br"), `${gib(phase.total)} GiB`, worst(phase) ? h("div", {}, t("post.worst")) : null))),
     h("p", { class: "legend foot" }, roles().map((role) => h("span", {}, h("i", { style: { background: `var(--${COLOURS[role] ?? "transient"})` } }), term(role)))));
 }
 

@@ -2,7 +2,7 @@
 import { language } from "./i18n.js";
 import { look, view } from "./state.js";
 
-export const TABS = ["run", "layouts", "network", "why", "hardware", "cost", "posttrain", "fleet", "accuracy"];
+export const TABS = ["run", "layouts", "network", "why", "hardware", "cost", "posttrain", "fleet", "accuracy", "learn"];
 export const tab = () => (TABS.includes(view.tab) ? view.tab : "run");
 
 /** Opens the tab at a place in the list. */

@@ -1,11 +1,12 @@
 /** Why did it run out of memory? An error's text or a snapshot, read; what held the memory, and what would free it. */
 import { ask as question } from "./api.js";
+import { cards } from "./controls.js";
 import { h } from "./dom.js";
 import { give, onWhy } from "./drop.js";
 import { t, term } from "./i18n.js";
 import { bytes, fixed } from "./numbers.js";
 import { Panel, table } from "./panel.js";
-import { flags } from "./state.js";
+import { flags, set } from "./state.js";
 import { find } from "./dom.js";
 
 let found = null;
@@ -51,6 +52,9 @@ function answered(why) {
   ];
 }
 
+/** The settings have changed: what they need now, beside the same error. */
+export const askAgain = () => { if (found?.text && find("#oom-yours")) estimate(found, find("#oom-yours")); };
+
 /** The run of the page: what it needs by the estimate, and the changes with which it would have fitted. */
 async function estimate(of, place) {
   let yours;
@@ -62,7 +66,28 @@ async function estimate(of, place) {
   if (found !== of) return;
   const needs = { total: bytes(yours.total), moment: term(yours.moment), verdict: term(yours.verdict), batch: yours.micro_batch, tokens: yours.seq_len };
   place.replaceChildren(h("h3", {}, t("why.yours")), h("p", {}, t("why.needs", needs), yours.size ? ` ${t("why.size", { size: yours.size })}` : ""),
-    h("ul", {}, yours.changes.map((one) => h("li", {}, h("code", {}, one.flags), `: ${bytes(one.total)}, ${term(one.verdict)} (${term(one.note)})`))));
+    ...offers(of.why, yours), h("ul", {}, yours.changes.map((one) => h("li", {}, h("code", {}, one.flags), `: ${bytes(one.memory.total)}, ${term(one.memory.verdict)} (${term(one.note)})`))));
+}
+
+const NEAR = 0.005;
+
+/** What the error says otherwise than the settings: the tokens of its logits, and the card; a click takes it over. */
+function offers(why, yours) {
+  const rows = [];
+  const tokens = why.place?.tensor.includes("vocabulary") && yours.vocabulary ? why.tried / 4 / yours.vocabulary : 0;
+  const whole = Math.round(tokens / 64) * 64;
+  if (whole && Math.abs(tokens / whole - 1) < NEAR && whole !== yours.micro_batch * yours.seq_len) {
+    const change = whole % yours.seq_len ? { "seq-len": whole / yours.micro_batch } : { "micro-batch": whole / yours.seq_len };
+    rows.push(h("p", { id: "said-tokens" }, t("why.tokens", { tokens: fixed(whole), vocabulary: fixed(yours.vocabulary), here: fixed(yours.micro_batch * yours.seq_len) }), " ",
+      h("button", { class: "pill", type: "button", onclick: () => set(change, { push: true }) }, Object.entries(change).map(([flag, value]) => `${t(`flag.${flag}`)} ${value}`).join())));
+  }
+  if (why.capacity && Math.abs(why.capacity / (yours.capacity ?? 1) - 1) > 2 * NEAR) {
+    const same = cards().filter((one) => Math.abs(one.capacity / why.capacity - 1) < 2 * NEAR);
+    const choice = h("select", { class: "field", style: { width: "auto" }, id: "said-card", "aria-label": t("flag.gpu"), onchange: () => set({ gpu: choice.value, gpus: 1, memory: null }, { push: true }) },
+      h("option", { value: "" }, "…"), same.map((one) => h("option", { value: one.key ?? one.id }, one.name)));
+    if (same.length) rows.push(h("p", {}, h("label", { for: choice.id }, t("why.card", { size: bytes(why.capacity) })), " ", choice));
+  }
+  return rows;
 }
 
 const HELD = [["allocated", "states"], ["idle", "outside"], ["beside", "temporary"], ["others", "activations"], ["free", "idle"]];

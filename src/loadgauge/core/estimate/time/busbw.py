@@ -1,0 +1,104 @@
+"""Bus bandwidths that somebody measured with nccl-tests, in place of those of the table.
+
+`KIND=340GB/s:1GiB` is a bus bandwidth (`algbw:340GB/s:1GiB`: an algorithm bandwidth) at a size of the whole tensor, between the
+GPUs of a domain or, after another colon, between so many ranks; `KIND=FILE` is the text of a run, which says its ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import read_text
+from loadgauge.core.base.units import parse, parse_count
+from loadgauge.core.definitions.hardware.calibration import Wire
+from loadgauge.core.estimate.time.collectives import Fabric, Group, Kind, bus_factor, seconds
+
+LARGEST = 2**20
+"""Bytes of the text of a run."""
+NOTHING = 1e-12
+"""Seconds that stand for no start of a collective."""
+
+
+class Measured(NamedTuple):
+    """A collective that was timed: its kind, bytes of the whole tensor, seconds, and ranks (0: those of a domain)."""
+
+    kind: str
+    nbytes: float
+    seconds: float
+    ranks: int
+
+
+def measured(text: str, domain: int) -> list[Measured]:
+    """Read what was measured. domain: GPUs that the inner link joins. Raises `ConfigError`.
+
+    >>> (one,) = measured("all_reduce=350GB/s:1GiB", 8)
+    >>> round(one.seconds * 350e9 / 2**30, 3), one.ranks
+    (1.75, 8)
+    """
+    kind, _, rest = text.partition("=")
+    if kind not in get_args(Kind) or not rest:
+        raise ConfigError(f"must be such as all_reduce=340GB/s:1GiB or all_reduce=FILE, got {text[:60]!r}", key="busbw")
+    if Path(rest).is_file():
+        return list(_of_run(kind, read_text(rest, LARGEST), rest))
+    word, _, others = rest.partition(":")
+    speed, _, others = others.partition(":") if word in ("algbw", "busbw") else (word, "", others)
+    size, _, ranks = others.partition(":")
+    (rate, unit), (nbytes, of) = parse(speed, "busbw", "byte/s"), parse(size, "busbw", "byte")
+    if unit != "byte/s" or of != "byte" or rate <= 0 or nbytes <= 0:
+        raise ConfigError(f"must be a bandwidth and a size such as 340GB/s:1GiB, got {rest[:60]!r}", key="busbw")
+    among = int(parse_count(ranks, "busbw")) if ranks else domain
+    if among < 2:
+        raise ConfigError(f"is between 2 ranks or more, got {among}", key="busbw")
+    passes = 1 if word == "algbw" else float(bus_factor(kind, among))
+    return [Measured(kind, nbytes, nbytes * passes / rate, among)]
+
+
+def _of_run(kind: str, text: str, file: str) -> Iterable[Measured]:
+    """The rows of a table of nccl-tests: size, count, type, redop, root, and twice time [us], algbw, busbw, errors."""
+    ranks = len(re.findall(r"^#\s+Rank\s+\d+", text, re.M))
+    if ranks < 2:
+        raise ConfigError(f"{file}: lists no ranks (`#  Rank  0 ...`): is it what nccl-tests printed?", key="busbw")
+    rows = re.findall(r"^\s*(\d+)\s+\d+\s+\w+\s+\S+\s+\S+\s+([\d.]+)\s+[\d.]+\s+[\d.]+\s", text, re.M)
+    if not any(float(size) for size, _ in rows):
+        raise ConfigError(f"{file}: has no row of sizes and times", key="busbw")
+    for size, took in rows:
+        if float(size) and float(took):
+            yield Measured(kind, float(size), 1e-6 * float(took), ranks)
+
+
+def on(fabric: Fabric, points: Iterable[Measured]) -> Fabric:
+    """Return the fabric on which collectives take what was measured: a start, that of the fastest, and a rate, that of the largest.
+
+    Between more ranks than a domain has, the network's rate for all collectives follows from it.
+    """
+    by_kind: dict[tuple[str, int], list[Measured]] = {}
+    for point in points:
+        by_kind.setdefault((point.kind, point.ranks), []).append(point)
+    for (kind, ranks), timed in by_kind.items():
+        largest = max(timed, key=lambda point: point.nbytes)
+        start = min(point.seconds for point in timed) if len(timed) > 1 else NOTHING
+        rate = largest.nbytes * float(bus_factor(kind, ranks)) / max(largest.seconds - start, NOTHING)
+        if ranks <= fabric.domain:
+            wires = fabric.wires | {kind: Wire(start, 0.0, rate / fabric.inner_bandwidth, 0.0)}
+            nvls = 0.0 if kind == "all_reduce" else fabric.nvls
+            fabric = msgspec.structs.replace(fabric, wires=wires, nvls=nvls)
+            continue
+        fabric = _across(msgspec.structs.replace(fabric, outer_start=start, outer_root=0.0), kind, largest)
+    return fabric
+
+
+def _across(fabric: Fabric, kind: str, timed: Measured) -> Fabric:
+    """The fabric whose network is as fast as a collective over several domains took, by halving the factor of its rate."""
+    low, high = 1e-6, 1e3
+    for _ in range(80):
+        share = (low * high) ** 0.5
+        found = msgspec.structs.replace(fabric, outer_efficiency=share)
+        slow = seconds(kind, timed.nbytes, Group("dp", timed.ranks, 1), found) > timed.seconds
+        low, high = (share, high) if slow else (low, share)
+    return msgspec.structs.replace(fabric, outer_efficiency=high)
