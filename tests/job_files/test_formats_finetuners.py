@@ -244,7 +244,6 @@ def test_what_is_loaded_again_at_the_end_is_not_what_is_trained(again: str, tmp_
         ("a.yaml", LIT.replace("devices: 1", "devices: 4"), "goes with one GPU"),
         ("a.yaml", LIT.replace("bf16-true", "16-true"), "'16-true' is not one that is read"),
         ("a.sh", SWIFT.replace("swift sft", "swift infer"), "swift infer: is no training job"),
-        ("a.yaml", NEMO + "freeze_config: {freeze_language_model: true}\n", "freezes the model of text"),
         ("a.py", UNSLOTH.replace("r = 16", "r = RANK"), "'$RANK' comes from outside the file: add --lora-rank"),
         ("a.py", UNSLOTH + ")", "is not valid Python"),
         ("a.py", "x = " + "[" * 90 + "]" * 90, "nested too deeply"),

@@ -70,7 +70,9 @@ def resolve_inference(
         copy = found.stored if found.stored in WEIGHT_FORMATS else ""
         if stored := copy or usual_format(found.spec.name):
             given = given | {"weight_format": stored}
-            assumed["--weight-format"] = f"{stored} ({'the copy that is named' if copy else 'as its publisher stores it'})"
+            assumed["--weight-format"] = (
+                f"{stored} ({'the copy that is named' if copy else 'as its publisher stores it'})"
+            )
     degrees: dict[str, Any] = {name: getattr(job, name) or 1 for name in AXES_OF}
     if degrees["ep"] > 1 and not found.spec.has_experts:
         raise ConfigError(f"{found.spec.name} has no experts to shard", key="ep")

@@ -98,6 +98,15 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         )
     sequences = _sequences(job, task, assumed)
     setup = resolve_job(_training(job, task, sequences, placement, assumed, trainers), model)
+    if task.rollout and any(item.key == "global_batch" for item in setup.uncounted):
+        each = int(setup.layout.dp) * setup.layout.micro_batch
+        raise LayoutError(
+            f"the {sequences.number} sequences of a step over dp x micro_batch: {sequences.number} over {each} leaves"
+            f" {sequences.number % each}",
+            dimension="global_batch",
+            size=sequences.number,
+            ranks=each,
+        )
     setup = _of_logprobs(setup, task, job.loss_terms, trainers)
     setup.layout.check(setup.model)
     setup.training.check(setup.model)
