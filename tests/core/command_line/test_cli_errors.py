@@ -61,7 +61,6 @@ def refused(line: str | list[str], *words: str) -> None:
         ("estimate gpt2 --pp 20", "num_hidden_layers"),
         ("estimate gpt2 --seq-len 2000", "1024"),
         ("estimate gpt2 --gpu h100-sxm5-81gb", "h100-sxm5-80gb"),
-        ("estimate gpt2 --gpus 4 --global-batch 6", "global_batch"),
         ("estimate gpt22", "gpt2"),
         ("estimate gpt2 --gpu h100 --gpu a100", "--sweep gpu=h100,a100"),
         ("estimate /no/such/file.json", "no such file"),

@@ -51,6 +51,9 @@ LINES = {
         "estimate llama-3.1-8b --task generate --context 4096 --batch 16 --tp 2 --gpu h100 --price 2",
         "estimate qwen3-8b --gpu h100 --task generate --context 4096 --batch 8 --server vllm",
         "estimate llama-3.1-8b --task generate --context 4096",
+        "estimate llama-3.1-8b --gpu h100 --task generate --context 4096 --server vllm --draft llama-3.2-1b",
+        "estimate qwen3-30b-a3b --gpu rtx4090 --task generate --context 4096 --offload experts",
+        "estimate llama-3.1-8b --gpu rtx4090 --task quantise --weight-format gptq",
         "estimate llama-3.1-8b --task forward --context 4096 --gpu h100",
     ],
     "estimate.table": [
