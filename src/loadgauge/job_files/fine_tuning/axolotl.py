@@ -96,9 +96,7 @@ def _checkpointing() -> Idea:
             moves = "legacy" if not keys.since(0, 12) and (keys.has("adapter") or not keys.since(0, 10)) else True
         later = "all" if keys.since(0, 18) else "checkpoints"  # another way to copy the same
         places = {"true": "all", "false": "none", "legacy": later, "disk": later, "hidden_states": "checkpoints"}
-        if moves is not None and str(moves).lower() not in places:
-            keys.choice(moved, places)
-        where = "none" if moves is None else places[str(moves).lower()]
+        where = "none" if moves is None else places.get(str(moves).lower()) or str(keys.choice(moved, places) or "none")
         # Beside adapters, moving all that is kept takes the place of making it again (`loaders/model.py` of 0.18).
         instead = where == "all" and keys.has("adapter") and keys.since(0, 18)
         return {"recompute": "full" if asked and not instead else "none", "activation_offload": where}
