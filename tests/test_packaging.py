@@ -126,7 +126,7 @@ NEEDS = {
     "capture": "torch",
     "compare": "torch",
     "saved": "torch",
-    "serve": "web",
+    "loadgauge serve": "web",
     "mcp": "mcp",
     "--plot": "plot",
     "article 5": "torch",
