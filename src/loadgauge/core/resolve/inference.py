@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
-from loadgauge.core.definitions.hardware.cluster import cluster
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, cluster
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.hardware.host import host_link
 from loadgauge.core.definitions.hardware.usual import usual_format, usual_node
@@ -32,7 +32,6 @@ CONTEXT = 4096
 CALIBRATED = 2048
 """Tokens of a calibration sequence (gptq, `datautils.py`)."""
 DRAFTED = ("draft", "draft_tokens", "acceptance")
-PER_NODE = 8
 MANY = 64
 """GPUs up to which more of them are advised."""
 
@@ -169,7 +168,7 @@ def _from_host(job: Job, card: Gpu | None, ranks: int, assumed: dict[str, str]) 
     """Bytes a second at which a rank's experts are read: by the host that computes them, where its bandwidth is stated, else over
     the link to the card."""
     if (memory := bandwidth(job.host_bandwidth, "host_bandwidth")) is not None:
-        return memory / min(ranks, job.gpus_per_node or PER_NODE)
+        return memory / min(ranks, job.gpus_per_node or GPUS_PER_NODE)
     link = host_link(bandwidth(job.host_link, "host_link"), card)
     if job.host_link is None:
         assumed["--host-link"] = (

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from loadgauge.core.base.hooks import provider
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.spoken import ASKED, COUNTS, HARMLESS, LENGTHS, PATTERNS, RENAMED, SWITCHES, VALUES
 from loadgauge.core.definitions.layout.axes import REPLICA
@@ -17,9 +18,6 @@ from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAM
 
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
 """Words after a switch of another tool, and which of its readings each is."""
-
-PER_NODE = 8
-"""GPUs of a node, where nothing says how many."""
 
 PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
 """Libraries that train as their framework does, without defaults of their own."""
@@ -90,7 +88,7 @@ def _follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
     if name == "accumulation":
         field, number = "global_batch", count * (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
     else:
-        field, number = "gpus", count * (within if name == "dp" else flags.get("gpus_per_node") or PER_NODE)
+        field, number = "gpus", count * (within if name == "dp" else flags.get("gpus_per_node") or GPUS_PER_NODE)
     if field not in flags or flags[field] not in (None, number):
         text = f"{flag} {count} makes it --{field.replace('_', '-')} {number}, and the flag says {flags.get(field)}"
         raise click.UsageError(text, click.get_current_context(silent=True))
