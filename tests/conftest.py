@@ -104,8 +104,10 @@ def _imports(path: Path) -> tuple[set[str], set[Path]]:
 
 @cache
 def _alone(path: Path) -> bool:
-    """Whether the tests of a file need nothing but loadgauge's own libraries, nor does what they share."""
-    seen, reached = {path}, {path}
+    """Whether the tests of a file need nothing but loadgauge's own libraries, nor do their fixtures and what they share."""
+    fixtures = (folder / "conftest.py" for folder in path.parents if HERE in folder.parents)
+    seen = {path, *(file for file in fixtures if file.is_file())}
+    reached = set(seen)
     while reached:
         reached = {file for reader in reached for file in _imports(reader)[1]} - seen
         seen |= reached
