@@ -23,6 +23,7 @@ from loadgauge.pytorch.device.read import branches, of_program
 from loadgauge.pytorch.record.allocations import Stream
 from loadgauge.pytorch.record.recording import Op, Recording, recording
 from loadgauge.pytorch.trace import no_compiler
+from loadgauge.pytorch.trace.programs.own_loops import by_batch, fitted, manual_step, takes_steps
 from loadgauge.pytorch.trace.programs.training import Around, Sized, Training
 from loadgauge.pytorch.trace.transformers_api import subject
 
@@ -101,10 +102,21 @@ class Watched(Training):
 
     def called(self, built: Any) -> Callable[..., Any]:
         """Return what is called with the inputs: of a LightningModule, its own step with a batch."""
-        if not (callable(getattr(built, "training_step", None)) and hasattr(built, "configure_optimizers")):
-            return super().called(built)
-        own, self.losses["what training_step returns"] = built.training_step, None
-        return lambda *given, **keywords: own(keywords or (given[0] if len(given) == 1 else given), 0)
+        if takes_steps(built):
+            self.losses["what training_step returns"] = None
+            return by_batch(built, *self.given)
+        return fitted(built, *self.given, self.losses)
+
+    def _plainly(self, device: str, built: Any) -> Callable[..., None]:
+        manual = manual_step(built, *self.given)
+        if manual is None:
+            return super()._plainly(device, built)
+
+        def train(*given: Any, **keywords: Any) -> None:
+            with torch.device(device):
+                manual(*given, **keywords)
+
+        return train
 
     def optimizer(self, built: Any) -> torch.optim.Optimizer:
         """Return the optimizer. Raises NotModelled where it is none for sparse gradients that a module has."""

@@ -158,7 +158,7 @@ def command(
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
     found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head, rows)
-    whole = sized(found.names, sizes, found.sizes | defaults if is_script(job.model) else defaults)
+    whole = sized(found.names, sizes, found.sizes if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
     show(result.to_dict(), as_json, "capture:print_answer", result)
@@ -263,6 +263,9 @@ def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] 
     lines.append("gradients: freed after each step")
     if freeze:
         lines.append(f"not trained: parameters whose names contain {' or '.join(freeze)}")
+    if own:
+        sizes = [name for name in found.names if name not in ("b", "s")]
+        return (*lines, *(f"{name}: {found.sizes[name]}, unless --size {name}=NUMBER" for name in sizes))
     if "t" in found.names:
         what = "of the decoder" if not contrasted else "of the second text"
         lines.append(f"t, the tokens {what}: as many as s, unless --size t=NUMBER")

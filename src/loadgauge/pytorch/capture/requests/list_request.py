@@ -22,7 +22,7 @@ from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, usual_sizes
 from loadgauge.pytorch.capture.inputs.small import shallow
-from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, config_keys, rows_of, sized
+from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SECOND, SOUND, config_keys, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
 from loadgauge.pytorch.capture.lists.compose import Shown
 from loadgauge.pytorch.capture.lists.listed import Listing
@@ -170,8 +170,8 @@ def _run(regime: Regime) -> TorchRun:
     return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
 
 
-SIZES = frozenset({"b", "s", "t"})
-"""Sizes that an estimate has; others of a function of inputs are at their defaults."""
+SIZES = frozenset({ONE, LENGTH, SECOND})
+"""Sizes that an estimate has; others of a function of inputs are at their defaults, and so is the second text's."""
 
 
 def _of_script(
@@ -179,7 +179,7 @@ def _of_script(
 ) -> Document:
     make = function(target)
     job = module_of(make, inputs_of(make, target, inputs), run)
-    names = tuple(name for name in job.names if name in SIZES or name not in job.usual)
+    names = tuple(name for name in job.names if name in (ONE, LENGTH) or name not in job.usual)
     unknown = sorted(set(names) - SIZES)
     if unknown or ONE not in names:
         raise ConfigError(
@@ -463,4 +463,4 @@ def capture_request(
     gc.freeze()
     gc.enable()
     captures.target = job.model
-    return captures.at(**sized(captures.job.names, given, {**captures.job.usual, **defaults}))
+    return captures.at(**sized(captures.job.names, given, {**defaults, **captures.job.usual}))
