@@ -64,7 +64,9 @@ def test_what_a_script_reads_is_what_its_capture_is_kept_by(folder: Path) -> Non
     assert not unchanged(files)
 
 
-@pytest.mark.parametrize("line", ["width = [*os.environ]", "import sys; width = sys.argv", "width = os.getenv('W' + 'I')"])
+@pytest.mark.parametrize(
+    "line", ["width = [*os.environ]", "import sys; width = sys.argv", "width = os.getenv('W' + 'I')"]
+)
 def test_a_script_that_asks_for_what_it_does_not_name_is_not_kept(folder: Path, line: str) -> None:
     (folder / "main.py").write_text(f"import os\n{line}\n")
     with reading() as paths:
@@ -73,7 +75,9 @@ def test_a_script_that_asks_for_what_it_does_not_name_is_not_kept(folder: Path, 
 
 
 def test_a_script_is_kept_by_the_variables_that_it_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "main.py").write_text("import os\nwidth = os.environ.get('LOADGAUGE_WIDTH'), os.getenv('LOADGAUGE_DEPTH', 2)\n")
+    (folder / "main.py").write_text(
+        "import os\nwidth = os.environ.get('LOADGAUGE_WIDTH'), os.getenv('LOADGAUGE_DEPTH', 2)\n"
+    )
     with reading() as paths:
         runpy.run_path("main.py")
     files = seals(paths)

@@ -138,6 +138,8 @@ class Operation(msgspec.Struct, frozen=True):
     `moves`: bytes that its kernels read and write forward and backward, where each of them is known (a cast, a copy); None:
     what goes in and out is counted, and what a calibration found that such operations move beside it.
     `read_again`: a product of 8 or 4 bits whose input another one has quantised before it.
+    `implicit`: the product that a convolution is, of which no tensor holds the larger matrix; `strided`: its channels do not lie
+    together in memory, as those of `channels_last` do.
     """
 
     name: str
@@ -164,6 +166,8 @@ class Operation(msgspec.Struct, frozen=True):
     spares: frozenset[str] = frozenset()
     gradients: bool = True
     read_again: bool = False
+    implicit: Gemm | None = None
+    strided: bool = False
 
     @property
     def params(self) -> Size:

@@ -68,7 +68,10 @@ class ListedExchange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
-    """An operation: indices of the segment's tensors and weights, FLOPs, bytes moved and exchanges forward and backward."""
+    """An operation: indices of the segment's tensors and weights, FLOPs, bytes moved and exchanges forward and backward.
+
+    implicit: the product that a convolution is, as of `gemms`; strided: its channels do not lie together
+    """
 
     name: str
     kind: OperationKind
@@ -87,6 +90,8 @@ class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
     ahead: tuple[ListedExchange, ...] = ()
     behind: tuple[ListedExchange, ...] = ()
     gradients: bool = True
+    implicit: tuple[Size, Size, Size, Size] | None = None
+    strided: bool = False
 
     @property
     def spared(self) -> bool:
@@ -184,6 +189,8 @@ class Segment(msgspec.Struct, frozen=True):
                 backward_comm=sent(one.behind),
                 spares=frozenset(tensors[place].name for place in one.inputs) if one.spared else frozenset(),
                 gradients=one.gradients and behind,
+                implicit=None if one.implicit is None else Gemm(*map(value, one.implicit)),
+                strided=one.strided,
             )
             for one in self.operations
         )
@@ -238,7 +245,7 @@ class Listing(msgspec.Struct, frozen=True):
                 yield from (row.live for row in rows)
             for one in segment.operations:
                 yield from (one.forward, one.input_gradient, one.weight_gradient, one.rerun, *(one.moves or ()))
-                yield from (size for gemm in one.gemms for size in gemm)
+                yield from (size for gemm in (*one.gemms, *([one.implicit] if one.implicit else ())) for size in gemm)
                 yield from (sent.nbytes for sent in (*one.ahead, *one.behind))
 
     @property

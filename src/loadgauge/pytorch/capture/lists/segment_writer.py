@@ -27,6 +27,8 @@ _KINDS: tuple[tuple[str, OperationKind], ...] = (
     ("attention", "attention"), ("embedding", "lookup"), ("conv", "convolution"), ("norm", "norm"), ("softmax", "elementwise"),
     ("nll_loss", "loss"), ("cross_entropy", "loss"),
 )  # fmt: skip
+_TWICE = ("batch_norm", "group_norm")
+"""Norms of more than a kernel has at hand: their input is read for the statistics, and once more; so is what backward reads."""
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot")
 
 
@@ -178,6 +180,7 @@ class SegmentWriter:
         )
         gemms = self._gemms(op, short)
         flops = ZERO if op.flops is None else lister.size(op.flops)
+        passes = 2 if any(part in short for part in _TWICE) else 1
         inner: Terms = {}
         weighed: Terms = {}
         moved: Terms = {}
@@ -188,8 +191,8 @@ class SegmentWriter:
                 sources = {lister.source(number) for number in other.reads}
                 trains = bool(used) and not (sources & set(used))
                 add(weighed if trains else inner, lister.size(other.flops))
-            else:
-                for number in (*other.reads, *other.makes):
+            if not other.flops or not gemms:
+                for number in (*other.reads * passes, *other.makes):
                     add(moved, lister.nbytes[number])
         again: Terms = {}
         if kind == "attention" and gemms:
@@ -198,7 +201,7 @@ class SegmentWriter:
         moves = None
         if not gemms:
             ahead: Terms = {}
-            for number in (*op.reads, *made):
+            for number in (*op.reads * passes, *made):
                 if not (kind == "lookup" and number in lister.run.weights):
                     add(ahead, lister.nbytes[number])
             ahead = {} if casting or exchange is not None else ahead
@@ -224,6 +227,8 @@ class SegmentWriter:
                 () if exchange is None else (ListedExchange(*exchange, self._sent(op)),),
                 tuple(returned),
                 at >= self.lowest,
+                self._implicit(op, flops),
+                op.strided,
             )
         )
 
@@ -238,6 +243,16 @@ class SegmentWriter:
             and number not in self.lister.casts
             and (number in self.lister.made or self.lister.run.stream.category(number) == INPUTS)
         )
+
+    def _implicit(self, op: Op, flops: Size) -> tuple[Size, Size, Size, Size] | None:
+        """The product that a convolution is, of its places by their surroundings, which no tensor holds."""
+        if not op.groups or not flops.terms:
+            return None
+        weight, many = tuple(map(int, op.shapes[1])), abs(op.groups)
+        first, rest = weight[0] // many, math.prod(weight[1:])
+        columns, inner = (first, rest) if op.groups > 0 else (rest, first)
+        size = self.lister.size
+        return divided(flops, 2 * math.prod(weight)), size(columns), size(inner), size(many)
 
     def _gemms(self, op: Op, short: str) -> tuple[tuple[Size, Size, Size, Size], ...]:
         size, shapes = self.lister.size, [shape for shape in op.shapes if len(shape) > 1]
