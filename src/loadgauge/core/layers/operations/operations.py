@@ -26,6 +26,9 @@ PASSES = {
 Role = Literal["activation", "quantised", "float32", "statistic", "mask", "index"]
 """What a tensor is for, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
 
+LYING = "entry.inputs", "entry.buffers", "entry.held"
+"""Operations of captured layers that only stand for what lies there in the whole step, that of the optimizer too."""
+
 OperationKind = Literal[
     "gemm", "router", "attention", "convolution", "scan", "solve", "norm", "elementwise", "residual_dropout", "lookup",
     "loss", "collective", "view", "quantise",

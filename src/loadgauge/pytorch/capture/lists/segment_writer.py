@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from loadgauge.core.layers.operations.operations import OperationKind
+from loadgauge.core.layers.operations.operations import LYING, OperationKind
 from loadgauge.pytorch.capture.lists.exchanges import exchange_of
 from loadgauge.pytorch.capture.lists.listed import (
     ENTRY,
@@ -19,7 +19,7 @@ from loadgauge.pytorch.capture.lists.listed import (
     ListedWeight,
 )
 from loadgauge.pytorch.capture.symbols.sizes import Size
-from loadgauge.pytorch.record.allocations import INPUTS, WEIGHTS
+from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS
 from loadgauge.pytorch.record.recording import Op
 
 ZERO = Size(())
@@ -283,19 +283,35 @@ class SegmentWriter:
         for number, change in zip(lister.run.ids, lister.run.changes, strict=True):
             if (terms := lister.size(change).terms) and terms[0][1] < 0:
                 exchanged.add(number)
-        for name, category in (("inputs", INPUTS), ("buffers", WEIGHTS)):
+        first = lister.forward[0][0]
+        begun = lister.run.ops[first - 1].events if first else 0
+        there: set[int] = set()
+        for number, change in zip(lister.run.ids[:begun], lister.run.changes[:begun], strict=True):
+            terms = lister.size(change).terms
+            (there.add if terms and terms[0][1] > 0 else there.discard)(number)
+        stream = lister.run.stream
+        states = (WEIGHTS, INPUTS, OPTIMIZER, GRADIENTS)
+        made = {
+            name: [
+                number
+                for number in range(len(lister.nbytes))
+                if stream.category(number) == category and number not in exchanged and stream.records[number].phase == 0
+            ]
+            for name, category in ((LYING[0], INPUTS), (LYING[1], WEIGHTS))
+        }
+        # What a module put aside in one step lies there until the next puts its own in its place.
+        made[LYING[2]] = [number for number in sorted(there) if stream.category(number) not in states]
+        for name, numbers in made.items():
             own: Terms = {}
-            for number in range(len(lister.nbytes)):
-                of = lister.run.stream.category(number) == category and number not in exchanged
-                if of and lister.run.stream.records[number].phase == 0:
-                    add(own, lister.nbytes[number])
+            for number in numbers:
+                add(own, lister.nbytes[number])
             if own:
-                self.tensors.append(tensor_of(name, size_of(own), "index", 1))
+                self.tensors.append(tensor_of(name.removeprefix("entry."), size_of(own), "index", 1))
                 place = len(self.tensors) - 1
                 self.operations.insert(
                     0,
                     ListedOperation(
-                        f"entry.{name}", "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None
+                        name, "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None
                     ),
                 )
                 total = summed(total, own)
