@@ -19,7 +19,7 @@ from loadgauge.pytorch.capture.lists.listed import (
     ListedWeight,
 )
 from loadgauge.pytorch.capture.symbols.sizes import Size
-from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS
+from loadgauge.pytorch.record.allocations import INPUTS, WEIGHTS
 from loadgauge.pytorch.record.recording import Op
 
 ZERO = Size(())
@@ -283,14 +283,7 @@ class SegmentWriter:
         for number, change in zip(lister.run.ids, lister.run.changes, strict=True):
             if (terms := lister.size(change).terms) and terms[0][1] < 0:
                 exchanged.add(number)
-        first = lister.forward[0][0]
-        begun = lister.run.ops[first - 1].events if first else 0
-        there: set[int] = set()
-        for number, change in zip(lister.run.ids[:begun], lister.run.changes[:begun], strict=True):
-            terms = lister.size(change).terms
-            (there.add if terms and terms[0][1] > 0 else there.discard)(number)
         stream = lister.run.stream
-        states = (WEIGHTS, INPUTS, OPTIMIZER, GRADIENTS)
         made = {
             name: [
                 number
@@ -299,8 +292,7 @@ class SegmentWriter:
             ]
             for name, category in ((LYING[0], INPUTS), (LYING[1], WEIGHTS))
         }
-        # What a module put aside in one step lies there until the next puts its own in its place.
-        made[LYING[2]] = [number for number in sorted(there) if stream.category(number) not in states]
+        made[LYING[2]] = sorted(lister.held)
         for name, numbers in made.items():
             own: Terms = {}
             for number in numbers:
