@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.inputs.inputs import unheard
@@ -18,7 +19,7 @@ from loadgauge.pytorch.capture.symbols.symbolic import Symbols, symbolic_tensors
 from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.assignments import assigned
 from loadgauge.pytorch.device.facts.stated_rows import StatedRows
-from loadgauge.pytorch.device.patches import casting_on
+from loadgauge.pytorch.device.patches import casting_on, replaced
 from loadgauge.pytorch.device.read import branches, of_program
 from loadgauge.pytorch.record.allocations import Stream
 from loadgauge.pytorch.record.recording import Op, Recording, recording
@@ -89,7 +90,9 @@ class Watched(Training):
     @contextlib.contextmanager
     def prepared(self, mode: Any, device: str) -> Iterator[Callable[[Any], None]]:
         """The context and the step of `Training`, with what is known of values."""
-        with KeptValues(), assigned(), casting_on(device):
+        read = mode.read
+        arrays = replaced((FakeTensor, "numpy", lambda tensor, **how: read.array(tensor, **how)))
+        with KeptValues(), assigned(), arrays, casting_on(device):
             stated = mode.facts.stated = StatedRows(self.job.rows, mode.facts.assumed)
             with super().prepared(mode, device) as train:
 
