@@ -81,7 +81,8 @@ def test_a_script_is_kept_by_the_variables_that_it_names(folder: Path, monkeypat
     with reading() as paths:
         runpy.run_path("main.py")
     files = seals(paths)
-    assert len(files) == 3 and unchanged(files)
+    assert len(files) == 3
+    assert unchanged(files)
     monkeypatch.setenv("LOADGAUGE_WIDTH", "8")
     assert not unchanged(files)
 
@@ -99,7 +100,8 @@ def test_a_library_installed_beside_is_kept_by_its_folder(folder: Path) -> None:
     finally:
         sys.path.remove(str(folder / "lib"))
         sys.modules.pop("blocks", None)
-    assert str(folder / "lib" / "blocks") in files and unchanged(files)
+    assert str(folder / "lib" / "blocks") in files
+    assert unchanged(files)
     (folder / "lib" / "blocks" / "more.py").touch()
     assert not unchanged(files)
 

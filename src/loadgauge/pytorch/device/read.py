@@ -46,7 +46,6 @@ class Read:
                 _follow(frame, line, self.branches)
         return True if tensor.dtype is torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
 
-
     def array(self, tensor: Any, **_: Any) -> Any:
         """A NumPy array of a tensor's shape, of ones made up."""
         import numpy

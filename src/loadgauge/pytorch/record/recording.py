@@ -35,7 +35,9 @@ class Op(msgspec.Struct):
     whose backward it is; shapes: of the tensors it reads, where it has FLOPs; causal: whether attention sees the past alone;
     copies: whether it makes a copy in another dtype or place; marks: whether it only marks a place for a profiler;
     packs: whether it is one of bitsandbytes' own, of packed matrices and their scales
-    groups: of a convolution, below 0 of a transposed one; strided: whether its channels do not lie together."""
+    groups: of a convolution, below 0 of a transposed one; strided: whether its channels do not lie together
+    turns: of a recurrence, how many layers run one after another at each position, and which size of its input counts positions;
+        -1: of packed sequences, all turns."""
 
     name: str
     module: str
@@ -53,6 +55,7 @@ class Op(msgspec.Struct):
     packs: bool = False
     groups: int = 0
     strided: bool = False
+    turns: tuple[int, int] = (0, 0)
 
 
 class Recording(msgspec.Struct):
@@ -168,7 +171,19 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
         func.namespace == "profiler",
         func.namespace == "bitsandbytes",
         *_convolved(func, args),
+        _recurring(func, args),
     )
+
+
+def _recurring(func: Any, args: Any) -> tuple[int, int]:
+    """Layers that wait for one another, and the place of the positions; of both directions each layer takes the whole sequence.
+
+    Of one direction, the layers of cuDNN run beside each other, each a position behind.
+    """
+    if func is not torch.ops.aten._cudnn_rnn.default:
+        return 0, 0
+    turns = args[9] if args[13] else 1
+    return (turns * len(args[14]), -1) if args[14] else (turns, int(args[10]))
 
 
 def _convolved(func: Any, args: Any) -> tuple[int, bool]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, both_count, ceil_div, minimum, same
+from loadgauge.core.base.algebra import Size, both_count, ceil_div, maximum, minimum, same
 from loadgauge.core.base.errors import NotStated
 from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, chip_of
 from loadgauge.core.definitions.hardware.hardware import Gpu
@@ -328,6 +328,8 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
         return attention_seconds(operation, machine)
     if operation.gemms:
         return _products(operation, machine)
+    if operation.implicit is not None and not same(operation.turns, 0):
+        return _recurrent(operation, operation.implicit, machine)
     if operation.implicit is not None:
         return _convolved(operation, operation.implicit, machine)
     if operation.moves is not None and operation.kind == "norm" and machine.norm == "written":
@@ -355,12 +357,23 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
     return OperationTime(nbytes / rates.forward + beside, back / rates.backward + beside, 0)
 
 
-def _convolved(operation: Operation, product: Gemm, machine: Machine) -> OperationTime:
-    """Return the seconds of a convolution: of its FLOPs as the matrix product that it is, and of the bytes that it moves, both counted.
+def _recurrent(operation: Operation, product: Gemm, machine: Machine) -> OperationTime:
+    """Return the seconds of a recurrence: of a turn a product and what follows it, each after the one before; the rest at once.
 
-    In float32 it runs on tensor cores in TF32 where there are any (`torch.backends.cudnn.allow_tf32` is on unless said). Those
-    read channels that lie together: of others, what goes in and out is copied there and back. A filter of one channel has nothing
-    to multiply with a tile of rows, and runs on the plain cores.
+    Backward makes the gradient of each turn's state in the same order, and those of weights at the end.
+    """
+    turns = operation.turns * (gemm_seconds(product, machine) + machine.launch)
+    rest = operation.forward_flops / machine.usual.flops
+    again = operation.backward_flops / maximum(operation.forward_flops, 1)
+    return OperationTime(turns + rest, minimum(again, 1) * turns + again * rest, 0)
+
+
+def _convolved(operation: Operation, product: Gemm, machine: Machine) -> OperationTime:
+    """Return the seconds of a convolution: of its FLOPs, as the product that it is, and of the bytes that it moves, both counted.
+
+    In float32 it runs on tensor cores in TF32 where there are any (`torch.backends.cudnn.allow_tf32` is on unless said). Tensor
+    cores read channels that lie together: of others, what goes in and out is copied there and back. A filter of one channel has
+    nothing to multiply with a tile of rows, and runs on the plain cores.
     """
     ahead, back = operation.moves or (0, 0)
     if same(product.n, 1) and not same(product.batch, 1):

@@ -22,7 +22,7 @@ from loadgauge.pytorch.capture.symbols.sizes import Size
 from loadgauge.pytorch.record.allocations import INPUTS, WEIGHTS
 from loadgauge.pytorch.record.recording import Op
 
-ZERO = Size(())
+ZERO, ONCE = Size(()), Size((("1", 1),))
 _KINDS: tuple[tuple[str, OperationKind], ...] = (
     ("attention", "attention"), ("embedding", "lookup"), ("conv", "convolution"), ("norm", "norm"), ("softmax", "elementwise"),
     ("nll_loss", "loss"), ("cross_entropy", "loss"),
@@ -229,6 +229,9 @@ class SegmentWriter:
                 at >= self.lowest,
                 self._implicit(op, flops),
                 op.strided,
+                lister.size(op.turns[0] * (1 if op.turns[1] < 0 else op.shapes[0][op.turns[1]]))
+                if op.turns[0]
+                else ZERO,
             )
         )
 
@@ -246,12 +249,16 @@ class SegmentWriter:
 
     def _implicit(self, op: Op, flops: Size) -> tuple[Size, Size, Size, Size] | None:
         """The product that a convolution is, of its places by their surroundings, which no tensor holds."""
+        size, (turns, place) = self.lister.size, op.turns
+        if turns:
+            columns, inner = map(size, op.shapes[2])
+            rows = divided(size(op.shapes[0][0]), turns) if place < 0 else size(op.shapes[0][1 - place])
+            return rows, columns, inner, ONCE
         if not op.groups or not flops.terms:
             return None
         weight, many = tuple(map(int, op.shapes[1])), abs(op.groups)
         first, rest = weight[0] // many, math.prod(weight[1:])
         columns, inner = (first, rest) if op.groups > 0 else (rest, first)
-        size = self.lister.size
         return divided(flops, 2 * math.prod(weight)), size(columns), size(inner), size(many)
 
     def _gemms(self, op: Op, short: str) -> tuple[tuple[Size, Size, Size, Size], ...]:
@@ -302,9 +309,7 @@ class SegmentWriter:
                 place = len(self.tensors) - 1
                 self.operations.insert(
                     0,
-                    ListedOperation(
-                        name, "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None
-                    ),
+                    ListedOperation(name, "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None),
                 )
                 total = summed(total, own)
         return total
