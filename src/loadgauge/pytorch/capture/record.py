@@ -15,6 +15,7 @@ from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.inputs.inputs import unheard
 from loadgauge.pytorch.capture.inputs.tokens import tally_of
 from loadgauge.pytorch.capture.lists.quantised import shape_of
+from loadgauge.pytorch.capture.requests.regime import COMPILED
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols, symbolic_tensors
 from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.assignments import assigned
@@ -148,7 +149,7 @@ def record(
             result.unheard = name
             result.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
         if any(map(of_program, no_compiler.asked)):
-            result.assumed += ("torch.compile: the code runs eagerly, compiled it keeps less",)
+            result.assumed += (COMPILED,)
         if (tally := tally_of(watched.module)) is not None:
             result.of_sound = tally.of_sound
         return result

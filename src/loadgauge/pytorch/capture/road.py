@@ -37,7 +37,7 @@ from loadgauge.pytorch.capture.inputs.libraries import (
 from loadgauge.pytorch.capture.inputs.target import ONE, SECOND, SOUND, check_script, config_keys, usual_length
 from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
 from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, unchanged, write
-from loadgauge.pytorch.capture.requests.regime import OWN, WHOLE, Document, Regime, Tuned
+from loadgauge.pytorch.capture.requests.regime import COMPILED, OWN, WHOLE, Document, Regime, Tuned
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
 from loadgauge.pytorch.capture.symbols.splits import Splits
 
@@ -270,6 +270,9 @@ def road(job: Job, why: str) -> Found:
         job = job.replace(**dict(usual))
     elif job.encoders is not None:
         raise ConfigError("goes with a diffusion model", key="encoders")
+    elif is_script(job.model) and job.precision in ("bf16", "fp16"):  # of plain PyTorch: its autocast over float32
+        usual = (("precision", f"{job.precision}-autocast"),)
+        job = job.replace(**dict(usual))
     tuned = Tuned.of(job)
     key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio, beside
     if key not in _FAMILIES:
@@ -321,6 +324,7 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     given = (f"each sequence has {document.given}",) if document.given else ()
     unit = (f"its tokens are {family.unit}",) if family.unit != "tokens" else ()
     own = listing.assumed[:SHOWN] if family.script else ()
+    own += (COMPILED,) if family.script and job.compile else ()
     lines = ("captured from its own code, " + took, *((why,) if why else ()), *given, *own, *unit)
     return Found(spec, "; ".join(lines))
 

@@ -232,7 +232,7 @@ def _of_module(
     job = with_rows(job, rows_of(rows))
     dtype = _dtype_of(job.build("meta"))
     if (dtype == "float32") != (regime.weight == 4 or regime.buffer > 0):
-        words = "fp32 or bf16-autocast" if dtype == "float32" else "bf16-pure"
+        words = "fp32 or bf16-autocast" if dtype == "float32" else "bf16-pure or bf16-autocast-8"
         raise ConfigError(
             f"a module of one's own has the dtype that its function gives it, {dtype}: {words}", key="precision"
         )
