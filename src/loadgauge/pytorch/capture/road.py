@@ -34,7 +34,18 @@ from loadgauge.pytorch.capture.inputs.libraries import (
     latents,
     usual_tuning,
 )
-from loadgauge.pytorch.capture.inputs.target import ONE, SECOND, SOUND, check_script, config_keys, usual_length
+from loadgauge.pytorch.capture.inputs.target import (
+    LENGTH,
+    ONE,
+    SECOND,
+    SOUND,
+    SPELT,
+    SPOKEN,
+    check_script,
+    config_keys,
+    longest_of,
+    usual_length,
+)
 from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
 from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, unchanged, write
 from loadgauge.pytorch.capture.requests.regime import COMPILED, OWN, WHOLE, Document, Regime, Tuned
@@ -187,8 +198,9 @@ class OnDemand(Family):
 
     @property
     def has_length(self) -> bool:  # type: ignore[override]
-        """Return whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
-        return not (self.script or self.library) or not {"s", "t"}.isdisjoint(self.any_listing.names)
+        """Return whether what it is called with has sequences: pictures, and a script's inputs, may be one token each."""
+        texts = {LENGTH, SECOND} | (set() if self.script or self.library else {SOUND})
+        return not texts.isdisjoint(self.any_listing.names)
 
     @property
     def splits(self) -> Splits:
@@ -300,9 +312,9 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
         regime = _of_part(job, regime, tuned)
     length = _length(job, family)
     family.seconds = job.audio or SECONDS
-    family.beside = {SOUND: round(family.seconds * SAMPLES)} | (
-        {} if job.target_len is None else {SECOND: job.target_len}
-    )
+    family.beside = {SOUND: round(family.seconds * SAMPLES), SPELT: max(1, round(SPOKEN * family.seconds))}
+    if job.target_len is not None:
+        family.beside[SECOND] = job.target_len
     sizes = {"b": job.micro_batch or 1, "s": length, SECOND: length, **family.beside}
     try:
         spec = model_of(family, regime, sizes)
@@ -343,8 +355,8 @@ def _length(job: Job, family: OnDemand) -> int:
     """Tokens of the longest sequence of a job, as `resolve` has them."""
     if job.lengths is not None:
         return Lengths.parse(job.lengths).longest
-    longest = family.usual if family.script else (family.keys or {}).get("max_position_embeddings")
-    return job.seq_len or min(resolve.SEQ_LEN, longest if isinstance(longest, int) and longest > 0 else resolve.SEQ_LEN)
+    longest = family.usual if family.script else longest_of(family.keys or {})
+    return job.seq_len or min(resolve.SEQ_LEN, longest or resolve.SEQ_LEN)
 
 
 def _of_part(job: Job, regime: Regime, tuned: Tuned) -> Regime:

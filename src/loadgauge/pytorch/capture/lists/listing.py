@@ -215,8 +215,11 @@ class Lister:
         for number, change in zip(self.run.ids[:end], self.run.changes[:end], strict=True):
             terms = self.size(change).terms
             there[number] = bool(terms) and terms[0][1] > 0
-        held = {number for number, lies in there.items() if lies}
-        return {one for one in held if not self._given(one) and self.run.stream.category(one) != GRADIENTS}
+        recast = {op.makes[0] for op in self.run.ops if op.copies and op.makes and self.run.weights.keys() & op.reads}
+        stream = self.run.stream
+        held = {number for number, lies in there.items() if lies and stream.records[number].op != "external"}
+        held -= recast  # a parameter in another dtype is one still
+        return {one for one in held if not self._given(one) and stream.category(one) != GRADIENTS}
 
     # -- what is alive -------------------------------------------------------------------------------------------------
 

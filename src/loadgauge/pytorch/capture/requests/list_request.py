@@ -22,7 +22,7 @@ from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, usual_sizes
 from loadgauge.pytorch.capture.inputs.small import shallow
-from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SECOND, SOUND, config_keys, rows_of, sized
+from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SECOND, SOUND, config_keys, longest_of, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
 from loadgauge.pytorch.capture.lists.compose import Shown
 from loadgauge.pytorch.capture.lists.listed import Listing
@@ -110,7 +110,7 @@ def list_request(
         pattern=pattern,
         listings=listings,
         parameters=elements(model),
-        longest=getattr(text, "max_position_embeddings", None),
+        longest=longest_of({name: getattr(text, name, None) for name in dir(text) if name.startswith("max_")}),
         tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__),
         transformers=version_of("transformers"),

@@ -136,7 +136,7 @@ class Regime(msgspec.Struct, frozen=True):
     def of(cls, view: View, name: str, tuned: Tuned = WHOLE) -> Regime:
         """The regime of a view. Raises NotModelled for kernels that replace the model's own code."""
         kernels = view.kernels
-        for why in _replaced(kernels)[kernels.compiled and is_script(name) :]:
+        for why in _replaced(kernels, is_script(name)):
             raise NotModelled(f"{name} {OWN}, which {why} replaces: --framework huggingface, or a written family")
         if kernels.logprobs:  # the code that ran has a language model's loss over tokens
             raise NotModelled(f"{name} {OWN}, with its own loss, not that of a post-training task: a written family")
@@ -165,9 +165,11 @@ class Regime(msgspec.Struct, frozen=True):
         )
 
 
-def _replaced(kernels: Kernels) -> list[str]:
-    """Return what of the kernels is not transformers' own code, in words."""
+def _replaced(kernels: Kernels, eager: bool = False) -> list[str]:
+    """Return what of the kernels is not transformers' own code, in words. eager: what is compiled stands for what it compiles"""
     found = []
+    if eager and kernels.compiled and kernels.loss == "compiled":
+        return []
     if kernels.compiled:
         found.append("torch.compile")
     if kernels.products is not None:
