@@ -262,7 +262,7 @@ def road(job: Job, why: str) -> Found:
 
     Raises ConfigError or NotModelled where it cannot be captured.
     """
-    inputs = job.inputs or latents(job.model, job.pictures or "", job.video or "")
+    inputs = ",".join(filter(None, (latents(job.model, job.pictures or "", job.video or ""), job.inputs)))
     usual: tuple[tuple[str, str], ...] = ()
     beside = NO_ENCODERS
     if is_library(keys := {} if is_script(job.model) else config_keys(job.model)):

@@ -1,0 +1,261 @@
+"""diffusers' own training programs (`train_*.py`) and finetrainers: command lines, with what each program takes for granted.
+
+Defaults are those of the programs (`data/diffusion.toml`); one that is named as they are, and is none of them, is read as the nearest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from loadgauge.core.base.hooks import provider
+from loadgauge.core.base.package_data import read_table
+from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.hugging_face.huggingface import compiled, dropout, processes
+from loadgauge.job_files.ideas.lenses import dora, fixed
+from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.pre_training.megatron import launched
+from loadgauge.job_files.reading.known_files import beside
+
+PROGRAM = re.compile(r"\btrain_(\w+)\.py\b")
+NAME, SIDE, LENGTH = "pretrained_model_name_or_path", "resolution", "max_sequence_length"
+RANKS = ("rank", "lora_rank")
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "bf16"}
+HALVES = {"bf16": "bfloat16", "fp16": "float16"}
+STAYING = {(True, True): "all", (True, False): "vae", (False, True): "texts", (False, False): "cached"}
+"""`--encoders`, by whether the VAE and the encoders of texts stay on the card."""
+OTHERWISE = {"advanced", "miniature", "img2img", "wds", "sd15"}
+"""Words of programs' names that say no other model."""
+STAYS = names_in("caption_column pre_compute_text_embeddings cache_latents offload")
+VIDEO = names_in("max_num_frames height width")
+
+
+def named(keys: Keys, stated: str | None, usual: str, program: str) -> str | None:
+    """Return a model's name, or the one that a program is for where the name is not known; None where it is for none.
+
+    >>> from loadgauge.job_files.reading.nested import json_document
+    >>> keys = Keys(json_document("{}"))
+    >>> named(keys, "black-forest-labs/FLUX.1-dev", "sdxl", ""), named(keys, "me/my-own", "sdxl", "train_x.py")
+    ('black-forest-labs/FLUX.1-dev', 'sdxl')
+    """
+    known = getattr(provider("MODEL_SOURCES"), "of_library", bool)
+    if stated and (known(stated) or stated.endswith(".json")):
+        return stated
+    if "model" not in keys.given and usual:
+        keys.remarks[f"its model{f' {stated}' if stated else ''} is taken for {usual}, which {program} is for"] = None
+    return usual or None
+
+
+def said(keys: Keys, key: str) -> str | None:
+    """The value of a key as text, None where it comes from outside the file."""
+    value = keys.raw(key)
+    return value if isinstance(value, str) and "$" not in value else None
+
+
+def program(keys: Keys) -> str:
+    """What the program of a command line is called after `train_`, empty where it is none of these."""
+    found = PROGRAM.search(" ".join(getattr(keys.document, "program", ())))
+    return found[1] if found else ""
+
+
+def _read(keys: Keys) -> bool:
+    """Return whether a program is one of the table, or of its first model: others may be for any."""
+    words, table = set(program(keys).split("_")), read_table("diffusion.toml")["diffusers"]
+    return any(words - OTHERWISE == set(name.split("_")) for name in table)
+
+
+def _own(keys: Keys) -> dict[str, Any]:
+    """The row of the nearest program, all whose words are in the name; else Stable Diffusion's, with adapters or not."""
+    table: dict[str, dict[str, Any]] = read_table("diffusion.toml")["diffusers"]
+    words = set(program(keys).split("_"))
+    fits = [name for name in table if set(name.split("_")) <= words]
+    lora = "_lora" if "lora" in words or keys.has(*RANKS) else ""
+    return table[max(fits, key=len) if fits else f"text_to_image{lora}"]
+
+
+def _model(keys: Keys) -> Facts:
+    """The model and the tokens of its texts; one of a program that no row is for is asked for."""
+    name, own, texts = program(keys), _own(keys), Facts()
+    if "beside" in own:
+        rule = read_table("diffusion.toml")["beside"][own["beside"]]
+        parts = tuple(rule["parts"].split())
+        keys.add(
+            Uncounted(f"train_{name}.py: {rule['why']}", name, effect=rule["effect"], parts=parts, share=rule["share"])
+        )
+    if "text" in own:
+        longest, clip = own["text"]
+        texts = {"inputs": f"s={(keys.whole(LENGTH) or longest) + clip}"}
+    return {"model": named(keys, said(keys, NAME), own["model"] if _read(keys) else "", f"train_{name}.py")} | texts
+
+
+def _pictures(keys: Keys) -> Facts:
+    """Sizes of the pictures; of several (`--aspect_ratio_buckets`) the largest."""
+    own = _own(keys)
+    if "video" in own:
+        frames, width, height = own["video"]
+        sizes = (keys.whole(key) or usual for key, usual in zip(VIDEO, (frames, height, width), strict=True))
+        frames, height, width = sizes
+        return {"video": f"{frames}x{width}x{height}"}
+    height = width = keys.whole(SIDE) or own["side"]
+    if buckets := re.findall(r"(\d{2,5}),(\d{2,5})", said(keys, "aspect_ratio_buckets") or ""):
+        height, width = max(((int(a), int(b)) for a, b in buckets), key=math.prod)
+    # The tokens of a picture that is changed stand behind those of what it becomes.
+    doubled = own.get("twice") == "doubled" and keys.has("cond_image_column")
+    return {"pictures": f"1x{width}x{height * (2 if doubled else 1)}"}
+
+
+def _batch(keys: Keys) -> Facts:
+    """Pictures of a micro-batch, beside each of which prior preservation has another."""
+    each = keys.whole("train_batch_size") or _own(keys)["batch"]
+    return {"micro_batch": each * (2 if keys.flag("with_prior_preservation") else 1)}
+
+
+def _adapters(keys: Keys) -> Facts:
+    rank = keys.agreed(RANKS, keys.whole) or _own(keys).get("rank", 0)
+    return {
+        "lora_rank": rank if "rank" in _own(keys) or keys.has(*RANKS) else 0,
+        "lora_targets": keys.joined("lora_layers"),
+    }
+
+
+def _precision(keys: Keys) -> Facts:
+    """What is trained whole is float32 under autocast; frozen weights are in the format of the products."""
+    word = keys.choice("mixed_precision", PRECISIONS)
+    frozen = bool(_adapters(keys)["lora_rank"])
+    return {"precision": word or "fp32", "weights": HALVES.get(word or "") if frozen else "float32"}
+
+
+def _staying(keys: Keys) -> str:
+    own = _own(keys)["stay"]
+    texts = own in ("all", "texts") or (own == "told" and keys.has("caption_column"))
+    vae = own in ("all", "told", "vae") and not (keys.flag("cache_latents") or keys.flag("offload"))
+    return STAYING[vae, texts and not keys.flag("pre_compute_text_embeddings")]
+
+
+def optimizer(keys: Keys, name: str) -> str:
+    """The optimizer of a word in lower case; one that is not read is noted, and AdamW counted."""
+    words = {
+        "adam": "adamw",
+        "adamw": "adamw",
+        "adamw8bit": "adamw-8bit",
+        "adafactor": "adafactor",
+        "sgd": "sgd",
+        "lion": "lion",
+    }
+    if name in words:
+        return words[name]
+    why = "keeps other states than AdamW's two, which are counted"
+    keys.note("optimizer" if keys.has("optimizer") else "optimizer_type", why, parts="optimizer", share=1.0)
+    return "adamw"
+
+
+def _optimizer(keys: Keys) -> str:
+    name = "adafactor" if keys.flag("use_adafactor") else (keys.word("optimizer") or "adamw").lower()
+    return optimizer(keys, "adamw8bit" if keys.flag("use_8bit_adam") and name in ("adam", "adamw") else name)
+
+
+CHECKPOINTS = row(
+    "recompute", "gradient_checkpointing", words={"true": "full", "false": "none"}, default="none", off="none"
+)
+ACCUMULATION = row("accumulation", "gradient_accumulation_steps", default=1)
+DIFFUSERS = Dialect(
+    name="diffusers", title="diffusers' training programs", versions="diffusers 0.30 - 0.42", syntaxes=("argv",), style="flags",
+    blank={"argv": "accelerate launch train_text_to_image.py --output_dir out\n"},
+    ideas=(
+        launched(),
+        processes(),
+        Idea(keys=(NAME, LENGTH), facts=("model", "inputs"), read=_model,
+             write=lambda facts, keys: {NAME: facts.get("model") or None}),
+        Idea(keys=(SIDE, "aspect_ratio_buckets", "cond_image_column", *VIDEO), facts=("pictures", "video"), read=_pictures,
+             write=lambda facts, keys: {}),
+        Idea(keys=("train_batch_size", "with_prior_preservation"), facts=("micro_batch",), read=_batch,
+             write=lambda facts, keys: {"train_batch_size": facts.get("micro_batch"), "with_prior_preservation": None}),
+        ACCUMULATION,
+        CHECKPOINTS,
+        Idea(keys=("mixed_precision",), facts=("precision", "weights"), read=_precision,
+             write=lambda facts, keys: {"mixed_precision": {"fp32": "no"}.get(facts["precision"], facts["precision"])}),
+        Idea(keys=(*RANKS, "lora_layers"), facts=("lora_rank", "lora_targets"), read=_adapters,
+             write=lambda facts, keys: {"rank": facts.get("lora_rank") or None, "lora_layers": facts.get("lora_targets")}),
+        dropout("lora_dropout"),
+        dora("use_dora"),
+        fixed(*STAYS, encoders=_staying),
+        fixed("optimizer", "use_8bit_adam", "use_adafactor", optimizer=_optimizer),
+    ),
+)  # fmt: skip
+
+FAMILIES = {
+    "flux": "flux.1-dev", "hunyuan_video": "hunyuan-video", "ltx_video": "ltx-video-2b", "wan": "wan2.1-1.3b",
+    "cogvideox": "cogvideox-5b", "cogview4": "cogview4-6b",
+}  # fmt: skip
+"""finetrainers' `--model_name`, whose published model `--pretrained_model_name_or_path` says."""
+BUCKETS = re.compile(r'"(image|video)_resolution_buckets"\s*:\s*(\[\s*\[[\d\s,\[\]]*\]\s*\])')
+
+
+def _trained(keys: Keys) -> Facts:
+    """Weights in the format that they are loaded in; adapters in float32 unless they are sharded."""
+    lora, sharded = "lora" in (keys.word("training_type") or "lora"), (keys.whole("dp_shards") or 1) > 1
+    if (keys.word("training_type") or "").startswith("control"):
+        keys.note(
+            "training_type", "has the latents of a control beside those of the picture", "costs", "activations", 0.05
+        )
+    chosen = keys.words("target_modules") or [
+        "(transformer_blocks|single_transformer_blocks).*(to_q|to_k|to_v|to_out.0)"
+    ]
+    adapted = {
+        "lora_rank": keys.whole("rank") or 64,
+        "lora_targets": ",".join(chosen),
+        "lora_dtype": "bfloat16" if sharded else "float32",
+    }
+    return {"precision": "bf16-pure", **(adapted if lora else {"lora_rank": 0})}
+
+
+def _sizes(keys: Keys) -> Facts:
+    """The largest of the sizes in the file of data; where it is not there, those that the model was published with."""
+    text = beside(said(keys, "dataset_config") or "", keys) if keys.has("dataset_config") else None
+    found = [
+        ([1] * (kind == "image") + size, kind)
+        for kind, sizes in BUCKETS.findall(text or "")
+        for size in json.loads(sizes)
+    ]
+    if not found:
+        keys.note("dataset_config", "is not there, and only it says the sizes of pictures: those of the model's "
+                  "publication are counted (--pictures, --video)", parts="activations transient", share=1.0)  # fmt: skip
+        return {}
+    (frames, height, width), _ = max(found, key=lambda one: math.prod(one[0]))
+    return {"video": f"{frames}x{width}x{height}"} if frames > 1 else {"pictures": f"1x{width}x{height}"}
+
+
+def _family(keys: Keys) -> str | None:
+    return named(keys, said(keys, NAME), FAMILIES.get(keys.word("model_name") or "", "flux.1-dev"), "--model_name")
+
+
+def _layout(keys: Keys) -> Facts:
+    shards, replicas = keys.whole("dp_shards") or 1, keys.whole("dp_degree") or 1
+    facts = {"tp": keys.whole("tp_degree") or 1, "cp": keys.whole("cp_degree") or 1, "dp": shards * replicas}
+    return facts | ({"zero": 3, "shards": shards, "replicas": replicas} if shards > 1 else {})
+
+
+FINETRAINERS = Dialect(
+    name="finetrainers", title="finetrainers", versions="finetrainers 0.1 - 0.2", syntaxes=("argv",), style="flags",
+    blank={"argv": "torchrun train.py --model_name flux --training_type lora\n"},
+    ideas=(
+        launched(),
+        Idea(keys=("model_name", NAME), facts=("model",), read=lambda keys: {"model": _family(keys)},
+             write=lambda facts, keys: {NAME: facts.get("model") or None}),
+        fixed("dp_degree", "dp_shards", "tp_degree", "cp_degree"),
+        Idea(keys=(), facts=names_in("tp cp dp zero shards replicas"), read=_layout, write=lambda facts, keys: {}),
+        Idea(keys=("dataset_config",), facts=("pictures", "video"), read=_sizes, write=lambda facts, keys: {}),
+        row("micro_batch", "batch_size", default=1),
+        ACCUMULATION,
+        CHECKPOINTS,
+        Idea(keys=("training_type", "rank", "target_modules"), facts=names_in("precision lora_rank lora_targets lora_dtype"),
+             read=_trained, write=lambda facts, keys: {"training_type": "lora" if facts.get("lora_rank") else "full-finetune",
+                                                       "rank": facts.get("lora_rank") or None}),
+        fixed("enable_precomputation", encoders=lambda keys: "cached" if keys.flag("enable_precomputation") else "all"),
+        fixed("optimizer", optimizer=lambda keys: optimizer(
+            keys, re.sub(r"[-_]|bnb", "", (keys.word("optimizer") or "adam").lower()).replace("adam8", "adamw8"))),
+        compiled("compile_modules", default=lambda keys: keys.document.get("compile_modules") is not MISSING),
+    ),
+)  # fmt: skip
