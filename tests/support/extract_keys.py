@@ -533,13 +533,16 @@ def options_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def programs(title: str, *patterns: str) -> Callable[[list[Path]], Iterator[Section]]:
-    """The options of all programs of a tool together, each with the default that is met first."""
+def programs(title: str, *patterns: str, each: tuple[str, ...] = ()) -> Callable[[list[Path]], Iterator[Section]]:
+    """The options of all programs of a tool together, each with the default that is met first; of each program those of `each`."""
 
     def sections(roots: list[Path]) -> Iterator[Section]:
         found: dict[str, Any] = {}
         for path in (path for root in roots for pattern in patterns for path in sorted(root.glob(pattern))):
-            found = options_of(path) | found
+            own = options_of(path)
+            found = own | found
+            if each:
+                yield f"{title}: {path.stem}", {key: value for key, value in own.items() if key in each}
         yield title, {key: value for key, value in found.items() if not {"actor", "critic"} & set(key.split("_"))}
 
     return sections
@@ -616,13 +619,16 @@ INSTALLED: dict[str, Callable[[], Iterator[Section]]] = {
     "peft": peft,
 }  # fmt: skip
 SOURCES = {"megatron": megatron, "megatron-bridge": bridge}
+SIZES = (
+    "train_batch_size", "resolution", "rank", "lora_rank", "max_sequence_length", "height", "width", "max_num_frames",
+)  # fmt: skip
 DIFFUSERS = (
     "text_to_image", "dreambooth", "controlnet", "unconditional_image_generation", "cogvideo", "instruct_pix2pix", "flux-control",
     "t2i_adapter", "custom_diffusion", "consistency_distillation", "advanced_diffusion_training",
 )  # fmt: skip
 FOLDERS: dict[str, Callable[[list[Path]], Iterator[Section]]] = {
     "openrlhf": openrlhf, "slime": slime, "nemo-rl": nemo_rl, "prime-rl": prime_rl,
-    "diffusers": programs("diffusers 0.42: examples", *(f"examples/{name}/train_*.py" for name in DIFFUSERS)),
+    "diffusers": programs("diffusers 0.42: examples", *(f"examples/{name}/train_*.py" for name in DIFFUSERS), each=SIZES),
     "finetrainers": programs("finetrainers 0.2: args", "finetrainers/args.py", "finetrainers/trainer/*/config.py"),
     "musubi-tuner": programs("musubi-tuner 0.3: programs", "training/parser_common.py", "*_train*.py"),
     "simpletuner": programs("SimpleTuner 4.0: fields", "**/field_registry/**/*.py"),

@@ -50,6 +50,8 @@ FILES = {
     "xtuner": "pre_training.xtuner",
     "diffusers": "hugging_face.diffusers",
     "finetrainers": "hugging_face.diffusers",
+    "musubi-tuner": "hugging_face.diffusion_tuners",
+    "simpletuner": "hugging_face.diffusion_tuners",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
@@ -66,6 +68,9 @@ ALIASES = {
 }  # fmt: skip
 MARK = 10
 STARTED = {
+    "musubi-tuner": re.compile(
+        r"\b(?:hv|hv_1_5|wan|fpack|flux_kontext|flux_2|qwen_image|zimage|kandinsky5|krea2|hidream_o1|ideogram4)_train\w*\.py\b"
+    ),
     "diffusers": re.compile(
         r"\btrain_(?:dreambooth|text_to_image|control|custom_diffusion|unconditional|instruct_pix2pix|lcm|t2i_adapter|sd|cogvideox"
         r"|diffusion_dpo)\w*\.py\b"

@@ -60,7 +60,7 @@ def is_job_file(text: str) -> bool:
         start = load(text)
     except ConfigError:
         return False
-    return not any(f'"{key}"' in start for key in CONFIG_KEYS)
+    return "model_family" in start or not any(f'"{key}"' in start for key in CONFIG_KEYS)
 
 
 class FromFile(NamedTuple):

@@ -1,6 +1,6 @@
 """diffusers' own training programs (`train_*.py`) and finetrainers: command lines, with what each program takes for granted.
 
-Defaults are those of the programs (`data/diffusion.toml`); one that is named as they are, and is none of them, is read as the nearest.
+Defaults are those of the programs (`data/diffusion.toml`); one that is none of them, and is named so, is read as the nearest.
 """
 
 from __future__ import annotations
@@ -211,6 +211,12 @@ def _trained(keys: Keys) -> Facts:
     return {"precision": "bf16-pure", **(adapted if lora else {"lora_rank": 0})}
 
 
+def unseen(keys: Keys) -> None:
+    """Notes that the file with the sizes of pictures is not there."""
+    why = "is not there, and only it says the sizes of pictures: those of the model's publication are counted (--pictures, --video)"
+    keys.note("dataset_config", why, parts="activations transient", share=1.0)
+
+
 def _sizes(keys: Keys) -> Facts:
     """The largest of the sizes in the file of data; where it is not there, those that the model was published with."""
     text = beside(said(keys, "dataset_config") or "", keys) if keys.has("dataset_config") else None
@@ -220,8 +226,7 @@ def _sizes(keys: Keys) -> Facts:
         for size in json.loads(sizes)
     ]
     if not found:
-        keys.note("dataset_config", "is not there, and only it says the sizes of pictures: those of the model's "
-                  "publication are counted (--pictures, --video)", parts="activations transient", share=1.0)  # fmt: skip
+        unseen(keys)
         return {}
     (frames, height, width), _ = max(found, key=lambda one: math.prod(one[0]))
     return {"video": f"{frames}x{width}x{height}"} if frames > 1 else {"pictures": f"1x{width}x{height}"}
