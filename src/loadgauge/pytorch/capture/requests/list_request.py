@@ -213,10 +213,11 @@ def _of_library(
         shown = Shown.of(module, config)
     document = None
     if shown.few != shown.all:
-        few = job_of({**keys, **shown.keys(config)})
+        counts = shown.keys(config)
+        few = job_of({**keys, **counts})
         try:
-            if blocks(few.build("meta")) != shown.few:
-                few = msgspec.structs.replace(whole, build=shown.cut(whole.build))
+            if not counts or blocks(few.build("meta")) != shown.few:
+                few = msgspec.structs.replace(whole, build=shown.cut(whole.build, module))
             document = _of_module(few, target, regime, rows, sizes, shown)
         except Exception as error:
             if not (isinstance(error, NotModelled) or stopped_at(error)):
@@ -244,7 +245,7 @@ def _of_module(
         raise NotModelled(
             f"{target}: sparse gradients of {table} are for loadgauge capture; an estimate needs sparse=False"
         )
-    found = blocks(module)
+    found = blocks(module) if shown is None else shown.few
     splits = _splits(module, regime, {})
     try:
         listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
