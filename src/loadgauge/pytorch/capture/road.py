@@ -29,6 +29,7 @@ from loadgauge.core.resolve import resolve
 from loadgauge.pytorch.capture.inputs.libraries import (
     NO_ENCODERS,
     Encoders,
+    check_attention,
     encoders,
     is_library,
     latents,
@@ -130,6 +131,8 @@ class OnDemand(Family):
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
         needs_capture()
+        if self.library:
+            check_attention(self.keys or {}, self.target, regime.attention == "flash")
         if self.where == "nowhere":
             raise NotYet(self.target, OWN, self.keys or {}, regime, sizes)
         from loadgauge.pytorch.trace.subprocess import Request, named_in_child
