@@ -29,10 +29,10 @@ STAYING = {(True, True): "all", (True, False): "vae", (False, True): "texts", (F
 OTHERWISE = {"advanced", "miniature", "img2img", "wds", "sd15"}
 """Words of programs' names that say no other model."""
 STAYS = names_in("caption_column pre_compute_text_embeddings cache_latents offload")
-VIDEO = names_in("max_num_frames height width")
+VIDEO = names_in("max_num_frames width height")
 
 
-def named(keys: Keys, stated: str | None, usual: str, program: str) -> str | None:
+def named(keys: Keys, name: str, usual: str, program: str) -> str | None:
     """Return a model's name, or the one that a program is for where the name is not known; None where it is for none.
 
     >>> from loadgauge.job_files.reading.nested import json_document
@@ -40,66 +40,62 @@ def named(keys: Keys, stated: str | None, usual: str, program: str) -> str | Non
     >>> named(keys, "black-forest-labs/FLUX.1-dev", "sdxl", ""), named(keys, "me/my-own", "sdxl", "train_x.py")
     ('black-forest-labs/FLUX.1-dev', 'sdxl')
     """
-    known = getattr(provider("MODEL_SOURCES"), "of_library", bool)
-    if stated and (known(stated) or stated.endswith(".json")):
-        return stated
+    if name and (name.endswith(".json") or getattr(provider("MODEL_SOURCES"), "of_library", bool)(name)):
+        return name
     if "model" not in keys.given and usual:
-        keys.remarks[f"its model{f' {stated}' if stated else ''} is taken for {usual}, which {program} is for"] = None
+        keys.remarks[f"its model{f' {name}' if name else ''} is taken for {usual}, which {program} is for"] = None
     return usual or None
 
 
-def said(keys: Keys, key: str) -> str | None:
-    """The value of a key as text, None where it comes from outside the file."""
+def stated(keys: Keys, key: str) -> str:
+    """The value of a key as text, empty where it comes from outside the file."""
     value = keys.raw(key)
-    return value if isinstance(value, str) and "$" not in value else None
+    return value if isinstance(value, str) and "$" not in value else ""
 
 
-def program(keys: Keys) -> str:
-    """What the program of a command line is called after `train_`, empty where it is none of these."""
-    found = PROGRAM.search(" ".join(getattr(keys.document, "program", ())))
-    return found[1] if found else ""
+def table(name: str) -> dict[str, Any]:
+    """Return a table of what trainers of diffusion models take for granted."""
+    tables: dict[str, dict[str, Any]] = read_table("diffusion.toml")
+    return tables[name]
 
 
-def _read(keys: Keys) -> bool:
-    """Return whether a program is one of the table, or of its first model: others may be for any."""
-    words, table = set(program(keys).split("_")), read_table("diffusion.toml")["diffusers"]
-    return any(words - OTHERWISE == set(name.split("_")) for name in table)
+def _program(keys: Keys) -> tuple[str, dict[str, Any], bool]:
+    """The name of the program after `train_`, the row of the nearest, all whose words are in it, and whether it is that one.
+
+    Where there is none, Stable Diffusion's row, with adapters or not.
+    """
+    name = next(iter(PROGRAM.findall(" ".join(getattr(keys.document, "program", ())))), "")
+    words, rows = set(name.split("_")), table("diffusers")
+    fits = [row for row in rows if set(row.split("_")) <= words]
+    lora = "_lora" if "lora" in words or keys.has(*RANKS) else ""
+    nearest = max(fits, key=len, default=f"text_to_image{lora}")
+    return name, rows[nearest], words - OTHERWISE == set(nearest.split("_"))
 
 
 def _own(keys: Keys) -> dict[str, Any]:
-    """The row of the nearest program, all whose words are in the name; else Stable Diffusion's, with adapters or not."""
-    table: dict[str, dict[str, Any]] = read_table("diffusion.toml")["diffusers"]
-    words = set(program(keys).split("_"))
-    fits = [name for name in table if set(name.split("_")) <= words]
-    lora = "_lora" if "lora" in words or keys.has(*RANKS) else ""
-    return table[max(fits, key=len) if fits else f"text_to_image{lora}"]
+    return _program(keys)[1]
 
 
 def _model(keys: Keys) -> Facts:
     """The model and the tokens of its texts; one of a program that no row is for is asked for."""
-    name, own, texts = program(keys), _own(keys), Facts()
+    name, own, exact = _program(keys)
     if "beside" in own:
-        rule = read_table("diffusion.toml")["beside"][own["beside"]]
-        parts = tuple(rule["parts"].split())
-        keys.add(
-            Uncounted(f"train_{name}.py: {rule['why']}", name, effect=rule["effect"], parts=parts, share=rule["share"])
-        )
-    if "text" in own:
-        longest, clip = own["text"]
-        texts = {"inputs": f"s={(keys.whole(LENGTH) or longest) + clip}"}
-    return {"model": named(keys, said(keys, NAME), own["model"] if _read(keys) else "", f"train_{name}.py")} | texts
+        rule = table("beside")[own["beside"]]
+        parts, note = tuple(rule["parts"].split()), f"train_{name}.py: {rule['why']}"
+        keys.add(Uncounted(note, name, effect=rule["effect"], parts=parts, share=rule["share"]))
+    longest, clip = own.get("text", (0, 0))
+    texts = {"inputs": f"s={(keys.whole(LENGTH) or longest) + clip}"} if longest else {}
+    return {"model": named(keys, stated(keys, NAME), own["model"] if exact else "", f"train_{name}.py")} | texts
 
 
 def _pictures(keys: Keys) -> Facts:
     """Sizes of the pictures; of several (`--aspect_ratio_buckets`) the largest."""
     own = _own(keys)
     if "video" in own:
-        frames, width, height = own["video"]
-        sizes = (keys.whole(key) or usual for key, usual in zip(VIDEO, (frames, height, width), strict=True))
-        frames, height, width = sizes
-        return {"video": f"{frames}x{width}x{height}"}
+        sizes = (str(keys.whole(key) or usual) for key, usual in zip(VIDEO, own["video"], strict=True))
+        return {"video": "x".join(sizes)}
     height = width = keys.whole(SIDE) or own["side"]
-    if buckets := re.findall(r"(\d{2,5}),(\d{2,5})", said(keys, "aspect_ratio_buckets") or ""):
+    if buckets := re.findall(r"(\d{2,5}),(\d{2,5})", stated(keys, "aspect_ratio_buckets")):
         height, width = max(((int(a), int(b)) for a, b in buckets), key=math.prod)
     # The tokens of a picture that is changed stand behind those of what it becomes.
     doubled = own.get("twice") == "doubled" and keys.has("cond_image_column")
@@ -121,7 +117,7 @@ def _adapters(keys: Keys) -> Facts:
 
 
 def _precision(keys: Keys) -> Facts:
-    """What is trained whole is float32 under autocast; frozen weights are in the format of the products."""
+    """The precision: float32 under autocast for weights that are trained; frozen ones are in the format of the products."""
     word = keys.choice("mixed_precision", PRECISIONS)
     frozen = bool(_adapters(keys)["lora_rank"])
     return {"precision": word or "fp32", "weights": HALVES.get(word or "") if frozen else "float32"}
@@ -134,21 +130,12 @@ def _staying(keys: Keys) -> str:
     return STAYING[vae, texts and not keys.flag("pre_compute_text_embeddings")]
 
 
-def optimizer(keys: Keys, name: str) -> str:
+def optimizer(keys: Keys, name: str, key: str = "optimizer") -> str:
     """The optimizer of a word in lower case; one that is not read is noted, and AdamW counted."""
-    words = {
-        "adam": "adamw",
-        "adamw": "adamw",
-        "adamw8bit": "adamw-8bit",
-        "adafactor": "adafactor",
-        "sgd": "sgd",
-        "lion": "lion",
-    }
-    if name in words:
-        return words[name]
-    why = "keeps other states than AdamW's two, which are counted"
-    keys.note("optimizer" if keys.has("optimizer") else "optimizer_type", why, parts="optimizer", share=1.0)
-    return "adamw"
+    words: dict[str, str] = table("optimizers")
+    if name not in words:
+        keys.note(key, "keeps other states than AdamW's two, which are counted", parts="optimizer", share=1.0)
+    return words.get(name, "adamw")
 
 
 def _optimizer(keys: Keys) -> str:
@@ -161,35 +148,57 @@ CHECKPOINTS = row(
 )
 ACCUMULATION = row("accumulation", "gradient_accumulation_steps", default=1)
 DIFFUSERS = Dialect(
-    name="diffusers", title="diffusers' training programs", versions="diffusers 0.30 - 0.42", syntaxes=("argv",), style="flags",
+    name="diffusers",
+    title="diffusers' training programs",
+    versions="diffusers 0.30 - 0.42",
+    syntaxes=("argv",),
+    style="flags",
     blank={"argv": "accelerate launch train_text_to_image.py --output_dir out\n"},
     ideas=(
         launched(),
         processes(),
-        Idea(keys=(NAME, LENGTH), facts=("model", "inputs"), read=_model,
-             write=lambda facts, keys: {NAME: facts.get("model") or None}),
-        Idea(keys=(SIDE, "aspect_ratio_buckets", "cond_image_column", *VIDEO), facts=("pictures", "video"), read=_pictures,
-             write=lambda facts, keys: {}),
-        Idea(keys=("train_batch_size", "with_prior_preservation"), facts=("micro_batch",), read=_batch,
-             write=lambda facts, keys: {"train_batch_size": facts.get("micro_batch"), "with_prior_preservation": None}),
+        Idea(
+            keys=(NAME, LENGTH),
+            facts=("model", "inputs"),
+            read=_model,
+            write=lambda facts, keys: {NAME: facts.get("model") or None},
+        ),
+        Idea(
+            keys=(SIDE, "aspect_ratio_buckets", "cond_image_column", *VIDEO),
+            facts=("pictures", "video"),
+            read=_pictures,
+            write=lambda facts, keys: {},
+        ),
+        Idea(
+            keys=("train_batch_size", "with_prior_preservation"),
+            facts=("micro_batch",),
+            read=_batch,
+            write=lambda facts, keys: {"train_batch_size": facts.get("micro_batch"), "with_prior_preservation": None},
+        ),
         ACCUMULATION,
         CHECKPOINTS,
-        Idea(keys=("mixed_precision",), facts=("precision", "weights"), read=_precision,
-             write=lambda facts, keys: {"mixed_precision": {"fp32": "no"}.get(facts["precision"], facts["precision"])}),
-        Idea(keys=(*RANKS, "lora_layers"), facts=("lora_rank", "lora_targets"), read=_adapters,
-             write=lambda facts, keys: {"rank": facts.get("lora_rank") or None, "lora_layers": facts.get("lora_targets")}),
+        Idea(
+            keys=("mixed_precision",),
+            facts=("precision", "weights"),
+            read=_precision,
+            write=lambda facts, keys: {"mixed_precision": {"fp32": "no"}.get(facts["precision"], facts["precision"])},
+        ),
+        Idea(
+            keys=(*RANKS, "lora_layers"),
+            facts=("lora_rank", "lora_targets"),
+            read=_adapters,
+            write=lambda facts, keys: {
+                "rank": facts.get("lora_rank") or None,
+                "lora_layers": facts.get("lora_targets"),
+            },
+        ),
         dropout("lora_dropout"),
         dora("use_dora"),
         fixed(*STAYS, encoders=_staying),
         fixed("optimizer", "use_8bit_adam", "use_adafactor", optimizer=_optimizer),
     ),
-)  # fmt: skip
+)
 
-FAMILIES = {
-    "flux": "flux.1-dev", "hunyuan_video": "hunyuan-video", "ltx_video": "ltx-video-2b", "wan": "wan2.1-1.3b",
-    "cogvideox": "cogvideox-5b", "cogview4": "cogview4-6b",
-}  # fmt: skip
-"""finetrainers' `--model_name`, whose published model `--pretrained_model_name_or_path` says."""
 BUCKETS = re.compile(r'"(image|video)_resolution_buckets"\s*:\s*(\[\s*\[[\d\s,\[\]]*\]\s*\])')
 
 
@@ -211,29 +220,27 @@ def _trained(keys: Keys) -> Facts:
     return {"precision": "bf16-pure", **(adapted if lora else {"lora_rank": 0})}
 
 
-def unseen(keys: Keys) -> None:
-    """Notes that the file with the sizes of pictures is not there."""
+def sized(frames: int, height: int, width: int) -> Facts:
+    """The sizes of pictures, or of a video, as facts. ``sized(1, 512, 768) == {"pictures": "1x768x512"}``"""
+    return {"video" if frames > 1 else "pictures": f"{frames}x{width}x{height}"}
+
+
+def unseen(keys: Keys) -> Facts:
+    """Return no sizes of pictures, and note that the file with them is not there."""
     why = "is not there, and only it says the sizes of pictures: those of the model's publication are counted (--pictures, --video)"
     keys.note("dataset_config", why, parts="activations transient", share=1.0)
+    return {}
 
 
 def _sizes(keys: Keys) -> Facts:
     """The largest of the sizes in the file of data; where it is not there, those that the model was published with."""
-    text = beside(said(keys, "dataset_config") or "", keys) if keys.has("dataset_config") else None
-    found = [
-        ([1] * (kind == "image") + size, kind)
-        for kind, sizes in BUCKETS.findall(text or "")
-        for size in json.loads(sizes)
-    ]
-    if not found:
-        unseen(keys)
-        return {}
-    (frames, height, width), _ = max(found, key=lambda one: math.prod(one[0]))
-    return {"video": f"{frames}x{width}x{height}"} if frames > 1 else {"pictures": f"1x{width}x{height}"}
+    text = beside(stated(keys, "dataset_config"), keys) or ""
+    sizes = [[1] * (kind == "image") + size for kind, listed in BUCKETS.findall(text) for size in json.loads(listed)]
+    return sized(*max(sizes, key=math.prod)) if sizes else unseen(keys)
 
 
 def _family(keys: Keys) -> str | None:
-    return named(keys, said(keys, NAME), FAMILIES.get(keys.word("model_name") or "", "flux.1-dev"), "--model_name")
+    return named(keys, stated(keys, NAME), table("finetrainers").get(keys.word("model_name") or "", ""), "--model_name")
 
 
 def _layout(keys: Keys) -> Facts:
@@ -243,24 +250,37 @@ def _layout(keys: Keys) -> Facts:
 
 
 FINETRAINERS = Dialect(
-    name="finetrainers", title="finetrainers", versions="finetrainers 0.1 - 0.2", syntaxes=("argv",), style="flags",
+    name="finetrainers",
+    title="finetrainers",
+    versions="finetrainers 0.1 - 0.2",
+    syntaxes=("argv",),
+    style="flags",
     blank={"argv": "torchrun train.py --model_name flux --training_type lora\n"},
     ideas=(
         launched(),
-        Idea(keys=("model_name", NAME), facts=("model",), read=lambda keys: {"model": _family(keys)},
-             write=lambda facts, keys: {NAME: facts.get("model") or None}),
+        Idea(
+            keys=("model_name", NAME),
+            facts=("model",),
+            read=lambda keys: {"model": _family(keys)},
+            write=lambda facts, keys: {NAME: facts.get("model") or None},
+        ),
         fixed("dp_degree", "dp_shards", "tp_degree", "cp_degree"),
         Idea(keys=(), facts=names_in("tp cp dp zero shards replicas"), read=_layout, write=lambda facts, keys: {}),
         Idea(keys=("dataset_config",), facts=("pictures", "video"), read=_sizes, write=lambda facts, keys: {}),
         row("micro_batch", "batch_size", default=1),
         ACCUMULATION,
         CHECKPOINTS,
-        Idea(keys=("training_type", "rank", "target_modules"), facts=names_in("precision lora_rank lora_targets lora_dtype"),
-             read=_trained, write=lambda facts, keys: {"training_type": "lora" if facts.get("lora_rank") else "full-finetune",
-                                                       "rank": facts.get("lora_rank") or None}),
+        Idea(
+            keys=("training_type", "rank", "target_modules"),
+            facts=names_in("precision lora_rank lora_targets lora_dtype"),
+            read=_trained,
+            write=lambda facts, keys: {
+                "training_type": "lora" if facts.get("lora_rank") else "full-finetune",
+                "rank": facts.get("lora_rank") or None,
+            },
+        ),
         fixed("enable_precomputation", encoders=lambda keys: "cached" if keys.flag("enable_precomputation") else "all"),
-        fixed("optimizer", optimizer=lambda keys: optimizer(
-            keys, re.sub(r"[-_]|bnb", "", (keys.word("optimizer") or "adam").lower()).replace("adam8", "adamw8"))),
+        fixed("optimizer", optimizer=lambda keys: optimizer(keys, (keys.word("optimizer") or "adam").lower())),
         compiled("compile_modules", default=lambda keys: keys.document.get("compile_modules") is not MISSING),
     ),
-)  # fmt: skip
+)
