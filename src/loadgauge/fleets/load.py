@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.definitions.hardware.topology import Tier
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.collectives import Group, bus_factor
 from loadgauge.core.estimate.time.traffic import Traffic, layout_groups
@@ -85,11 +84,3 @@ def together(listed: tuple[Load, ...]) -> dict[str, float]:
     for load in listed:
         links[load.tier] = load.bandwidth
     return dict(zip(names, finish(flows, links), strict=True))
-
-
-def tiers_of(result: Estimate) -> tuple[Tier, ...]:
-    """Return the tiers of an estimate's network, the innermost too; none without a topology."""
-    cluster = result.cluster
-    if cluster is None or cluster.topology is None:
-        return ()
-    return cluster.topology.cut(cluster.gpus, cluster.links[0].domain).tiers
