@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from loadgauge.core.base.by_key import sums
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.collectives import Group, bus_factor
 from loadgauge.core.estimate.time.traffic import Traffic, layout_groups
@@ -48,11 +49,8 @@ def loads(result: Estimate) -> tuple[Load, ...]:
     groups = layout_groups(result.layout)
     below, listed = cluster.links[0].domain, []
     for tier in cluster.topology.cut(cluster.gpus, below).beyond:
-        axes: dict[str, float] = {}
-        for row in result.network:
-            sent = row.calls_per_step * crossing(row, groups[row.group], below)
-            if sent:
-                axes[row.axis] = axes.get(row.axis, 0.0) + sent
+        sent = ((row.axis, row.calls_per_step * crossing(row, groups[row.group], below)) for row in result.network)
+        axes = sums((axis, nbytes) for axis, nbytes in sent if nbytes)
         carried = sum(axes.values())
         listed.append(
             Load(

@@ -6,6 +6,7 @@ from typing import Any
 
 from loadgauge.core.answers.figures.colours import IDLE, KINDS
 from loadgauge.core.answers.figures.schedule import COLUMNS, schedule
+from loadgauge.core.base.by_key import lists
 from loadgauge.core.estimate.result import Estimate
 
 
@@ -16,12 +17,8 @@ def draw(axes: Any, result: Estimate) -> None:
     rows = {stage: row for row, stage in enumerate(stages)}
     for row in rows.values():
         axes.barh(row, figure["seconds"], height=0.8, color=IDLE)
-    boxes: dict[str, list[tuple[int, float, float]]] = {}
-    for cell in figure["cells"]:
-        event = dict(zip(COLUMNS, cell, strict=True))
-        boxes.setdefault(event["kind"], []).append(
-            (rows[event["stage"]], event["start"], event["end"] - event["start"])
-        )
+    events = [dict(zip(COLUMNS, cell, strict=True)) for cell in figure["cells"]]
+    boxes = lists((one["kind"], (rows[one["stage"]], one["start"], one["end"] - one["start"])) for one in events)
     for kind, spans in boxes.items():
         axes.barh(
             [row for row, _, _ in spans],

@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
+from loadgauge.core.base.by_key import lists
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import in_gib
 from loadgauge.core.base.units import seconds as duration
@@ -239,9 +240,7 @@ def _reasons(target: Paper, rows: Sequence[Row], title: str, whole: int) -> None
     if not rows:
         return
     heading(target, f"{title}: {len(rows):,} of {whole:,} cells")
-    reasons: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        reasons.setdefault((row["model"], row["error"]), []).append(row)
+    reasons = lists(((row["model"], row["error"]), row) for row in rows)
     lines = []
     for (model, error), same in list(reasons.items())[:MOST_REASONS]:
         sizes = sorted({row.get("gpus") or 1 for row in same})

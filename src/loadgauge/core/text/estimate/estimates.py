@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge.core.answers.answer import Answer
+from loadgauge.core.base.by_key import sums
 from loadgauge.core.base.errors import NO, ConfigError
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import in_gib, seconds
@@ -59,10 +60,7 @@ def write(answer: Swept, target: Paper, *, brief: bool = False) -> None:
     _cells(target, rows, list(axes))
     if len(axes) == 2 and all(len(values) > 1 for values in axes.values()):
         _grid(target, rows, axes)
-    wrong: dict[str, int] = {}
-    for row in rows:
-        if "error" in row:
-            wrong[row["error"]] = wrong.get(row["error"], 0) + 1
+    wrong = sums((row["error"], 1) for row in rows if "error" in row)
     target.print()
     if wrong:
         points(
