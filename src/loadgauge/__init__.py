@@ -27,8 +27,8 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 from loadgauge._version import __version__ as __version__
-from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
-from loadgauge.core.base.hooks import load as _load
+from loadgauge.core.base import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
+from loadgauge.core.base import load as _load
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate, posttrain

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size, lists, maximum
 from loadgauge.core.estimate.time.cost import goodput
 from loadgauge.fleets.failures import Failures, Recovery
 

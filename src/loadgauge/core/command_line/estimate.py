@@ -11,10 +11,7 @@ import msgspec
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.answers.why.of_estimate import TOPICS
-from loadgauge.core.base.errors import ConfigError, Untrained
-from loadgauge.core.base.files import write_text
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.units import share
+from loadgauge.core.base import ConfigError, Untrained, need, share, write_text
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.grouped import Grouped

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, shard
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size, shard
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, of_cluster
 from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu

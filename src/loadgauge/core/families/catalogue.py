@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, closest
-from loadgauge.core.base.files import no_function, read_start
-from loadgauge.core.base.package_data import list_data, read_data, read_table
+from loadgauge.core.base import ConfigError, closest, list_data, no_function, read_data, read_start, read_table
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
 from loadgauge.core.families.hf import LARGEST_FILE, decode, from_dict, from_hf
 from loadgauge.core.families.hub import REPOSITORY, cached, fetch

@@ -11,11 +11,8 @@ import math
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum
-from loadgauge.core.base.by_key import sums
+from loadgauge.core.base import MIB, Size, Verdict, judge, maximum, sums
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import MIB
-from loadgauge.core.base.verdict import Verdict, judge
 from loadgauge.core.definitions.job.uncounted import Parts, Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.tasks import Pass

@@ -12,9 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.units import rate
+from loadgauge.core.base import Error, need, rate
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.usual import usual_network

@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from loadgauge.core.base.by_key import sums
-from loadgauge.core.base.errors import ConfigError, NotModelled, closest
+from loadgauge.core.base import ConfigError, NotModelled, closest, sums
 from loadgauge.core.definitions.model.lora import MIXERS
 from loadgauge.core.definitions.model.model import Block, ModelSpec
 from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer

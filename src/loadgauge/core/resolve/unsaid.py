@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_script
+from loadgauge.core.base import ConfigError, is_script
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, runs_on

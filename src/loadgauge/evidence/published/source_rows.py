@@ -10,8 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import read_text
+from loadgauge.core.base import ConfigError, read_text
 from loadgauge.evidence.validate.runs import LARGEST_FILE, Rejected, read_rows
 
 

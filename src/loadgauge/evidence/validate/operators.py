@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import NotStated
-from loadgauge.core.base.package_data import read_bytes
+from loadgauge.core.base import NotStated, lists, read_bytes
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu as card_named
 from loadgauge.core.definitions.hardware.hardware import gpu_ids

@@ -16,10 +16,8 @@ from loadgauge.job_files.hugging_face.huggingface import (
     liger,
     weights,
 )
+from loadgauge.job_files.ideas import TORCH_OPTIMIZERS, Dialect, Facts, Idea, Keys, optimizer, row
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
 
 LORA, QLORA, RANK, TARGETS = "use_lora", "use_qlora", "lora_r", "lora_target_modules"
 USUAL = "q_proj,v_proj,c_attn,query_key_value"

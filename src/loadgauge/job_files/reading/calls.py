@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, lists
 from loadgauge.job_files.ideas.table import MISSING
 
 MOST_NODES = 50_000

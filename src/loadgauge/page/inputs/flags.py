@@ -7,9 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_script
-from loadgauge.core.base.hooks import Door
+from loadgauge.core.base import ConfigError, Door, is_script
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import Found, find, names_file

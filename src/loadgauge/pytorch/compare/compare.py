@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base import ConfigError, NotModelled, lists
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.memory.ledger import kept_by

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.units import gib
+from loadgauge.core.base import gib, lists
 from loadgauge.pytorch.device.kernels import cuda_kernels
 from loadgauge.pytorch.device.read import branches
 from loadgauge.pytorch.device.simulated import TESTED

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import GIB, KIB, MIB, TIB, gib
+from loadgauge.core.base import GIB, KIB, MIB, TIB, ConfigError, gib
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.pytorch.why.causes import (
     BESIDE,

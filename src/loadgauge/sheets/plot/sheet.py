@@ -9,8 +9,7 @@ from typing import Any
 
 from loadgauge.core.answers.figures.colours import EXPOSED, INK, LINE, MUTE
 from loadgauge.core.answers.figures.schedule import STAGES
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import in_gib, seconds
+from loadgauge.core.base import ConfigError, in_gib, seconds
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup

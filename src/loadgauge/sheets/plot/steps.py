@@ -9,8 +9,7 @@ from loadgauge.core.answers.figures.lanes import lanes
 from loadgauge.core.answers.figures.memory_phases import moments
 from loadgauge.core.answers.figures.roofline import roofline
 from loadgauge.core.answers.figures.schedule import COLUMNS, schedule
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.units import GIB, gib, seconds
+from loadgauge.core.base import GIB, gib, lists, seconds
 from loadgauge.core.estimate.result import Estimate
 
 NAMED = 8

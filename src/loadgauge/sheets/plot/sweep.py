@@ -8,8 +8,7 @@ from typing import Any
 
 from loadgauge.core.answers.figures.colours import EXPOSED, INK, MUTE
 from loadgauge.core.answers.figures.colours import PARTS as COLOURS
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import GIB, in_gib
+from loadgauge.core.base import GIB, ConfigError, in_gib
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.sheets.plot.sheet import new_figure, write
 

@@ -10,10 +10,8 @@ from typing import Any
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.units import in_gib
-from loadgauge.core.base.units import seconds as duration
+from loadgauge.core.base import Error, in_gib, lists
+from loadgauge.core.base import seconds as duration
 from loadgauge.core.plan.space.grid import DEATHS, Row, run
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.sheets.sweep.cells import cells, columns, lost, work

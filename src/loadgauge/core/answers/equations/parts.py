@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.by_key import lists
+from loadgauge.core.base import Size, lists
 from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
 from loadgauge.core.definitions.model.model import Block, Moe
 from loadgauge.core.layers.attention.attention import CORE

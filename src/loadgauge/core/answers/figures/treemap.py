@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.by_key import lists, sums
+from loadgauge.core.base import Size, lists, sums
 from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, Entry, Ledger
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotStated
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, NotStated, read_table
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.hardware.hardware import gpu as card_named
 

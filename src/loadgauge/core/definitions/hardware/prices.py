@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, lists, read_table
 from loadgauge.core.definitions.job.job_text import positive_number
 
 

@@ -13,10 +13,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import read_text
-from loadgauge.core.base.units import parse, parse_count
+from loadgauge.core.base import ConfigError, lists, parse, parse_count, read_text
 from loadgauge.core.definitions.hardware.calibration import Wire
 from loadgauge.core.estimate.time.collectives import Fabric, Group, Kind, bus_factor, seconds
 

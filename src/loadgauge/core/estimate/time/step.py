@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, same, where
-from loadgauge.core.base.errors import NotStated
+from loadgauge.core.base import NotStated, Size, ceil_div, maximum, minimum, same, where
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.host import HOST_UPDATES
 from loadgauge.core.definitions.layout.axes import COMMUNICATION

@@ -37,9 +37,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, same, shard, where
-from loadgauge.core.base.by_key import sums
-from loadgauge.core.base.errors import ConfigError, LayoutError
+from loadgauge.core.base import ConfigError, LayoutError, Size, same, shard, sums, where
 from loadgauge.core.definitions.layout.axes import FACTORS, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training

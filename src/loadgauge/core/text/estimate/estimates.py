@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.by_key import sums
-from loadgauge.core.base.errors import NO, ConfigError
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.units import in_gib, seconds
-from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.base import NO, ConfigError, exit_code, in_gib, need, seconds, sums
 from loadgauge.core.plan.space.estimates import CANNOT_TELL
 from loadgauge.core.plan.space.estimates import columns as columns_of
 from loadgauge.core.plan.space.grid import Row

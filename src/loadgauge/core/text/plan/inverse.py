@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.units import in_gib, parse_count, seconds, share
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.base import in_gib, needs, parse_count, seconds, share
 from loadgauge.core.definitions.hardware.prices import listed
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
