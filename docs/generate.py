@@ -10,8 +10,7 @@ from typing import Any, get_args
 
 from loadgauge.core.answers.equations.equation import Equation, equations
 from loadgauge.core.base.sources import cite
-from loadgauge.core.command_line.equation import arguments as command_arguments
-from loadgauge.core.command_line.equation import command
+from loadgauge.core.command_line.equation import arguments as command_arguments, command
 from loadgauge.core.command_line.estimate import command as estimate
 from loadgauge.core.command_line.options.grouped import groups
 from loadgauge.core.definitions.job import spoken

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given as drawn_from
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given as drawn_from, settings, strategies as st
 
 pytest.importorskip("matplotlib")
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.core.base import ConfigError, Size, shard
-from loadgauge.core.definitions.hardware.calibration import Efficiencies, of_cluster
-from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
+from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies as calibrated, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec

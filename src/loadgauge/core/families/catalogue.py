@@ -17,9 +17,7 @@ from loadgauge.core.families.hf import LARGEST_FILE, decode, from_dict, from_hf
 from loadgauge.core.families.hub import REPOSITORY, cached, fetch
 from loadgauge.core.families.named import listed as names
 from loadgauge.core.families.reader import shown
-from loadgauge.core.families.shapes import how as describe_shape
-from loadgauge.core.families.shapes import is_shape
-from loadgauge.core.families.shapes import read as read_shape
+from loadgauge.core.families.shapes import how as describe_shape, is_shape, read as read_shape
 
 if TYPE_CHECKING:
     from loadgauge.core.families.named.derived import Derived

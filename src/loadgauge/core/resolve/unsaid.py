@@ -14,8 +14,7 @@ from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, ru
 from loadgauge.core.definitions.model.kernels import Kernels
 from loadgauge.core.definitions.model.model import Mlp, ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
-from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
-from loadgauge.core.definitions.training.optimizers import parse as parse_optimizer
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS, parse as parse_optimizer
 from loadgauge.core.definitions.training.stacks import EXPERTS_QUANTISED, LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.core.definitions.training.training import Training, training
 

@@ -17,8 +17,7 @@ import msgspec
 
 from loadgauge.core.base import NotStated, lists, read_bytes
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies
-from loadgauge.core.definitions.hardware.hardware import gpu as card_named
-from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.hardware.hardware import gpu as card_named, gpu_ids
 from loadgauge.core.definitions.model.kernels import WRITTEN_KERNELS, written_norm_bytes
 from loadgauge.core.definitions.training.precision import TRANSFORMER_ENGINE
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds

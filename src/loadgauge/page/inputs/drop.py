@@ -18,8 +18,7 @@ from loadgauge.core.base import ConfigError, Door, Error, NotModelled, needs_cap
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families.catalogue import model as catalogued
-from loadgauge.core.families.hf import LARGEST_FILE as LARGEST_CONFIG
-from loadgauge.core.families.hf import decode, from_dict
+from loadgauge.core.families.hf import LARGEST_FILE as LARGEST_CONFIG, decode, from_dict
 from loadgauge.page.inputs.uploads import own_name, plain_name
 from loadgauge.page.panels.traces import read_measurement, read_trace
 

@@ -21,6 +21,7 @@ from loadgauge.pytorch.why.causes import (
     LARGER,
     LIMIT,
     NEEDS,
+    OTHERS as OTHERS_HOLD,
     PIECES,
     POOLS,
     ROOM,
@@ -28,7 +29,6 @@ from loadgauge.pytorch.why.causes import (
     bare,
     tool,
 )
-from loadgauge.pytorch.why.causes import OTHERS as OTHERS_HOLD
 
 SIZES = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KIB, "MB": MIB, "GB": GIB,
          "TB": TIB, "B": 1}  # fmt: skip

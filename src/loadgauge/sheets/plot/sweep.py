@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.answers.figures.colours import EXPOSED, INK, MUTE
-from loadgauge.core.answers.figures.colours import PARTS as COLOURS
+from loadgauge.core.answers.figures.colours import EXPOSED, INK, MUTE, PARTS as COLOURS
 from loadgauge.core.base import GIB, ConfigError, in_gib
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.sheets.plot.sheet import new_figure, write

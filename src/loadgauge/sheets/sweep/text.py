@@ -10,8 +10,7 @@ from typing import Any
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base import Error, in_gib, lists
-from loadgauge.core.base import seconds as duration
+from loadgauge.core.base import Error, in_gib, lists, seconds as duration
 from loadgauge.core.plan.space.grid import DEATHS, Row, run
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.sheets.sweep.cells import cells, columns, lost, work
@@ -33,8 +32,7 @@ class Progress:
         if not sys.stderr.isatty():
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
 
         parts = (MofNCompleteColumn(), TextColumn("cells{task.description}"), TimeRemainingColumn())
         self.bar = Bar(BarColumn(), *parts, console=Console(stderr=True), transient=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import NO, ConfigError, exit_code, in_gib, need, seconds, sums
-from loadgauge.core.plan.space.estimates import CANNOT_TELL
-from loadgauge.core.plan.space.estimates import columns as columns_of
+from loadgauge.core.plan.space.estimates import CANNOT_TELL, columns as columns_of
 from loadgauge.core.plan.space.grid import Row
 from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.core.text.verdict import WORDS

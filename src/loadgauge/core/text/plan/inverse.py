@@ -15,8 +15,7 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.plan import inverse
 from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
-from loadgauge.core.plan.request import PlanRequest, models_named
-from loadgauge.core.plan.request import cases as planned_cases
+from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, models_named
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
 from loadgauge.core.resolve.resolve import asks_for_files
