@@ -73,7 +73,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> dict[str, float]:
         """Return what it is made of, by role and part [bytes]."""
-        return sums((f"{one.role} {one.part}", one.nbytes) for one in self.residents)
+        return sums((f"{held.role} {held.part}", held.nbytes) for held in self.residents)
 
     def of(self, role: str) -> float:
         """Bytes of a role."""
@@ -115,7 +115,7 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
     def unread(self) -> Parts:
         """The parts of the memory that settings which are not counted may change, of all roles together."""
         held = [
-            sums(("loss" if one.part == "log-probs" else one.part, one.nbytes) for one in phase.residents)
+            sums(("loss" if each.part == "log-probs" else each.part, each.nbytes) for each in phase.residents)
             for phase in self.phases
         ]
         largest = {

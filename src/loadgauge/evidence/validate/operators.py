@@ -459,10 +459,10 @@ def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]
     """Yield each measurement with its error: (predicted - measured) / measured."""
     power: dict[tuple[str, str], Efficiencies] = {}
     for source in OWN_POWER:
-        own = (one for one in products() if one.source == source and one["dtype"] in ("bf16", "fp16"))
-        for card, rows in lists((one.gpu, one) for one in own).items():
+        own = (row for row in products() if row.source == source and row["dtype"] in ("bf16", "fp16"))
+        for card, rows in lists((row.gpu, row) for row in own).items():
             power[source, card] = own_power(rows, of(card))
-    networks = lists(((f"{one.source} over nodes", one.gpu), one) for one in collectives(nodes=True))
+    networks = lists(((f"{row.source} over nodes", row.gpu), row) for row in collectives(nodes=True))
     power |= {place: own_network(rows, of(place[1])) for place, rows in networks.items()}
     for measured, predict in TABLES:
         for one in measured():
@@ -476,7 +476,7 @@ def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]
 
 def scores(of: EfficienciesOf = efficiencies) -> tuple[Score, ...]:
     """Return the errors of all measurements by kind and GPU."""
-    found = lists(((one.kind, one.gpu), error) for one, error in errors(of))
+    found = lists(((row.kind, row.gpu), error) for row, error in errors(of))
     return tuple(_score(kind, card, values) for (kind, card), values in sorted(found.items()))
 
 

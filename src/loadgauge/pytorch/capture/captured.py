@@ -186,7 +186,7 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
 
 
 def _total(sizes: Iterable[Size]) -> Size:
-    terms = sums(term for one in sizes for term in one.terms)
+    terms = sums(term for size in sizes for term in size.terms)
     return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
 
 

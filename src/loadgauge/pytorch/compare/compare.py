@@ -385,7 +385,7 @@ def _at_peak(own: dict[str, float], rest: float, stream: Stream, place: int) -> 
 def _merged(causes: list[Cause]) -> list[Cause]:
     result = [
         Cause(op, where, sum(line.amount for line in members), sum(line.count for line in members))
-        for (op, where), members in lists(((one.op, any_layer(one.where)), one) for one in causes).items()
+        for (op, where), members in lists(((cause.op, any_layer(cause.where)), cause) for cause in causes).items()
     ]
     return sorted(result, key=lambda cause: -abs(cause.amount))
 

@@ -81,7 +81,9 @@ def draw_schedule(axes: Any, result: Estimate) -> None:
     for row in rows.values():
         axes.barh(row, figure["seconds"], height=0.8, color=IDLE)
     events = [dict(zip(COLUMNS, cell, strict=True)) for cell in figure["cells"]]
-    boxes = lists((one["kind"], (rows[one["stage"]], one["start"], one["end"] - one["start"])) for one in events)
+    boxes = lists(
+        (event["kind"], (rows[event["stage"]], event["start"], event["end"] - event["start"])) for event in events
+    )
     for kind, spans in boxes.items():
         axes.barh(
             [row for row, _, _ in spans],

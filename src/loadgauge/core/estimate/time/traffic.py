@@ -169,8 +169,8 @@ def _shards(group: Group, replicas: Size) -> Group:
 def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Group], fabric: Fabric) -> dict[str, Size]:
     """Return the seconds of a list of collectives, by axis."""
     return sums(
-        (one.axis, seconds(one.kind, one.nbytes, by_axis[one.axis], fabric, copies=one.copies, rows=one.rows))
-        for one in collectives
+        (sent.axis, seconds(sent.kind, sent.nbytes, by_axis[sent.axis], fabric, copies=sent.copies, rows=sent.rows))
+        for sent in collectives
     )
 
 
