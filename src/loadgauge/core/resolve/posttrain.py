@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error, LayoutError
-from loadgauge.core.base.hooks import need
+from loadgauge.core.base import ConfigError, Error, LayoutError, need
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job

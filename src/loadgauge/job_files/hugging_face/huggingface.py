@@ -11,11 +11,23 @@ from loadgauge.core.definitions.training.stacks import LOADED_DTYPE, LOADED_DTYP
 from loadgauge.job_files.fine_tuning.started import visible
 from loadgauge.job_files.hugging_face import deepspeed, trl_tasks
 from loadgauge.job_files.hugging_face.peft import UNNAMED
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    NEAREST,
+    RESHARDED,
+    SHARDING,
+    TORCH_OPTIMIZERS,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    optimizer,
+    product,
+    quantised,
+    row,
+    whole_and_dora,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation, saving
-from loadgauge.job_files.ideas.lenses import product, quantised, whole_and_dora
-from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.table import NEAREST, Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import ATTENTION, RESHARDED, SHARDING, TORCH_OPTIMIZERS
 from loadgauge.job_files.pre_training.megatron import launched
 
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -17,10 +17,8 @@ from loadgauge.job_files.hugging_face.huggingface import (
     weights,
 )
 from loadgauge.job_files.hugging_face.peft import UNNAMED
+from loadgauge.job_files.ideas import TORCH_OPTIMIZERS, Dialect, Facts, Idea, Keys, optimizer, row
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
 
 LORA, QLORA, RANK, TARGETS = "use_lora", "use_qlora", "lora_r", "lora_target_modules"
 ADAM = dict.fromkeys(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.model.tuners import TUNERS
-from loadgauge.job_files.ideas.partial import adapted_layers
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapted_layers, row
 
 LORA = "LORA"
 TYPES = {LORA: "lora"} | {known.peft_type: name for name, known in TUNERS.items()}

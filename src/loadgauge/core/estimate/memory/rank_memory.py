@@ -188,12 +188,6 @@ class MemoryModel:
         other._measure_head()
         return other
 
-    def training_as(self, training: Training) -> MemoryModel:
-        """Return the memory of a training that differs in nothing that memory depends on."""
-        other = copy(self)
-        other.training = training
-        return other
-
     def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
         """The facts of one kind of layer: as it is, and where layers are recomputed also of one that is."""
         policy, waits = self.layout.recompute, pending_wgrad(layer) if self.layout.splits_backward else 0
