@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import parse, share
+from loadgauge.core.base import ConfigError, parse, share
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, with_own
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import WHOLE_RUN, Job

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import gib, in_gib, seconds
+from loadgauge.core.base import ConfigError, gib, in_gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.memory.phases import Phase
 from loadgauge.core.estimate.result import Estimate
