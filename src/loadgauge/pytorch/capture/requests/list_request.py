@@ -20,7 +20,7 @@ from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_r
 from loadgauge.pytorch.capture.capture import ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
-from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, usual_sizes
+from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, config_keys, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
@@ -338,7 +338,7 @@ def _lister(run: Recorded, target: str, found: Blocks, symbols: Symbols | None, 
     try:
         return Lister(run, found, symbols, regime.weight, regime.wide)
     except Repeated:
-        if not is_script(target):
+        if not (is_script(target) or of_library(target)):
             raise
         return Lister(run, Blocks(()), symbols, regime.weight, regime.wide)
 
