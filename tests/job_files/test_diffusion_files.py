@@ -146,6 +146,18 @@ def test_what_is_not_modelled_is_named_with_what_it_can_do() -> None:
     assert {item.key: item.share for item in file.uncounted}["--base_model_precision"] == 0.5
 
 
+def test_a_file_says_the_format_of_the_base(tmp_path: Path) -> None:
+    text = "accelerate launch train_dreambooth_lora_flux2.py --mixed_precision bf16 --bnb_quantization_config_path bits.json"
+    run = str(tmp_path / "run.sh")
+    (unseen,) = (item for item in read(text, file=run).uncounted if "bnb" in item.key)
+    assert (unseen.effect, unseen.parts) == ("saves", ("weights",))
+    for kind, double, base in (("nf4", True, "nf4"), ("nf4", False, "nf4-single"), ("fp4", False, "fp4")):
+        said = {"load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double}
+        (tmp_path / "bits.json").write_text(json.dumps(said))
+        job = read(text, file=run).job
+        assert (job.qlora, job.base, job.kbit_upcast) == (True, base, "all")  # `prepare_model_for_kbit_training`
+
+
 ENCODERS = {
     ("text_to_image", ""): "all", ("text_to_image_sdxl", ""): "cached", ("dreambooth_lora_flux", "--cache_latents"): "cached",
     ("dreambooth_lora_flux", "--dataset_name d --caption_column c"): "all", ("dreambooth_lora_qwen_image", ""): "vae",
@@ -198,7 +210,9 @@ def test_a_file_is_answered_as_its_flags_are(tmp_path: Path) -> None:
     assert file.memory.total == flags.memory.total
     assert file.time is not None and flags.time is not None
     assert file.time.step == pytest.approx(flags.time.step)
-    longer, shorter = (estimate("sd3-medium", pictures="1x256x256", lora_rank=4, inputs=f"s={size}") for size in (512, 256))
+    longer, shorter = (
+        estimate("sd3-medium", pictures="1x256x256", lora_rank=4, inputs=f"s={size}") for size in (512, 256)
+    )
     # 256 tokens of the picture are beside them, and attention takes more than in proportion.
     assert (512 + 256) / (256 + 256) < longer.flops.model / shorter.flops.model < 1.1 * (512 + 256) / (256 + 256)
     assert "is read as diffusers" in " ".join(typed(f"estimate {path} --gpu h100").out.split())

@@ -316,7 +316,7 @@ def _trains() -> Idea:
             raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
         return {}
 
-    return Idea(keys=(), facts=(), read=read, write=lambda facts, keys: {})
+    return Idea(keys=(), facts=(), read=read)
 
 
 LOSSES = ("use_dft_loss", "use_eaft_loss", "use_asft_loss")

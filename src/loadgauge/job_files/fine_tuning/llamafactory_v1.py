@@ -134,7 +134,7 @@ def _pairs() -> Idea:
             keys.note(key, why, "costs", "weights gathered activations loss")
         return {}
 
-    return Idea(keys=(key,), facts=(), read=read, write=lambda facts, keys: {})
+    return Idea(keys=(key,), facts=(), read=read)
 
 
 def _kernels() -> Idea:

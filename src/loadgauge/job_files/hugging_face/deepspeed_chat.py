@@ -141,7 +141,6 @@ def _task() -> Idea:
             "task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload"
         ),
         read=read,
-        write=lambda facts, keys: {},
     )
 
 

@@ -21,7 +21,7 @@ from loadgauge.job_files.reading.known_files import beside
 
 PROGRAM = re.compile(r"\btrain_(\w+)\.py\b")
 NAME, SIDE, LENGTH = "pretrained_model_name_or_path", "resolution", "max_sequence_length"
-RANKS = ("rank", "lora_rank")
+RANKS, QUANTISED = ("rank", "lora_rank"), "bnb_quantization_config_path"
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "bf16"}
 HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 STAYING = {(True, True): "all", (True, False): "vae", (False, True): "texts", (False, False): "cached"}
@@ -130,6 +130,21 @@ def _staying(keys: Keys) -> str:
     return STAYING[vae, texts and not keys.flag("pre_compute_text_embeddings")]
 
 
+def _quantised(keys: Keys) -> Facts:
+    """The format of a frozen base by the file that says it; one that is not there can only save."""
+    try:
+        read = json.loads(beside(stated(keys, QUANTISED), keys) or "{}")
+    except ValueError as error:
+        raise keys.wrong(QUANTISED, f"is no JSON: {error}") from None
+    if not (isinstance(read, dict) and read.get("load_in_4bit")):
+        if keys.has(QUANTISED):
+            keys.note(QUANTISED, "quantises the frozen weights in a way that is not read", "saves", "weights", 0.75)
+        return {}
+    kind = "fp4" if read.get("bnb_4bit_quant_type", "fp4") == "fp4" else "nf4"
+    single = "-single" if kind == "nf4" and not read.get("bnb_4bit_use_double_quant") else ""
+    return {"qlora": True, "base": f"{kind}{single}", "kbit_upcast": "all"}
+
+
 def optimizer(keys: Keys, name: str, key: str = "optimizer") -> str:
     """The optimizer of a word in lower case; one that is not read is noted, and AdamW counted."""
     words: dict[str, str] = table("optimizers")
@@ -167,7 +182,6 @@ DIFFUSERS = Dialect(
             keys=(SIDE, "aspect_ratio_buckets", "cond_image_column", *VIDEO),
             facts=("pictures", "video"),
             read=_pictures,
-            write=lambda facts, keys: {},
         ),
         Idea(
             keys=("train_batch_size", "with_prior_preservation"),
@@ -192,6 +206,7 @@ DIFFUSERS = Dialect(
                 "lora_layers": facts.get("lora_targets"),
             },
         ),
+        Idea(keys=(QUANTISED,), facts=("qlora", "base", "kbit_upcast"), read=_quantised),
         dropout("lora_dropout"),
         dora("use_dora"),
         fixed(*STAYS, encoders=_staying),
@@ -265,8 +280,8 @@ FINETRAINERS = Dialect(
             write=lambda facts, keys: {NAME: facts.get("model") or None},
         ),
         fixed("dp_degree", "dp_shards", "tp_degree", "cp_degree"),
-        Idea(keys=(), facts=names_in("tp cp dp zero shards replicas"), read=_layout, write=lambda facts, keys: {}),
-        Idea(keys=("dataset_config",), facts=("pictures", "video"), read=_sizes, write=lambda facts, keys: {}),
+        Idea(keys=(), facts=names_in("tp cp dp zero shards replicas"), read=_layout),
+        Idea(keys=("dataset_config",), facts=("pictures", "video"), read=_sizes),
         row("micro_batch", "batch_size", default=1),
         ACCUMULATION,
         CHECKPOINTS,

@@ -117,18 +117,8 @@ MUSUBI_TUNER = Dialect(
     ideas=(
         launched(),
         processes(),
-        Idea(
-            keys=("task", "model_version"),
-            facts=("model",),
-            read=lambda keys: {"model": _variant(keys)},
-            write=lambda facts, keys: {},
-        ),
-        Idea(
-            keys=("dataset_config",),
-            facts=names_in("micro_batch pictures video"),
-            read=_data,
-            write=lambda facts, keys: {},
-        ),
+        Idea(keys=("task", "model_version"), facts=("model",), read=lambda keys: {"model": _variant(keys)}),
+        Idea(keys=("dataset_config",), facts=names_in("micro_batch pictures video"), read=_data),
         ACCUMULATION,
         CHECKPOINTS,
         Idea(
@@ -220,10 +210,7 @@ SIMPLETUNER = Dialect(
             write=lambda facts, keys: {NAME: facts.get("model") or None},
         ),
         Idea(
-            keys=names_in("resolution resolution_type data_backend_config"),
-            facts=("pictures", "video"),
-            read=_pixels,
-            write=lambda facts, keys: {},
+            keys=names_in("resolution resolution_type data_backend_config"), facts=("pictures", "video"), read=_pixels
         ),
         row("micro_batch", "train_batch_size", default=4),
         ACCUMULATION,

@@ -138,7 +138,6 @@ def _recipe() -> Idea:
         keys=(*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model"),
         facts=(),
         read=read,
-        write=lambda facts, keys: {},
     )
 
 

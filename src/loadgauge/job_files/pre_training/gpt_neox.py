@@ -95,7 +95,7 @@ def _experts() -> Idea:
         keys.add(Uncounted(note, EXPERTS, high=18.0 * more, effect="costs", parts=parts, share=tokens))
         return {}
 
-    return Idea(keys=(EXPERTS, EVERY, TOP), facts=(), read=read, write=lambda facts, keys: {})
+    return Idea(keys=(EXPERTS, EVERY, TOP), facts=(), read=read)
 
 
 def _layout() -> Idea:
@@ -156,7 +156,6 @@ def _attention() -> Idea:
         keys=("attention_config",),
         facts=("attention",),
         read=lambda keys: {"attention": "flash" if "flash" in str(keys.raw("attention_config")) else "eager"},
-        write=lambda facts, keys: {},
     )
 
 
@@ -186,7 +185,7 @@ GPT_NEOX = Dialect(
         row("seq_len", "seq_length"),
         row("task", "train_impl", words={"normal": None, "dpo": "dpo", "kto": "kto", "rm": "reward"}),
         fixed("dpo_reference_free", reference=_reference),
-        Idea(keys=SIZES, facts=("config",), read=_read, write=lambda facts, keys: {}),
+        Idea(keys=SIZES, facts=("config",), read=_read),
         _experts(),
     ),
 )

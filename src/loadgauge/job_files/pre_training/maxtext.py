@@ -88,7 +88,7 @@ def _layout() -> Idea:
             facts["gpus"] = math.prod(size.values())
         return facts
 
-    return Idea(keys=SHARED, facts=("gpus", "tp", "cp", "pp", "ep", "zero"), read=read, write=lambda facts, keys: {})
+    return Idea(keys=SHARED, facts=("gpus", "tp", "cp", "pp", "ep", "zero"), read=read)
 
 
 def _remat() -> Idea:
@@ -144,7 +144,7 @@ def _precision() -> Idea:
         weights = keys.choice("weight_dtype", {"bfloat16": "bf16", "float32": "fp32"}) or "fp32"
         return {"precision": compute if weights == "fp32" else f"{compute}-pure"}
 
-    return Idea(keys=("dtype", "weight_dtype"), facts=("precision",), read=read, write=lambda facts, keys: {})
+    return Idea(keys=("dtype", "weight_dtype"), facts=("precision",), read=read)
 
 
 ATTENTION = {
@@ -176,7 +176,6 @@ MAXTEXT = Dialect(
             keys=("model_name", "decoder_block", INNER, *SIZES, "logits_via_embedding"),
             facts=("model", "config"),
             read=_read,
-            write=lambda facts, keys: {},
         ),
     ),
 )

@@ -53,9 +53,7 @@ def started_by_deepspeed() -> Idea:
             {"gpus_per_node": keys.whole("num_gpus"), "nodes": keys.whole("num_nodes")} if keys.has("num_gpus") else {}
         )
 
-    return Idea(
-        keys=("num_gpus", "num_nodes"), facts=("gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {}
-    )
+    return Idea(keys=("num_gpus", "num_nodes"), facts=("gpus_per_node", "nodes"), read=read)
 
 
 def scheduled(keys: Keys) -> Facts:
@@ -509,7 +507,7 @@ def vision() -> Idea:
             keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
         return {}
 
-    return Idea(keys=(kind, frozen, body), facts=(), read=read, write=lambda facts, keys: {})
+    return Idea(keys=(kind, frozen, body), facts=(), read=read)
 
 
 def _length() -> Idea:

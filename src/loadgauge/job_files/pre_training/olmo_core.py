@@ -84,7 +84,7 @@ def _zero(keys: Keys) -> Facts:
 
 
 def _read_only(*keys: str, facts: str, read: object) -> Idea:
-    return Idea(keys=keys, facts=names_in(facts), read=read, write=lambda facts, keys: {})  # type: ignore[arg-type]
+    return Idea(keys=keys, facts=names_in(facts), read=read)  # type: ignore[arg-type]
 
 
 OLMO_CORE = Dialect(

@@ -128,7 +128,7 @@ def _length(keys: Keys) -> int:
 
 
 def _said(facts: str, read: Any, *keys: str) -> Idea:
-    return Idea(keys=keys, facts=names_in(facts), read=read, write=lambda facts, keys: {})
+    return Idea(keys=keys, facts=names_in(facts), read=read)
 
 
 FSDP = ("param_dtype", "hsdp_sharding_size", "cpu_offload", "reshard_after_forward", "torch_compile")

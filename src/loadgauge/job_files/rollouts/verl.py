@@ -112,7 +112,7 @@ def _placement() -> Idea:
         late = max(1, math.ceil(keys.real(behind) or 0))
         return {"placement": f"split:{per_node * count}+{width * others}", "staleness": late} if others else {}
 
-    return Idea(keys=(behind, each), facts=("placement", "staleness"), read=read, write=lambda facts, keys: {})
+    return Idea(keys=(behind, each), facts=("placement", "staleness"), read=read)
 
 
 def _layout() -> Idea:

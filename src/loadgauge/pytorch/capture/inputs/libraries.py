@@ -209,7 +209,8 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
         return module.train()
 
     def inputs(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        dtype = next(module.parameters()).dtype
+        first = next(module.parameters()).dtype
+        dtype = first if first.is_floating_point else run.dtype  # packed matrices have none
         given = tree(row["inputs"], config, device, dtype, sizes, keys[_CLASS]) or {}
         return (tuple(given.values()), {}) if library != "diffusers" else ((), given)
 
