@@ -193,6 +193,14 @@ def test_files_of_data_that_cannot_be_read_are_said(tmp_path: Path) -> None:
             read(text, file=str(tmp_path / file))
 
 
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("loadgauge.pytorch.capture.inputs.libraries.find_spec", lambda _: None)
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch train_dreambooth_lora_flux.py --pretrained_model_name_or_path=x\n"
+    )
+    assert "needs diffusers: pip install diffusers" in typed(f"estimate {tmp_path / 'run.sh'}").err
+
+
 @pytest.mark.long
 def test_a_file_is_answered_as_its_flags_are(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
@@ -208,7 +216,8 @@ def test_a_file_is_answered_as_its_flags_are(tmp_path: Path) -> None:
     )  # fmt: skip
     assert file.model.own.resident == flags.model.own.resident == 2 * 83_819_683
     assert file.memory.total == flags.memory.total
-    assert file.time is not None and flags.time is not None
+    assert file.time is not None
+    assert flags.time is not None
     assert file.time.step == pytest.approx(flags.time.step)
     longer, shorter = (
         estimate("sd3-medium", pictures="1x256x256", lora_rank=4, inputs=f"s={size}") for size in (512, 256)

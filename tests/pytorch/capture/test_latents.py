@@ -44,9 +44,11 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 PUBLISHED = {"flux.1-dev": 11.9e9, "wan2.1-14b": 14.3e9, "wan2.2-5b": 5.0e9, "hunyuan-video": 12.8e9, "qwen-image": 20.4e9,
-             "cogvideox-5b": 5.57e9, "ltx-video-2b": 1.92e9, "sd-1.5": 0.86e9, "sdxl": 2.57e9, "sd3.5-large": 8.06e9, "sd-2.1": 0.866e9,
+             "cogvideox-5b": 5.57e9, "ltx-video-2b": 1.92e9, "sd-1.5": 0.86e9, "sdxl": 2.57e9, "sd3.5-large": 8.06e9,
+             "sd-2.1": 0.866e9,
              "flux.2-dev": 32.2e9, "flux.2-klein-4b": 3.88e9, "flux.2-klein-9b": 9.08e9, "chroma1": 8.9e9, "lumina-2": 2.61e9,
-             "z-image": 6.15e9, "cogview4-6b": 6.37e9, "wan2.1-i2v-14b": 16.4e9, "wan2.2-i2v-14b": 14.3e9, "ddpm": 113.7e6}  # fmt: skip
+             "z-image": 6.15e9, "cogview4-6b": 6.37e9, "wan2.1-i2v-14b": 16.4e9, "wan2.2-i2v-14b": 14.3e9,
+             "ddpm": 113.7e6}  # fmt: skip
 """Parameters as the models' cards and papers round them."""
 
 
