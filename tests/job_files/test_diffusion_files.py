@@ -187,10 +187,20 @@ def test_files_of_data_that_cannot_be_read_are_said(tmp_path: Path) -> None:
         (musubi, "run.sh"),
         ('{"model_family": "flux", "data_backend_config": "x.json"}', "config.json"),
     ):
-        for name in ("x.toml", "x.json"):
-            (tmp_path / name).write_text("{")
-        with pytest.raises(ConfigError, match=r"is no (TOML|JSON)"):
-            read(text, file=str(tmp_path / file))
+        for content in (
+            "{",
+            "a = 1",
+            "[1]",
+            '{"datasets": 3}',
+            "[[datasets]]\nresolution = []",
+            '[{"resolution": {}, "video": 3}]',
+        ):
+            for name in ("x.toml", "x.json"):
+                (tmp_path / name).write_text(content)
+            if content[:2] == "[{" and file == "config.json":
+                continue  # a set of data whose sizes are the usual ones
+            with pytest.raises(ConfigError, match="is no file of data that is read"):
+                read(text, file=str(tmp_path / file))
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from loadgauge.core.base.hooks import provider
@@ -240,18 +241,26 @@ def sized(frames: int, height: int, width: int) -> Facts:
     return {"video" if frames > 1 else "pictures": f"{frames}x{width}x{height}"}
 
 
-def unseen(keys: Keys) -> Facts:
-    """Return no sizes of pictures, and note that the file with them is not there."""
-    why = "is not there, and only it says the sizes of pictures: those of the model's publication are counted (--pictures, --video)"
-    keys.note("dataset_config", why, parts="activations transient", share=1.0)
-    return {}
+def of_data(
+    keys: Keys, key: str, read: Callable[[str], Facts], usual: str = "those of the model's publication"
+) -> Facts:
+    """The sizes that a file of data says, by `read`; none where it is not there, and `usual` is noted. Raises `ConfigError`."""
+    text = beside(stated(keys, key), keys)
+    if text is None:
+        why = f"is not there, and it says the sizes of pictures: {usual} are counted (--pictures, --video)"
+        keys.note(key, why, parts="activations transient", share=1.0)
+        return {}
+    try:
+        return read(text)
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise keys.wrong(key, "is no file of data that is read") from None
 
 
-def _sizes(keys: Keys) -> Facts:
-    """The largest of the sizes in the file of data; where it is not there, those that the model was published with."""
-    text = beside(stated(keys, "dataset_config"), keys) or ""
+def _sizes(text: str) -> Facts:
+    """The largest of the sizes in a file of data."""
     sizes = [[1] * (kind == "image") + size for kind, listed in BUCKETS.findall(text) for size in json.loads(listed)]
-    return sized(*max(sizes, key=math.prod)) if sizes else unseen(keys)
+    frames, height, width = max(sizes, key=math.prod)
+    return sized(frames, height, width)
 
 
 def _family(keys: Keys) -> str | None:
@@ -281,7 +290,11 @@ FINETRAINERS = Dialect(
         ),
         fixed("dp_degree", "dp_shards", "tp_degree", "cp_degree"),
         Idea(keys=(), facts=names_in("tp cp dp zero shards replicas"), read=_layout),
-        Idea(keys=("dataset_config",), facts=("pictures", "video"), read=_sizes),
+        Idea(
+            keys=("dataset_config",),
+            facts=("pictures", "video"),
+            read=lambda keys: of_data(keys, "dataset_config", _sizes),
+        ),
         row("micro_batch", "batch_size", default=1),
         ACCUMULATION,
         CHECKPOINTS,

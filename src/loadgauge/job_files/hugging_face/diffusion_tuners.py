@@ -16,17 +16,16 @@ from loadgauge.job_files.hugging_face.diffusers import (
     PRECISIONS,
     STAYING,
     named,
+    of_data,
     optimizer,
     sized,
     stated,
     table,
-    unseen,
 )
 from loadgauge.job_files.hugging_face.huggingface import dropout, processes
 from loadgauge.job_files.ideas.lenses import dora, fixed
 from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.pre_training.megatron import launched
-from loadgauge.job_files.reading.known_files import beside
 
 STARTED = re.compile(r"\b(\w+?)_train(_network)?(?:_self_flow)?\.py\b")
 ALIGNED = 64
@@ -44,15 +43,6 @@ def _variant(keys: Keys) -> str | None:
     return table("musubi_models").get(variant) or _program(keys)[0].get("model")
 
 
-def _rows(keys: Keys) -> list[dict[str, Any]]:
-    """The sets of data of a file, each over what it says of all; none where it is not there."""
-    try:
-        read = tomllib.loads(beside(stated(keys, "dataset_config"), keys) or "")
-    except tomllib.TOMLDecodeError as error:
-        raise keys.wrong("dataset_config", f"is no TOML: {error}") from None
-    return [{**read.get("general", {}), **each} for each in read.get("datasets", []) if isinstance(each, dict)]
-
-
 def _number(value: Any, usual: int) -> int:
     return value if isinstance(value, int) and 0 < value < 100_000 else usual
 
@@ -60,7 +50,7 @@ def _number(value: Any, usual: int) -> int:
 def _sized(data: dict[str, Any], doubled: bool) -> tuple[int, int, int, int]:
     """Frames, height, width and batch of a set of data: of several lengths the longest."""
     side = data.get("resolution", (960, 544))
-    width, height = (_number(each, 960) for each in (side if isinstance(side, list | tuple) else (side, side))[:2])
+    width, height = (_number(each, 960) for each in (side if isinstance(side, list | tuple) else (side, side)))
     video = any(key.startswith("video_") for key in data)
     frames = max((_number(each, 1) for each in data.get("target_frames", [1]) if video), default=1)
     if video and data.get("frame_extraction") == "full":
@@ -70,12 +60,16 @@ def _sized(data: dict[str, Any], doubled: bool) -> tuple[int, int, int, int]:
 
 
 def _data(keys: Keys) -> Facts:
-    """The micro-batch and the sizes of the set of data that has most pixels."""
-    sets = [_sized(data, "doubled" in _program(keys)[0]) for data in _rows(keys)]
-    if not sets:
-        return {"micro_batch": 1} | unseen(keys)
-    frames, height, width, batch = max(sets, key=math.prod)
-    return {"micro_batch": batch} | sized(frames, height, width)
+    """The micro-batch and the sizes of the set of data that has most pixels, each over what the file says of all."""
+
+    def read(text: str) -> Facts:
+        whole = tomllib.loads(text)
+        sets = [{**whole.get("general", {}), **data} for data in whole["datasets"]]
+        sizes = (_sized(data, "doubled" in _program(keys)[0]) for data in sets)
+        frames, height, width, batch = max(sizes, key=math.prod)
+        return {"micro_batch": batch} | sized(frames, height, width)
+
+    return {"micro_batch": 1} | of_data(keys, "dataset_config", read)
 
 
 def _method(keys: Keys) -> Facts:
@@ -161,12 +155,12 @@ def _square(data: dict[str, Any], side: float, way: str) -> tuple[int, int, int]
 def _pixels(keys: Keys) -> Facts:
     """Sizes of the largest set of data (`--data_backend_config`), which says its own, or by `--resolution`."""
     side, way = keys.real("resolution") or 1024, keys.word("resolution_type") or "pixel_area"
-    try:
-        sets = json.loads(beside(stated(keys, "data_backend_config"), keys) or "[]")
-    except ValueError as error:
-        raise keys.wrong("data_backend_config", f"is no JSON: {error}") from None
-    seen = [data for data in sets if isinstance(data, dict) and data.get("dataset_type", "image") in ("image", "video")]
-    return sized(*max((_square(data, side, way) for data in seen or [{}]), key=math.prod))
+
+    def read(text: str) -> Facts:
+        sets = [data for data in json.loads(text) if data.get("dataset_type", "image") in ("image", "video")]
+        return sized(*max((_square(data, side, way) for data in sets), key=math.prod))
+
+    return sized(*_square({}, side, way)) | of_data(keys, "data_backend_config", read, "squares of --resolution")
 
 
 def _trained(keys: Keys) -> Facts:
