@@ -31,6 +31,7 @@ from loadgauge.job_files.ideas import (
     names_in,
     product,
     quantised,
+    reads,
     row,
     sayable,
     tower,
@@ -301,22 +302,19 @@ def _stage() -> Idea:
     )
 
 
-def _trains() -> Idea:
+@reads()
+def _trains(keys: Keys) -> Facts:
     """Return whether a file trains at all: one that writes a model, predicts or starts a server does not (`do_train`, `cli.py`)."""
     train, predict, export = "do_train", "do_predict", "export_dir"
     usual = ("dataset", "per_device_train_batch_size", "learning_rate", "output_dir", "cutoff_len")
-
-    def read(keys: Keys) -> Facts:
-        if keys.has(export) and not keys.flag(train):
-            raise keys.idle(export, "writes a model with its adapters; the file trains nothing")
-        for key in (predict, "do_eval"):
-            if keys.flag(key) and not keys.flag(train):
-                raise keys.idle(key, f"without {train} trains nothing; the file is no training job")
-        if keys.has("infer_backend") and not keys.has(train, *usual):
-            raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
-        return {}
-
-    return Idea(keys=(), facts=(), read=read, write=lambda facts, keys: {})
+    if keys.has(export) and not keys.flag(train):
+        raise keys.idle(export, "writes a model with its adapters; the file trains nothing")
+    for key in (predict, "do_eval"):
+        if keys.flag(key) and not keys.flag(train):
+            raise keys.idle(key, f"without {train} trains nothing; the file is no training job")
+    if keys.has("infer_backend") and not keys.has(train, *usual):
+        raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
+    return {}
 
 
 LOSSES = ("use_dft_loss", "use_eaft_loss", "use_asft_loss")
@@ -361,7 +359,7 @@ LLAMAFACTORY = Dialect(
         "argv": "torchrun src/train.py --stage sft --do_train True --output_dir output\n",
     },
     ideas=(
-        _trains(),
+        _trains,
         *SHARED,
         started("ray_num_workers"),
         _stage(),

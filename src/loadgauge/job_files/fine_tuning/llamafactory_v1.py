@@ -12,7 +12,19 @@ from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import dropout, targets
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas import IDLE, Dialect, Facts, Idea, Keys, freeze, quantised, row, sayable, whole_and_dora
+from loadgauge.job_files.ideas import (
+    IDLE,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    freeze,
+    quantised,
+    reads,
+    row,
+    sayable,
+    whole_and_dora,
+)
 from loadgauge.job_files.pre_training.megatron import launched
 
 METHOD, SHARDED, KERNELS, QUANTISED = "peft_config.name", "dist_config.name", "kernel_config.name", "quant_config.name"
@@ -124,17 +136,13 @@ def _adapter() -> Idea:
     )
 
 
-def _pairs() -> Idea:
+@reads("train_dataset")
+def _pairs(keys: Keys) -> Facts:
     """Preferences, by the names of the file and of its data: of their trainers the release has none (`launcher.py`)."""
-    key = "train_dataset"
-
-    def read(keys: Keys) -> Facts:
-        if "dpo" in words_of_path(keys.file, 1) | words_of_path(str(keys.raw(key)), 1):
-            why = "is of pairs, whose trainer 0.9.5 does not have; counted as SFT, without a reference"
-            keys.note(key, why, "costs", "weights gathered activations loss")
-        return {}
-
-    return Idea(keys=(key,), facts=(), read=read, write=lambda facts, keys: {})
+    if "dpo" in words_of_path(keys.file, 1) | words_of_path(str(keys.raw("train_dataset")), 1):
+        why = "is of pairs, whose trainer 0.9.5 does not have; counted as SFT, without a reference"
+        keys.note("train_dataset", why, "costs", "weights gathered activations loss")
+    return {}
 
 
 def _kernels() -> Idea:
@@ -177,7 +185,7 @@ V1 = Dialect(
         row("seq_len", "cutoff_len", default=2048),
         _adapter(),
         dropout("peft_config.lora_dropout", lambda keys: 0.05 if keys.word(METHOD) == "lora" else None),
-        _pairs(),
+        _pairs,
         freeze(METHOD, "peft_config."),
         row("recompute", "enable_activation_checkpointing", words={"true": "full", "false": "none"}, default="full"),
         _precision(),

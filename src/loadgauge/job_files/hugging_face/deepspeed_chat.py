@@ -11,6 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
+from loadgauge.job_files.ideas import reads
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
@@ -108,41 +109,32 @@ def _precision() -> Idea:
     return Idea(keys=(*base.keys, *HALF), facts=base.facts, read=read, write=base.write)
 
 
-def _task() -> Idea:
+@reads(
+    *OF_PPO,
+    facts="task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload",
+)
+def _task(keys: Keys) -> Facts:
     """The step: PPO's by its actor, the others by the folder of the script."""
-
-    def read(keys: Keys) -> Facts:
-        if not keys.has(ACTOR, *OF_PPO):
-            words = words_of_path(keys.file, 8)
-            task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
-            if task is not None:
-                keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = (
-                    None
-                )
-            return {"task": task}
-        each = keys.whole(EACH) or 16
-        frozen = bool(keys.flag("offload_reference_model"))
-        return {
-            "task": "ppo",
-            **_scorers(keys),
-            "samples": 1,
-            "generated": each * (keys.whole("generation_batches") or 1),
-            "micro_batch": keys.whole(STEP) or 16,
-            "epochs": keys.whole("ppo_epochs") or 1,
-            "answers": str(keys.whole("max_answer_seq_len") or 256),
-            "prompt_len": keys.whole("max_prompt_seq_len") or 256,
-            "rollout": f"hf:batch={each}",
-            "frozen_offload": frozen or None,
-        }
-
-    return Idea(
-        keys=OF_PPO,
-        facts=names_in(
-            "task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload"
-        ),
-        read=read,
-        write=lambda facts, keys: {},
-    )
+    if not keys.has(ACTOR, *OF_PPO):
+        words = words_of_path(keys.file, 8)
+        task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
+        if task is not None:
+            keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = None
+        return {"task": task}
+    each = keys.whole(EACH) or 16
+    frozen = bool(keys.flag("offload_reference_model"))
+    return {
+        "task": "ppo",
+        **_scorers(keys),
+        "samples": 1,
+        "generated": each * (keys.whole("generation_batches") or 1),
+        "micro_batch": keys.whole(STEP) or 16,
+        "epochs": keys.whole("ppo_epochs") or 1,
+        "answers": str(keys.whole("max_answer_seq_len") or 256),
+        "prompt_len": keys.whole("max_prompt_seq_len") or 256,
+        "rollout": f"hf:batch={each}",
+        "frozen_offload": frozen or None,
+    }
 
 
 def _scorers(keys: Keys) -> Facts:
@@ -249,7 +241,7 @@ DEEPSPEED_CHAT = Dialect(
         attention(),
         _micro(),
         _accumulation(),
-        _task(),
+        _task,
         _engine(),
         _adapters(),
         _precision(),
