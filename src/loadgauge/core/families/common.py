@@ -110,6 +110,13 @@ def layers(reader: Reader, *keys: str) -> int:
     return reader.whole(*keys, maximum=MOST_LAYERS)
 
 
+def sizes(reader: Reader, *own: str) -> tuple[int, int, int]:
+    """Return the hidden size, the heads and the layers. own: a config's other names for these, in this order"""
+    usual = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    width, heads, count = ((*own[at : at + 1], name) for at, name in enumerate(usual))
+    return reader.whole(*width), reader.whole(*heads), layers(reader, *count)
+
+
 def head_width(reader: Reader, hidden_size: int, heads: int, key: str = "hidden_size") -> int:
     """Channels of a head: `hidden_size` over the number of heads; `ConfigError`, naming `key`, where that leaves a rest."""
     if hidden_size % heads:
