@@ -320,26 +320,22 @@ def _trains(keys: Keys) -> Facts:
 LOSSES = ("use_dft_loss", "use_eaft_loss", "use_asft_loss")
 
 
-def _losses() -> Idea:
+@reads(
+    *LOSSES,
+    facts="loss",
+    write=lambda facts, keys: {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES),
+)
+def _losses(keys: Keys) -> Facts:
     """Other losses than cross-entropy's mean, of float32 logits (`train/trainer_utils.py`)."""
     _, entropic, anchored = LOSSES
-
-    def read(keys: Keys) -> Facts:
-        if not any(keys.flag(name) for name in LOSSES):
-            return {}
-        if keys.flag(entropic):
-            keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
-        if keys.flag(anchored):
-            why = "compares with a frozen copy of the model, whose logits are kept too"
-            keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)
-        return {"loss": "float32"}
-
-    return Idea(
-        keys=LOSSES,
-        facts=("loss",),
-        read=read,
-        write=lambda facts, keys: {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES),
-    )
+    if not any(keys.flag(name) for name in LOSSES):
+        return {}
+    if keys.flag(entropic):
+        keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
+    if keys.flag(anchored):
+        why = "compares with a frozen copy of the model, whose logits are kept too"
+        keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)
+    return {"loss": "float32"}
 
 
 ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disabled": "eager"}
@@ -374,7 +370,7 @@ LLAMAFACTORY = Dialect(
         _precision(),
         row("attention", "flash_attn", words=ATTENTION, default="flash"),
         liger("enable_liger_kernel", "use_liger_kernel"),
-        _losses(),
+        _losses,
         dropout("lora_dropout"),
         row(
             "activation_offload",

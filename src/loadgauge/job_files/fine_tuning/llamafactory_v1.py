@@ -145,24 +145,20 @@ def _pairs(keys: Keys) -> Facts:
     return {}
 
 
-def _kernels() -> Idea:
+@reads(
+    KERNELS,
+    facts="kernels loss",
+    write=lambda facts, keys: {KERNELS: "liger_kernel" if facts.get("kernels") == "liger" else None},
+)
+def _kernels(keys: Keys) -> Facts:
     """Liger's kernels, whose loss is left out as the trainer needs the logits (`require_logits`)."""
-
-    def read(keys: Keys) -> Facts:
-        names = keys.words(KERNELS) or []
-        others = [name for name in names if name != "liger_kernel"]
-        if others:
-            keys.note(
-                KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5
-            )
-        return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}
-
-    return Idea(
-        keys=(KERNELS,),
-        facts=("kernels", "loss"),
-        read=read,
-        write=lambda facts, keys: {KERNELS: "liger_kernel" if facts.get("kernels") == "liger" else None},
-    )
+    names = keys.words(KERNELS) or []
+    others = [name for name in names if name != "liger_kernel"]
+    if others:
+        keys.note(
+            KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5
+        )
+    return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}
 
 
 V1 = Dialect(
@@ -190,7 +186,7 @@ V1 = Dialect(
         row("recompute", "enable_activation_checkpointing", words={"true": "full", "false": "none"}, default="full"),
         _precision(),
         row("attention", "flash_attn", words=ATTENTION | {"eager": "eager", "flash_attention_2": "fa2"}, default="flash"),
-        _kernels(),
+        _kernels,
     ),
     programs={r"\bllamafactory-cli merge\b": IDLE},
 )  # fmt: skip

@@ -148,23 +148,20 @@ def _scorers(keys: Keys) -> Facts:
     return {}
 
 
-def _model() -> Idea:
+@reads(
+    *NAMED,
+    SIZES,
+    facts="model config head",
+    write=lambda facts, keys: {NAMED[0]: facts.get("model")},
+)
+def _model(keys: Keys) -> Facts:
     """The model that is trained. Raises `ConfigError` where a script leaves it to a variable without a value."""
-
-    def read(keys: Keys) -> Facts:
-        key = next((key for key in NAMED if keys.has(key)), NAMED[0])
-        value = keys.raw(key)
-        if value is True:
-            raise Unknown("is empty", key=keys.document.shown(key), file=keys.file)
-        bert = {"head": HEAD} if keys.has("bert_model") else {}
-        return bert | ({"model": keys.word(key)} if keys.has(*NAMED) else _sizes(keys))
-
-    return Idea(
-        keys=(*NAMED, SIZES),
-        facts=("model", "config", "head"),
-        read=read,
-        write=lambda facts, keys: {NAMED[0]: facts.get("model")},
-    )
+    key = next((key for key in NAMED if keys.has(key)), NAMED[0])
+    value = keys.raw(key)
+    if value is True:
+        raise Unknown("is empty", key=keys.document.shown(key), file=keys.file)
+    bert = {"head": HEAD} if keys.has("bert_model") else {}
+    return bert | ({"model": keys.word(key)} if keys.has(*NAMED) else _sizes(keys))
 
 
 def _sizes(keys: Keys) -> Facts:
@@ -236,7 +233,7 @@ DEEPSPEED_CHAT = Dialect(
     ideas=(
         launched(),
         processes(),
-        _model(),
+        _model,
         row(
             "seq_len", "max_seq_len", "max_seq_length", "max_length", "seq_length", "block_size",
             default=lambda keys: None if keys.has(ACTOR) or _own(keys) else 512, add=False,
