@@ -70,7 +70,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def timing(self) -> Time:
-        """The time of a step. Raises `NotStated` where there is none."""
+        """The time of a step. Raises `NotStated` where there is none.
+
+        >>> from loadgauge import Layout, estimate
+        >>> result = estimate("gpt2", Layout(seq_len=1024), gpu="a100-sxm4-80gb")
+        >>> result.timing is result.time
+        True
+        """
         if self.time is None:
             raise NotStated(self.untimed)
         return self.time

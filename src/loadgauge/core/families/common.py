@@ -111,7 +111,11 @@ def layers(reader: Reader, *keys: str) -> int:
 
 
 def sizes(reader: Reader, *own: str) -> tuple[int, int, int]:
-    """Return the hidden size, the heads and the layers. own: a config's other names for these, in this order"""
+    """Return the hidden size, the heads and the layers. own: a config's other names for these, in this order
+
+    >>> sizes(Reader({"n_embd": 768, "n_head": 12, "num_hidden_layers": 2}, "gpt"), "n_embd", "n_head", "n_layer")
+    (768, 12, 2)
+    """
     usual = ("hidden_size", "num_attention_heads", "num_hidden_layers")
     width, heads, count = ((*own[at : at + 1], name) for at, name in enumerate(usual))
     return reader.whole(*width), reader.whole(*heads), layers(reader, *count)

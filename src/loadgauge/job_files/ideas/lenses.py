@@ -52,7 +52,11 @@ def fixed(*keys: str, **facts: Any) -> Idea:
 
 
 def reads(*keys: str, facts: str = "", write: Write = lambda facts, keys: {}) -> Callable[[Read], Idea]:
-    """Make a function that reads keys an idea. facts: those that it returns, by their names; write: nothing is, by default"""
+    """Make a function that reads keys an idea. facts: those that it returns, by their names; write: nothing is, by default
+
+    >>> reads("dtype", facts="precision")(lambda keys: {"precision": keys.word("dtype")}).facts
+    ('precision',)
+    """
     return lambda read: Idea(keys=keys, facts=names_in(facts), read=read, write=write)
 
 
