@@ -48,7 +48,7 @@ def fixed(*keys: str, **facts: Any) -> Idea:
     def read(document: Keys) -> Facts:
         return {name: value(document) if callable(value) else value for name, value in facts.items()}
 
-    return Idea(keys=keys, facts=tuple(facts), read=read, write=lambda facts, keys: {})
+    return Idea(keys=keys, facts=tuple(facts), read=read)
 
 
 def reads(*keys: str, facts: str = "", write: Write = lambda facts, keys: {}) -> Callable[[Read], Idea]:

@@ -201,7 +201,7 @@ def _gpus() -> Idea:
     return when(_generates, Idea(keys=owned, facts=facts, read=read, write=write))
 
 
-LAUNCHED = msgspec.structs.replace(when(_trains_alone, launched()), write=lambda facts, keys: {})
+LAUNCHED = msgspec.structs.replace(when(_trains_alone, launched()))
 """The launcher of a trainer; of one on Ray the models' own GPUs are said, and machines are those of the whole Ray cluster."""
 
 
