@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from job_runs import CAN, LAUNCHED, SUFFIXES, SYNTAXES, runs
 from loadgauge.core.definitions.job.job import Job
@@ -71,7 +70,7 @@ def differs(asked: Job, text: str, name: str, syntax: str) -> dict[str, tuple[An
     return pairs
 
 
-READ = {"areal", "primus", "olmo-core", "xtuner"}
+READ = {"areal", "primus", "olmo-core", "xtuner", "diffusers", "finetrainers", "musubi-tuner", "simpletuner"}
 """Dialects that are written in part only: an export lists what it leaves out."""
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loadgauge.core.base.algebra import Size, ceil_div, shard
+from loadgauge.core.base import GB, GIB, Size, ceil_div, shard
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import GB, GIB
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.kernels import PAPER, Dtypes, Kernels
@@ -302,8 +301,7 @@ def estimated_gib(**job: Any) -> Size:
 
 def estimated_step(**job: Any) -> Size:
     """Return what `loadgauge estimate` has a step of a job take [s]."""
-    time = resolve_job(Job(**job)).estimate().time
-    assert time is not None
+    time = resolve_job(Job(**job)).estimate().timing
     return time.step
 
 

@@ -20,12 +20,27 @@ from loadgauge.job_files.hugging_face.huggingface import (
     sharding,
     targets,
 )
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    IDLE,
+    SAYABLE,
+    Dialect,
+    Fact,
+    Facts,
+    Idea,
+    Keys,
+    degree,
+    dora,
+    frozen_share,
+    layers,
+    names_in,
+    product,
+    quantised,
+    row,
+    sayable,
+    tower,
+)
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
-from loadgauge.job_files.ideas.facts import Fact
-from loadgauge.job_files.ideas.lenses import SAYABLE, degree, dora, layers, product, quantised, sayable
-from loadgauge.job_files.ideas.partial import frozen_share, tower
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION
 from loadgauge.job_files.pre_training.megatron import launched
 
 ZERO = {
@@ -150,9 +165,7 @@ def environment() -> Idea:
             return {"gpus_per_node": Fact(ranks * shared, VISIBLE), "nodes": nodes or 1, "pp": Fact(shared, VISIBLE)}
         return {"gpus_per_node": Fact(ranks, name), "nodes": nodes or 1}
 
-    return Idea(
-        keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement", "pp"), read=read, write=lambda facts, keys: {}
-    )
+    return Idea(keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement", "pp"), read=read)
 
 
 PRUNED = "adalora_init_r"

@@ -8,12 +8,19 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.programs import kind_of
+from loadgauge.job_files.ideas import (
+    TORCH_OPTIMIZERS,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Spelled,
+    adapted_layers,
+    names_in,
+    optimizer,
+    row,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.lenses import Spelled
-from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.partial import adapted_layers
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
 from loadgauge.job_files.reading.calls import Calls
 
 LOADER = re.compile(r"Fast\w*(?:Model|Transformer)\.(from_pretrained|get_peft_model)$")
@@ -54,7 +61,6 @@ def _head() -> Idea:
         keys=(number,),
         facts=("head",),
         read=lambda keys: {"head": keys.whole(number) or (1 if _texts(keys) > 1 else None)},
-        write=lambda facts, keys: {},
     )
 
 
@@ -297,9 +303,7 @@ def _task() -> Idea:
         return facts
 
     names = tuple(f"args.{key}" for key in inner.keys)
-    return Idea(
-        keys=(*names, LOSS, "model.gpu_memory_utilization"), facts=inner.facts, read=read, write=lambda facts, keys: {}
-    )
+    return Idea(keys=(*names, LOSS, "model.gpu_memory_utilization"), facts=inner.facts, read=read)
 
 
 SCRIPT = """from unsloth import FastLanguageModel
@@ -355,10 +359,9 @@ UNSLOTH = Dialect(
         Idea(
             keys=(),
             facts=("loss", "zero", "offload"),
-            write=lambda facts, keys: {},
             read=lambda keys: {"loss": "chunked", "zero": 0, "offload": "none"},
         ),
-        Idea(keys=(REWARDS,), facts=(), read=_rewards, write=lambda facts, keys: {}),
+        Idea(keys=(REWARDS,), facts=(), read=_rewards),
         evaluation("args.", lambda keys: 4 if _own(keys) else 8),
     ),
     programs=trl_tasks.OTHERS,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import processes
-from loadgauge.job_files.ideas.evaluation import saving
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import CPU, NOWHERE, RESHARDED, SHARDING
+from loadgauge.job_files.ideas import CPU, NOWHERE, RESHARDED, SHARDING, Dialect, Facts, Idea, Keys, row, saving
 
 P, M, D, F = (
     "parallelism_config.parallelism_config_",
@@ -198,7 +196,7 @@ ACCELERATE = Dialect(
         _degrees(),
         _accumulation(),
         # DeepSpeed's configuration in a file of its own, which is read alongside this one.
-        Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}, write=lambda facts, keys: {}),
+        Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}),
         saving(f"{F}state_dict_type", switches=(f"{D}zero3_save_16bit_model",)),
         row("precision", "mixed_precision", words={"bf16": "bf16", "fp16": "fp16", "no": "fp32"}),
     ),

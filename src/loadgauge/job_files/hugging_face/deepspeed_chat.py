@@ -11,6 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
+from loadgauge.job_files.ideas import reads
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
@@ -108,41 +109,32 @@ def _precision() -> Idea:
     return Idea(keys=(*base.keys, *HALF), facts=base.facts, read=read, write=base.write)
 
 
-def _task() -> Idea:
+@reads(
+    *OF_PPO,
+    facts="task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload",
+)
+def _task(keys: Keys) -> Facts:
     """The step: PPO's by its actor, the others by the folder of the script."""
-
-    def read(keys: Keys) -> Facts:
-        if not keys.has(ACTOR, *OF_PPO):
-            words = words_of_path(keys.file, 8)
-            task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
-            if task is not None:
-                keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = (
-                    None
-                )
-            return {"task": task}
-        each = keys.whole(EACH) or 16
-        frozen = bool(keys.flag("offload_reference_model"))
-        return {
-            "task": "ppo",
-            **_scorers(keys),
-            "samples": 1,
-            "generated": each * (keys.whole("generation_batches") or 1),
-            "micro_batch": keys.whole(STEP) or 16,
-            "epochs": keys.whole("ppo_epochs") or 1,
-            "answers": str(keys.whole("max_answer_seq_len") or 256),
-            "prompt_len": keys.whole("max_prompt_seq_len") or 256,
-            "rollout": f"hf:batch={each}",
-            "frozen_offload": frozen or None,
-        }
-
-    return Idea(
-        keys=OF_PPO,
-        facts=names_in(
-            "task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload"
-        ),
-        read=read,
-        write=lambda facts, keys: {},
-    )
+    if not keys.has(ACTOR, *OF_PPO):
+        words = words_of_path(keys.file, 8)
+        task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
+        if task is not None:
+            keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = None
+        return {"task": task}
+    each = keys.whole(EACH) or 16
+    frozen = bool(keys.flag("offload_reference_model"))
+    return {
+        "task": "ppo",
+        **_scorers(keys),
+        "samples": 1,
+        "generated": each * (keys.whole("generation_batches") or 1),
+        "micro_batch": keys.whole(STEP) or 16,
+        "epochs": keys.whole("ppo_epochs") or 1,
+        "answers": str(keys.whole("max_answer_seq_len") or 256),
+        "prompt_len": keys.whole("max_prompt_seq_len") or 256,
+        "rollout": f"hf:batch={each}",
+        "frozen_offload": frozen or None,
+    }
 
 
 def _scorers(keys: Keys) -> Facts:
@@ -156,23 +148,20 @@ def _scorers(keys: Keys) -> Facts:
     return {}
 
 
-def _model() -> Idea:
+@reads(
+    *NAMED,
+    SIZES,
+    facts="model config head",
+    write=lambda facts, keys: {NAMED[0]: facts.get("model")},
+)
+def _model(keys: Keys) -> Facts:
     """The model that is trained. Raises `ConfigError` where a script leaves it to a variable without a value."""
-
-    def read(keys: Keys) -> Facts:
-        key = next((key for key in NAMED if keys.has(key)), NAMED[0])
-        value = keys.raw(key)
-        if value is True:
-            raise Unknown("is empty", key=keys.document.shown(key), file=keys.file)
-        bert = {"head": HEAD} if keys.has("bert_model") else {}
-        return bert | ({"model": keys.word(key)} if keys.has(*NAMED) else _sizes(keys))
-
-    return Idea(
-        keys=(*NAMED, SIZES),
-        facts=("model", "config", "head"),
-        read=read,
-        write=lambda facts, keys: {NAMED[0]: facts.get("model")},
-    )
+    key = next((key for key in NAMED if keys.has(key)), NAMED[0])
+    value = keys.raw(key)
+    if value is True:
+        raise Unknown("is empty", key=keys.document.shown(key), file=keys.file)
+    bert = {"head": HEAD} if keys.has("bert_model") else {}
+    return bert | ({"model": keys.word(key)} if keys.has(*NAMED) else _sizes(keys))
 
 
 def _sizes(keys: Keys) -> Facts:
@@ -211,22 +200,25 @@ def _engine() -> Idea:
 
 
 def _adapters() -> Idea:
-    """Its own adapters, of the linear layers of all blocks; with `--only_optimize_lora` they alone are trained."""
+    """Its own adapters, of the linear layers of all blocks, whose weights they freeze (`dschat/utils/module/lora.py`).
+
+    Without `--only_optimize_lora` what lies outside the blocks is trained as before: embedding and head; norms too, which are
+    left out.
+    """
     alone = "only_optimize_lora"
 
     def read(keys: Keys) -> Facts:
         rank = next((number for key in DIMS if (number := keys.whole(key, minimum=0)) is not None), 0)
-        if rank and not keys.flag(alone):
-            keys.remarks[f"adapters of rank {rank} are trained beside all weights, and not counted"] = None
-            rank = 0
-        return {"lora_rank": rank, "lora_targets": "all"} if rank else {"lora_rank": 0}
+        whole = None if keys.flag(alone) else "embed_tokens,lm_head"
+        return {"lora_rank": rank, "lora_targets": "all", "modules_to_save": whole} if rank else {"lora_rank": 0}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         rank = facts.get("lora_rank")
         present = next((key for key in DIMS if keys.has(key)), DIMS[0])
-        return {present: rank or None, alone: True if rank else None}
+        return {present: rank or None, alone: True if rank and not facts.get("modules_to_save") else None}
 
-    return Idea(keys=(*DIMS, alone), facts=("lora_rank", "lora_targets"), read=read, write=write)
+    facts = ("lora_rank", "lora_targets", "modules_to_save")
+    return Idea(keys=(*DIMS, alone), facts=facts, read=read, write=write)
 
 
 DEEPSPEED_CHAT = Dialect(
@@ -241,7 +233,7 @@ DEEPSPEED_CHAT = Dialect(
     ideas=(
         launched(),
         processes(),
-        _model(),
+        _model,
         row(
             "seq_len", "max_seq_len", "max_seq_length", "max_length", "seq_length", "block_size",
             default=lambda keys: None if keys.has(ACTOR) or _own(keys) else 512, add=False,
@@ -249,7 +241,7 @@ DEEPSPEED_CHAT = Dialect(
         attention(),
         _micro(),
         _accumulation(),
-        _task(),
+        _task,
         _engine(),
         _adapters(),
         _precision(),

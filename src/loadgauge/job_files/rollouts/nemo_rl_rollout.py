@@ -6,8 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.lenses import engine, fixed
-from loadgauge.job_files.ideas.table import MISSING, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import MISSING, Facts, Idea, Keys, engine, fixed, names_in, row
 
 P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
 V = f"{G}vllm_cfg."
@@ -104,7 +103,7 @@ def rollout() -> Idea:
         row("weights", f"{V}precision", words={"bfloat16": "bf16", "fp8": "fp8", "float16": "bf16"}, default="bf16"),
         row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16"),
         fixed(sleep=lambda keys: int(_asleep(keys))),
-        Idea(keys=(), facts=(), read=_of_others, write=lambda facts, keys: {}),
+        Idea(keys=(), facts=(), read=_of_others),
         test=generates,
     )
 

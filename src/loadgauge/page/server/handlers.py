@@ -12,9 +12,7 @@ from loadgauge.core.answers.estimate import estimate_document
 from loadgauge.core.answers.figures import PANELS
 from loadgauge.core.answers.figures.network import what_if as adapter
 from loadgauge.core.answers.figures.trace_points import Found, dots
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import Door, load
-from loadgauge.core.base.verdict import host_holds
+from loadgauge.core.base import ConfigError, Door, host_holds, load
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
@@ -113,9 +111,8 @@ def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
     ends: list[dict[str, Any]] = []
     for step in (result.time.low, result.time.high):
         other = msgspec.structs.replace(result, time=msgspec.structs.replace(result.time, step=step))
-        assert other.time is not None
         budget = given.budget(other)
-        ends.append({**other.time.to_dict(), **({} if budget is None else budget.to_dict())})
+        ends.append({**other.timing.to_dict(), **({} if budget is None else budget.to_dict())})
     return {
         name: sorted(end[name] for end in ends) for name in RANGED if all(end.get(name) is not None for end in ends)
     }

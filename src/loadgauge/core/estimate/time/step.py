@@ -7,13 +7,13 @@ communication counts by its exposed part only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, same, where
-from loadgauge.core.base.errors import NotStated
+from loadgauge.core.base import NotStated, Size, ceil_div, maximum, minimum, same, where
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.host import HOST_UPDATES
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
@@ -26,7 +26,7 @@ from loadgauge.core.estimate.states.states import RankWeights, gathered_bytes
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
-from loadgauge.core.estimate.time.roofline import Machine, layer_seconds, operation_seconds
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime, layer_seconds, operation_seconds
 from loadgauge.core.estimate.time.traffic import (
     Traffic,
     collective_seconds,
@@ -39,7 +39,6 @@ from loadgauge.core.layers.embedding_head import head_layer, prediction_layer
 from loadgauge.core.layers.operations.operations import Layer, Operation, Recompute
 
 LANES = ("forward", "backward", "recompute", "loss", "host", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
-
 TINY = 1e-30
 """Seconds: nothing, and no divisor of 0."""
 ROUNDS = 3
@@ -176,9 +175,22 @@ class StepModel:
         self.layout, self.training = memory.layout, memory.training
         self.overlap = self.training.overlap
         self.groups = groups or layout_groups(self.layout)
+        self._seconds: dict[int, list[OperationTime]] = {}  # by the identity of a layer of the model
+        self._time_layers()
+
+    def _time_layers(self) -> None:
+        memory = self.memory
         self.layers = {key: self.of_layer(facts) for key, facts in memory.facts.items()}
         self.embedding = self.of_end(memory.embedding)
         self.head = self.of_end(memory.head)
+
+    def overlapping(self, memory: MemoryModel) -> StepModel:
+        """Return the step of a training that differs in what communication is hidden; compute is not timed again."""
+        other = copy(self)
+        other.memory, other.training, other.overlap = memory, memory.training, memory.training.overlap
+        vars(other).pop("by_stage", None)
+        other._time_layers()
+        return other
 
     # -- one micro-batch ------------------------------------------------------------------------------------------------
 
@@ -269,7 +281,9 @@ class StepModel:
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
-        launched, times = 0, [operation_seconds(operation, self.machine) for operation in layer]
+        if id(layer) not in self._seconds:
+            self._seconds[id(layer)] = [operation_seconds(operation, self.machine) for operation in layer]
+        launched, times = 0, self._seconds[id(layer)]
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
                 launched += 1 + operation.gradients + (operation.name in again)

@@ -18,8 +18,7 @@ Megatron does; cp ranks exchange tokens for heads.
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, shard, spread
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, ceil_div, maximum, minimum, shard, spread
 from loadgauge.core.definitions.model.model import GatedDeltaNet
 from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, heads_for_tokens, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder
@@ -28,9 +27,7 @@ from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor,
 
 def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "gated delta net", "delta", heads=True)
-    if spec.hidden_act not in ("silu", "swish"):
-        raise NotModelled(f"activation {spec.hidden_act!r} of a delta net is not modelled")
+    whole_mixer(build, "gated delta net", "delta", heads=True, activation=spec.hidden_act)
     view, tokens = build.view, build.view.tokens
     heads = shard(spec.linear_num_value_heads, view.tp, "linear_num_value_heads")
     key_heads = shard(spec.linear_num_key_heads, view.tp, "linear_num_key_heads")

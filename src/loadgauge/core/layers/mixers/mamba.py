@@ -18,8 +18,7 @@ Tensor parallelism shards heads and groups, as Megatron's MambaMixer does; cp ra
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, shard, spread
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, ceil_div, maximum, minimum, shard, spread
 from loadgauge.core.definitions.model.model import Mamba2
 from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, heads_for_tokens, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder
@@ -28,9 +27,7 @@ from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor,
 
 def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "Mamba-2", "mamba", heads=True)
-    if spec.hidden_act not in ("silu", "swish"):
-        raise NotModelled(f"activation {spec.hidden_act!r} of a Mamba-2 mixer is not modelled")
+    whole_mixer(build, "Mamba-2", "mamba", heads=True, activation=spec.hidden_act)
     view, tokens = build.view, build.view.tokens
     heads = shard(spec.num_heads, view.tp, "num_heads of Mamba-2")
     groups = shard(spec.n_groups, view.tp, "n_groups of Mamba-2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ BLOCK, OUTER = 64, 256
 
 
 def quantise(module: nn.Module, regime: Regime) -> None:
-    """Put the linear layers of a model in 4 bits, those that transformers' loader puts there, and prepare it for adapters.
+    """Put the linear layers of a model in 4 bits, those that transformers' or diffusers' loader puts there, and prepare it.
 
     Of a module of one's own they are all but the last that has parameters, which the loader takes for the head.
     Raises ConfigError without bitsandbytes, NotModelled where there is none to put in 4 bits.
@@ -35,7 +36,7 @@ def quantise(module: nn.Module, regime: Regime) -> None:
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
-    model = next((one for one in module.modules() if isinstance(one, PreTrainedModel)), module)
+    model: Any = next((one for one in module.modules() if isinstance(one, PreTrainedModel)), module)
     kind, double = FOUR_BITS[regime.tuned.base]
     wide = regime.weight == 4 and not regime.autocast
     compute = torch.float32 if wide else torch.bfloat16
@@ -43,9 +44,12 @@ def quantise(module: nn.Module, regime: Regime) -> None:
         load_in_4bit=True, bnb_4bit_compute_dtype=compute, bnb_4bit_use_double_quant=double, bnb_4bit_quant_type=kind
     )
     before = dict(model.named_modules())
-    with _disable_current_modes():
+    with _disable_current_modes(), torch.device("meta"):
         if isinstance(model, PreTrainedModel):
             Bnb4BitHfQuantizer(how, pre_quantized=False).preprocess_model(model=model, device_map=None)
+        elif hasattr(module, "register_to_config"):
+            theirs = import_module("diffusers.quantizers.bitsandbytes.utils")
+            theirs.replace_with_bnb_linear(model, list(model._keep_in_fp32_modules or ()), quantization_config=how)
         else:
             head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
             replace_with_bnb_linear(model, modules_to_not_convert=[head], quantization_config=how)
