@@ -212,13 +212,14 @@ class Lister:
         """Storages that the module put aside in one step, which lie there until the next puts its own in its place."""
         first = self.forward[0][0]
         end = self.run.ops[first - 1].events if first else 0
-        there: dict[int, bool] = {}
-        for number, change in zip(self.run.ids[:end], self.run.changes[:end], strict=True):
-            terms = self.size(change).terms
-            there[number] = bool(terms) and terms[0][1] > 0
+        there: set[int] = set()
+        for number in self.run.ids[
+            :end
+        ]:  # made, then let go: the sign of a formula such as b*s - b is not that of its first term
+            there ^= {number}
         recast = {op.makes[0] for op in self.run.ops if op.copies and op.makes and self.run.weights.keys() & op.reads}
         stream = self.run.stream
-        held = {number for number, lies in there.items() if lies and stream.records[number].op != "external"}
+        held = {number for number in there if stream.records[number].op != "external"}
         held -= recast  # a parameter in another dtype is one still
         return {one for one in held if not self._given(one) and stream.category(one) != GRADIENTS}
 
