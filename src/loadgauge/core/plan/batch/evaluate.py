@@ -27,14 +27,18 @@ from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory,
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.traffic import layout_groups
+from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes
+from loadgauge.core.plan.batch.classes import Bounded, Classes, key_of, promising
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
 from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, play_all
-from loadgauge.core.plan.batch.types import Batch, Wanted
+from loadgauge.core.plan.batch.types import Batch, Wanted, untimed
 from loadgauge.core.plan.space.constraints import Constraints, Places
 from loadgauge.core.plan.space.space import Grid, Space, Structure
 
 Pipeline: TypeAlias = "tuple[Any, ...]"
+Families: TypeAlias = dict[bool, dict[int, dict[Pipeline, list[Structure]]]]
+"""Structures by sequence parallelism, stages and pipeline."""
 
 
 class KnownGroup(Group, frozen=True, dict=True):
@@ -77,34 +81,67 @@ class BatchEvaluator:
         return list(stages(self.space.model, layout))
 
     def batches(
-        self, progress: Callable[[int, int], None] | None = None, wanted: Wanted | None = None
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        wanted: Wanted | None = None,
+        may: May | None = None,
+        seed: Callable[[Batch], None] | None = None,
     ) -> Iterator[Batch]:
         """Yield the valid layouts, structure by structure; the schedules of one pipeline are simulated together.
 
         progress: called with the structures done and their number; wanted: decides from the memory [bytes] and a lower bound
         of the time [s] whose exact time is needed; the step time of the others is infinite
+        may: rules layouts out by lower bounds of both before any of this is worked out; they are only counted
+        seed: called before with some layouts that look good, after which `may` may rule out more
         """
-        families: dict[bool, dict[int, dict[Pipeline, list[Structure]]]] = {}
+        families: Families = {}
         for one in self.space.structures():
             pipelines = families.setdefault(one.sequence_parallel, {}).setdefault(one.pp, {})
             pipelines.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
-        done, count = 0, sum(map(len, families.values()))
-        for spread, by_pp in families.items():
-            for part, grid in enumerate(self.space.grids(spread)):
-                evaluator = GridEvaluator(self, grid)
-                for pp, pipelines in by_pp.items():
-                    if progress is not None:
-                        progress(min(done, count), count)
-                    done += not part
-                    evaluator.start(pp)
-                    for structures in pipelines.values():
-                        try:
-                            with self.numpy.errstate(all="ignore"):
-                                batches = evaluator.evaluate(structures, wanted)
-                        except NotModelled as error:
-                            self._left_out(grid, error)
-                            break
-                        yield from batches
+        parts: Iterable[tuple[GridEvaluator, bool, Classes | None]]
+        if may is None or self.space.model.own.states_splits:
+            parts = [(GridEvaluator(self, grid), one, None) for one in families for grid in self.space.grids(one)]
+        else:
+            parts = self._narrowed(families, may, seed)
+        done, count = 0, sum(len(families[spread]) for _, spread, _ in parts)
+        for evaluator, spread, classes in parts:
+            for pp, pipelines in families[spread].items():
+                if progress is not None:
+                    progress(done, count)
+                done += 1
+                evaluator.start(pp)
+                for structures in pipelines.values():
+                    try:
+                        with self.numpy.errstate(all="ignore"):
+                            batches = evaluator.evaluate(structures, wanted, may, classes)
+                    except NotModelled as error:
+                        self._left_out(evaluator.grid, error)
+                        break
+                    yield from batches
+
+    def _narrowed(
+        self, families: Families, may: May, seed: Callable[[Batch], None] | None
+    ) -> list[tuple[GridEvaluator, bool, Classes | None]]:
+        """Evaluators of the combinations that lower bounds do not rule out."""
+        pools = []
+        with self.numpy.errstate(all="ignore"):
+            for spread, by_pp in families.items():
+                structures = {pp: [one for some in lines.values() for one in some] for pp, lines in by_pp.items()}
+                for values in self.space.alike():
+                    grid = Grid(self.space, values, spread)
+                    each = [(part, GridEvaluator(self, part.unreplicated())) for part in grid.parts()]
+                    pools.append((spread, Classes(grid, each, structures)))
+            if seed is not None:
+                for classes, pipelines in promising([classes for _, classes in pools], may):
+                    evaluator, pp = GridEvaluator(self, classes.listed(self.numpy.ones(1))), 0
+                    for same in pipelines:
+                        if same[0].pp != pp:
+                            pp = same[0].pp
+                            evaluator.start(pp)
+                        for batch in evaluator.evaluate(same, None, may, classes):
+                            seed(batch)
+            left = [(spread, classes.kept(may)) for spread, classes in pools]
+        return [(GridEvaluator(self, one.listed(one.grid.replicas)), spread, one) for spread, one in left]
 
     def _left_out(self, grid: Grid, error: NotModelled) -> None:
         """Note that captured layers do not run on so many ranks; else, and on one rank, raise the error."""
@@ -135,27 +172,116 @@ class GridEvaluator:
         self.of_pp, self.of_pipeline = Memo(), Memo()
         self.limits.forget()
 
-    def evaluate(self, structures: Iterable[Structure], wanted: Wanted | None) -> list[Batch]:
+    def evaluate(
+        self,
+        structures: Iterable[Structure],
+        wanted: Wanted | None,
+        may: May | None = None,
+        classes: Classes | None = None,
+    ) -> list[Batch]:
         """Evaluate the valid layouts of structures that share one pipeline; only `wanted` schedules are simulated."""
         self.of_pipeline = Memo()
-        steps = []
+        left = []
         for structure in structures:
-            places = self.limits.possible(structure)
-            if not len(places):
+            places = (
+                self.limits.possible(structure) if self.grid.size else Places(self.numpy.zeros(0, int), self.grid.dims)
+            )
+            valid = len(places) if classes is None else classes.valid[structure]
+            if not valid:
                 continue
-            layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
+            layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged) if len(places) else None
+            if may is not None and classes is not None and layout is not None:
+                places = self.left(structure, layout, places, may, classes)
+            left.append((structure, layout, valid, places))
+        self.among = {one.recompute: [p for s, _, _, p in left if s.recompute == one.recompute] for one, *_ in left}
+        steps: list[Step | Batch] = []
+        for structure, layout, valid, places in left:
+            if layout is None or not len(places):
+                nothing = self.numpy.zeros(0)
+                steps.append(Batch(structure, self.grid, nothing, nothing, nothing, nothing, valid))
+                continue
             memory = self.memory(structure, layout)
-            nbytes = self.peak_bytes(structure, memory, places) * places.read_once(self.usual(layout))
-            nbytes = nbytes + places.read_once(self.fixed(layout, memory))
-            ends = nbytes, self.upper(layout, places, nbytes)
-            steps.append(Step(self.times(structure, memory, places), structure, memory, places, ends))
-        for step in steps:
-            if wanted is None:
-                step.times.needed[:] = True
+            ends = self.nbytes(structure, memory, places)
+            if wanted is untimed:
+                never = self.numpy.full(len(places), self.numpy.inf)
+                steps.append(Batch(structure, self.grid, places.flat, *ends, never, valid))
             else:
-                step.narrow(wanted)
-        play_all([step.times for step in steps])
-        return [Batch(step.structure, self.grid, step.places.flat, *step.nbytes, step.seconds()) for step in steps]
+                steps.append(Step(self.times(structure, memory, places), structure, memory, places, ends, valid))
+        timed = [step for step in steps if isinstance(step, Step)]
+        for step in timed:
+            step.narrow(wanted)
+        play_all([step.times for step in timed])
+        return [step.batch(self.grid) if isinstance(step, Step) else step for step in steps]
+
+    # -- bounds ---------------------------------------------------------------------------------------------------------
+
+    def bounded(self, structure: Structure, filling: Filling, first: int) -> Bounded:
+        """The combinations of a class with their bounds.
+
+        filling: the least of the class's pipelines; first: the number of the grid's first combination
+        """
+        places = self.limits.possible(msgspec.structs.replace(structure, schedule="1f1b", vpp=1))
+        if not len(places):
+            return Bounded(places.flat, self.numpy.zeros(0), self.numpy.zeros(0))
+        layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
+        memory = self.memory(structure, layout)
+        low, work = self.least_bytes(structure, memory, places), self.work(structure, memory)
+        batches = places.read_once(self.of_pp.once("batches", lambda: layout.num_microbatches))
+        least = batches / structure.pp * places.read_once(work.whole)
+        if filling.last:
+            layer, head = places.read_once(work.layer), places.read_once(work.head)
+            least = self.numpy.maximum(least, filling.seconds(batches, layer, head))
+        return Bounded(places.flat + first, low, least)
+
+    def left(self, structure: Structure, layout: Layout, valid: Places, may: May, classes: Classes) -> Places:
+        """The valid layouts of combinations that lower bounds do not rule out; none where those of its pipeline do."""
+        numpy, nothing = self.numpy, Places(valid.flat[:0], valid.dims)
+        rows, low, least = classes.of[key_of(structure)]
+        mark = may(low, least)
+        if not mark.any():
+            return nothing
+        rows, low, least = rows[mark], low[mark], least[mark]
+        pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
+        if structure.pp > 1:
+            work = self.work(structure, self.memory(structure, layout))
+            batches, layer, head = (self.by_row(value)[rows] for value in (layout.num_microbatches, *work[1:]))
+            filling = Filling.of(self.whole.stages(*pipeline), structure.schedule)
+            more = filling.seconds(batches, layer, head)
+            if not may(low, numpy.maximum(least, more)).any():
+                return nothing
+        alive = numpy.zeros(self.grid.shape[0], dtype=bool)
+        alive[rows] = True
+        key = "left", valid, alive.tobytes()
+        return self.of_pp.once(key, lambda: Places(valid.flat[alive[valid.combinations]], valid.dims))
+
+    def by_row(self, value: Size) -> Any:
+        """The values of an open array without replicas, by row of a listed grid."""
+        return self.numpy.broadcast_to(value, (self.grid.dims[0], 1, 1)).reshape(-1)
+
+    def least_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
+        """A lower bound of the memory of each layout [bytes]."""
+        layout, usual = memory.layout, structure.schedule in ("1f1b", "interleaved")
+        pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
+        every = (
+            self.whole.stages(structure.pp, 1, "1f1b", structure.stage_layers)
+            if usual
+            else self.whole.stages(*pipeline)
+        )
+        most: Any = 0.0
+        for states, rest in least_bytes(memory, every, structure.schedule):
+            most = self.numpy.maximum(most, places.of(states) + places.of(rest))
+        return (most * places.read_once(self.usual(layout)) + places.read_once(self.fixed(layout, memory))) * ROUNDING
+
+    def work(self, structure: Structure, memory: ArrayMemory) -> Work:
+        """The least seconds of a micro-batch, as open arrays."""
+
+        def make() -> Work:
+            fabric, groups = self.whole.fabric, self.groups(memory.layout)
+            step = LeastStep(memory, self.whole.machine, fabric, groups, None, self.known, Memo())
+            return step.work(self.whole.stages(1, 1, "1f1b", None)[0])
+
+        key = "work", structure.recompute, structure.splits, memory.layout.ends_together, self.recast(structure.zero)
+        return (self.of_grid if self.alike else self.of_pp).once(key, make)
 
     # -- facts ----------------------------------------------------------------------------------------------------------
 
@@ -200,6 +326,13 @@ class GridEvaluator:
         return self.of_pp.once("groups", make)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
+
+    def nbytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> tuple[Any, Any]:
+        """Memory of the worst rank at each place, and the upper end of its range [bytes]."""
+        layout = memory.layout
+        nbytes = self.peak_bytes(structure, memory, places) * places.read_once(self.usual(layout))
+        nbytes = nbytes + places.read_once(self.fixed(layout, memory))
+        return nbytes, self.upper(layout, places, nbytes)
 
     def peak_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
         """Peak memory of the worst rank at each place [bytes], without `fixed`."""
@@ -291,18 +424,25 @@ class GridEvaluator:
 
     # -- time -----------------------------------------------------------------------------------------------------------
 
+    @property
+    def alike(self) -> bool:
+        """Whether ranks of a group are as far apart with any number of stages: not where the pipeline is numbered before them."""
+        return set(self.space.base.order[-2:]) == {"dp", "pp"}
+
+    @property
+    def known(self) -> Memo:
+        """The times of operations."""
+        return self.of_grid.once("known" if self.alike else ("known", self.pp), Memo)
+
     def time(self, memory: ArrayMemory, places: Places) -> ArrayStep:
         """Return the step model at some places of the grid; structures with the same recomputation share times of operations."""
-        order = self.space.base.order
-        # Where the pipeline is numbered before other axes, it moves their ranks apart.
-        known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)
         return ArrayStep(
             memory,
             self.whole.machine,
             self.whole.fabric,
             self.groups(memory.layout),
             places,
-            self.of_grid.once(known, Memo),
+            self.known,
             self.of_pp.once(("gathers", places), Memo),
         )
 
@@ -310,7 +450,7 @@ class GridEvaluator:
         """The stage times of a pipeline; ZeRO stages below 3 share one, unless sharded weights are trained in another way."""
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         whole = structure.zero == 3
-        recast = self.of_grid.once(("recast", structure.zero), self._recast, structure.zero)
+        recast = self.recast(structure.zero)
         points = places if whole else self.points(structure)
 
         def step() -> ArrayStep:
@@ -323,16 +463,13 @@ class GridEvaluator:
 
         return self.of_pipeline.once(("pace", structure.recompute, whole, recast), make)
 
-    def _recast(self, zero: int) -> bool:
+    def recast(self, zero: int) -> bool:
         """Return whether weights are held in another dtype, or cast elsewhere, at a ZeRO stage than unsharded."""
-        return self.training.under(zero) != self.training.under(0)
+        return self.of_grid.once(("recast", zero), lambda: self.training.under(zero) != self.training.under(0))
 
     def points(self, structure: Structure) -> Places:
-        """One place for each combination of row and micro-batch that valid layouts of a pipeline have, at any ZeRO stage."""
-        both = [
-            self.limits.possible(msgspec.structs.replace(structure, zero=zero))
-            for zero in {min(zero, 1) for zero in self.space.zero}
-        ]
+        """One place for each combination of row and micro-batch that layouts of a pipeline have, at any ZeRO stage."""
+        both = dict.fromkeys(self.among[structure.recompute])
 
         def make() -> Places:
             mark = self.numpy.zeros(self.grid.shape[0], dtype=bool)

@@ -20,9 +20,9 @@ from loadgauge.core.layers.operations.operations import Layer
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, weights_key
 from loadgauge.core.plan.batch.schedule import least, play
-from loadgauge.core.plan.batch.types import Wanted
+from loadgauge.core.plan.batch.types import Batch, Wanted
 from loadgauge.core.plan.space.constraints import Places
-from loadgauge.core.plan.space.space import Structure
+from loadgauge.core.plan.space.space import Grid, Structure
 
 
 class ArrayStep(StepModel):
@@ -201,46 +201,72 @@ class PipelineTimes:
 
 
 class Step:
-    """The time of the layouts of one structure, as `StepModel.step` adds it up. nbytes: the memory of each and its upper end"""
+    """The time of the layouts of one structure, as `StepModel.step` adds it up.
+
+    nbytes: the memory of each and its upper end; valid: layouts of the structure, with those that a bound ruled out
+    """
 
     def __init__(
-        self, times: PipelineTimes, structure: Structure, memory: ArrayMemory, places: Places, nbytes: tuple[Any, Any]
+        self,
+        times: PipelineTimes,
+        structure: Structure,
+        memory: ArrayMemory,
+        places: Places,
+        nbytes: tuple[Any, Any],
+        valid: int,
     ) -> None:
-        self.times, self.structure, self.places, self.nbytes = times, structure, places, nbytes
+        self.times, self.structure, self.places, self.nbytes, self.valid = times, structure, places, nbytes, valid
         self.memory, self.numpy, self.back = memory, times.numpy, times.back(places)
+        self.some, self.chosen = places, None
+
+    def narrow(self, wanted: Wanted | None) -> None:
+        """Choose the layouts to time, those for which `wanted` is true (None: all), and mark the points to simulate."""
+        least, numpy = self.spread(self.times.least), self.numpy
+        if wanted is not None:
+            # First without what comes once a step, which takes long to work out.
+            chosen = numpy.flatnonzero(wanted(*self.nbytes, least))
+            if len(chosen) < len(least):
+                self.chosen, self.some, least = (
+                    chosen,
+                    Places(self.places.flat[chosen], self.places.dims),
+                    least[chosen],
+                )
+                self.back = chosen if self.back is None else self.back[chosen]
+        if not len(least):
+            return
         self.ends = self._ends()
+        needed: Any = slice(None)
+        if wanted is not None:
+            nbytes = self.nbytes if self.chosen is None else (ends[self.chosen] for ends in self.nbytes)
+            needed = wanted(*nbytes, least + self.ends)
+        self.times.needed[needed if self.back is None else self.back[needed]] = True
 
     def spread(self, values: Any) -> Any:
-        """Values of points, as values of layouts."""
+        """Values of points, as values of the chosen layouts."""
         return values if self.back is None else values[self.back]
 
-    def narrow(self, wanted: Wanted) -> None:
-        """Mark the points to simulate: those of layouts for which `wanted` is true."""
-        chosen = wanted(*self.nbytes, self.spread(self.times.least) + self.ends)
-        if self.back is None:
-            self.times.needed |= chosen
-        else:
-            self.times.needed[self.back[chosen]] = True
-
-    def seconds(self) -> Any:
-        """Step time of each layout [s]; infinite where its schedule was not simulated."""
-        return self.spread(self.times.seconds()) + self.ends
+    def batch(self, grid: Grid) -> Batch:
+        """The layouts with their step times [s]; infinite where the schedule was not simulated."""
+        seconds: Any = self.numpy.full(len(self.places), self.numpy.inf)
+        if len(self.some):
+            seconds[slice(None) if self.chosen is None else self.chosen] = self.spread(self.times.seconds()) + self.ends
+        return Batch(self.structure, grid, self.places.flat, *self.nbytes, seconds, self.valid)
 
     def _ends(self) -> Any:
         """Seconds that a step has once, on its slowest stage: gradients, new weights and the update."""
-        numpy, times = self.numpy, self.times
-        slow = numpy.flatnonzero(numpy.bincount(times.which, minlength=len(times.stages)))
+        numpy, times, which = self.numpy, self.times, self.spread(self.times.which)
+        slow = numpy.flatnonzero(numpy.bincount(which, minlength=len(times.stages)))
         ends = [self._end(times.stages[number]) for number in slow]
         if len(ends) == 1:
             return ends[0]
-        which, seconds = self.spread(times.which), ends[0]
+        seconds = ends[0]
         for number, other in zip(slow[1:], ends[1:], strict=True):
             seconds = numpy.where(which == number, other, seconds)
         return seconds
 
     def _end(self, stage: Stage) -> Any:
         """The same on one stage."""
-        times, memo, memory, places = self.times, self.times.memo, self.memory, self.places
+        times, memo, memory, places = self.times, self.times.memo, self.memory, self.some
         layout = memory.layout
         key = weights_key(stage), layout.zero, layout.copies, layout.ends_together, layout.pp > 1
         open_time = times.time.under(memory, None)

@@ -113,6 +113,21 @@ class Constraints:
 
         return self._possible.once((within, runs if runs is True else runs.tobytes()), make)
 
+    def valid(self, structure: Structure) -> int:
+        """Return how many layouts of a structure are valid; what is shared is cached until `forget`."""
+        within = structure.pp, structure.sequence_parallel, structure.zero > 0
+
+        def of_sizes() -> Any:
+            possible: Any = True
+            for _, mask in self.of_sizes(structure):
+                possible = possible & mask
+            return self.numpy.broadcast_to(possible, self.grid.dims).sum(axis=2)
+
+        numbers, runs = self._possible.once(("numbers", within), of_sizes), self.of_schedule(structure)
+        return int(
+            numbers.sum() if runs is True else numbers[self.numpy.broadcast_to(runs[..., 0], numbers.shape)].sum()
+        )
+
     def forget(self) -> None:
         """Drop what `possible` has cached."""
         self._possible.clear()

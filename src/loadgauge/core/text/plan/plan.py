@@ -326,7 +326,7 @@ def _degree(layout: Any, name: str) -> str:
     return f"{value} / {layout.replicas}" if name == "zero" and layout.replicas > 1 else value
 
 
-def _thinned(results: tuple[Estimate, ...], most: int = 8) -> list[Estimate]:
+def _thinned(results: Sequence[Estimate], most: int = 8) -> list[Estimate]:
     """Some of the front, both ends among them."""
     if len(results) <= most:
         return list(results)
@@ -339,9 +339,11 @@ def why(result: SearchResult) -> list[str]:
     best = result.layouts[0]
     lines = [f"{layout_flags(other)}: {compare(best, other, result.objective)}" for other in result.layouts[1:2]]
     kind = [[getattr(estimate.layout, name) for name in KINDS] for estimate in result.layouts]
-    other = next((place for place in range(1, len(kind)) if kind[place] != kind[0]), 1)
-    if other > 1:
-        lines.append(f"{layout_flags(result.layouts[other])}: {compare(best, result.layouts[other], result.objective)}")
+    kind = [getattr(best.layout, name) for name in KINDS]
+    others = (other for other in result.layouts if [getattr(other.layout, name) for name in KINDS] != kind)
+    other = next(others, None)
+    if other is not None and other is not result.layouts[1]:
+        lines.append(f"{layout_flags(other)}: {compare(best, other, result.objective)}")
     return lines
 
 

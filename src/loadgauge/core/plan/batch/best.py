@@ -1,0 +1,227 @@
+"""The best layouts of a search: kept while it goes over all of them, estimated one by one when they are read."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, overload
+
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.plan.batch.bounds import May
+from loadgauge.core.plan.batch.types import Batch, Wanted
+from loadgauge.core.plan.space.space import Grid, Structure
+
+CLOSE = 1e-9
+"""Relative; sums of floats in another order differ in the last bits."""
+
+
+class Row(NamedTuple):
+    """A layout among the best: the score (minimised), step time [s], memory [bytes], the number of its case, its place."""
+
+    score: float
+    step: float
+    memory: float
+    case: int
+    structure: Structure
+    grid: Grid
+    place: int
+
+    @classmethod
+    def of(cls, number: int, batch: Batch, score: Any, index: int) -> Row:
+        """One layout of a batch. number: of its case; score: of all its layouts"""
+        own = float(score[index]), float(batch.step[index]), float(batch.memory[index])
+        return cls(*own, number, batch.structure, batch.grid, int(batch.places[index]))
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, every size a whole number."""
+        return self.grid.layout(self.structure, self.place)
+
+
+class Pool:
+    """The best layouts seen so far of those that fit, or of those that may, and their front."""
+
+    def __init__(self, numpy: Any, kept: int) -> None:
+        self.numpy, self.kept = numpy, kept
+        self.rows: list[Row] = []
+        self.front: list[Row] = []
+        self.ceiling = float("inf")
+
+    def add(self, number: int, batch: Batch, score: Any, members: Any) -> None:
+        """Add layouts of one structure. members: which of the batch are of this pool"""
+        numpy = self.numpy
+        good = members[(score[members] <= self.ceiling) & (batch.step[members] < numpy.inf)]
+        if len(good) > self.kept:
+            good = good[numpy.argpartition(score[good], self.kept)[: self.kept]]
+        self.rows += [Row.of(number, batch, score, int(index)) for index in good]
+        if len(self.rows) > 20 * self.kept:
+            self.trim()
+        self._front(number, batch, score, members)
+
+    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
+        """Return which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
+        if len(self.rows) >= self.kept:
+            self.trim()
+        return (score <= self.ceiling) | self._before_front(memory, least)
+
+    def _before_front(self, memory: Any, step: Any) -> Any:
+        """Layouts that need less memory than all on the front that take no longer."""
+        numpy = self.numpy
+        steps = numpy.array([row.step for row in self.front])
+        bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
+        return memory < bytes_by_then[numpy.searchsorted(steps, step, side="right")]
+
+    def trim(self) -> None:
+        """Only the best stay."""
+        self.rows.sort(key=lambda row: row[:3])
+        del self.rows[self.kept :]
+        if len(self.rows) == self.kept:
+            self.ceiling = self.rows[-1].score * (1 + 1e-12)
+
+    def _front(self, number: int, batch: Batch, score: Any, members: Any) -> None:
+        numpy = self.numpy
+        members = members[batch.step[members] < numpy.inf]
+        members = members[self._before_front(batch.memory[members], batch.step[members])]
+        if not len(members):
+            return
+        order = members[numpy.lexsort((batch.memory[members], batch.step[members]))]
+        memory = batch.memory[order]
+        lowest = numpy.minimum.accumulate(memory)
+        better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
+        mine = [Row.of(number, batch, score, int(index)) for index in order[better]]
+        merged = sorted(self.front + mine, key=lambda row: row[1:3])
+        self.front = []
+        for row in merged:
+            if not self.front or row.memory < self.front[-1].memory:
+                self.front.append(row)
+
+
+class Best:
+    """The best layouts seen so far that fit as assumed, and those that are tight.
+
+    Once a layout fits, of the tight ones only those matter that would be better than it.
+    """
+
+    def __init__(self, kept: int) -> None:
+        import numpy
+
+        self.numpy = numpy
+        self.sure, self.tight, self.seeds = Pool(numpy, kept), Pool(numpy, kept), Pool(numpy, kept)
+        self.lowest = float("inf")
+        self.valid = self.fitting = self.timed = 0
+
+    def add(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
+        """Add the layouts of one structure; limit: memory that they may need, of the card's capacity [bytes]."""
+        numpy = self.numpy
+        self.valid += batch.valid
+        self.timed += int(numpy.isfinite(batch.step).sum())
+        if not len(batch.places):
+            return
+        sure, tight = self._split(batch.memory, batch.high, limit, capacity)
+        self.fitting += int(sure.sum())
+        for pool, members in ((self.sure, numpy.flatnonzero(sure)), (self.tight, numpy.flatnonzero(tight))):
+            if len(members):
+                pool.add(number, batch, score, members)
+        self.lowest = min((row.score for row in self.sure.rows), default=self.lowest)
+
+    def seed(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
+        """Take layouts that are added later once more for what any better one has to beat."""
+        members = self.numpy.flatnonzero(self._split(batch.memory, batch.high, limit, capacity)[0])
+        if len(members):
+            self.seeds.add(number, batch, score, members)
+            self.lowest = min((row.score for row in self.seeds.rows), default=self.lowest)
+
+    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
+        """Return which layouts that fit might be among the best kept or on the front; score: a function of the next two"""
+        # A little quicker than they may be, so that the seeds themselves and their equals are among them.
+        before = least * (1 - CLOSE)
+        found = self.sure.contenders(score(least, memory), memory, least)
+        return found & self.seeds.contenders(score(before, memory), memory, before) if self.seeds.rows else found
+
+    def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
+        """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""
+
+        def contenders(memory: Any, high: Any, least: Any) -> Any:
+            sure, tight = self._split(memory, high, limit, capacity)
+            lowest = score(least, memory)
+            fits = self.sure.rows or self.seeds.rows
+            might = lowest < self.lowest if fits else self.tight.contenders(lowest, memory, least)
+            return (sure & self.contenders(score, memory, least)) | (tight & might)
+
+        return contenders
+
+    def may(self, score: Any, limit: float) -> May:
+        """Whether a layout can matter: by its least memory and its least time it fits, and might be kept or on the front."""
+
+        def matters(low: Any, least: Any) -> Any:
+            return (low <= limit) & self.contenders(score, low, least)
+
+        return matters
+
+    def _split(self, memory: Any, high: Any, limit: float, capacity: float) -> tuple[Any, Any]:
+        room = memory <= limit
+        return room & (high <= capacity), room & (high > capacity)
+
+    @property
+    def pool(self) -> Pool:
+        """The layouts to answer with: those that fit, or the tight ones where none does."""
+        return self.sure if self.sure.rows else self.tight
+
+
+class Estimates(Sequence[Estimate]):
+    """The exact estimates of layouts, each made when it is first read."""
+
+    def __init__(self, number: int, make: Callable[[int], Estimate]) -> None:
+        self.number, self.make = number, make
+
+    def __len__(self) -> int:
+        return self.number
+
+    @overload
+    def __getitem__(self, place: int) -> Estimate: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Estimate, ...]: ...
+    def __getitem__(self, place: int | slice) -> Estimate | tuple[Estimate, ...]:
+        if isinstance(place, slice):
+            return tuple(self.make(number) for number in range(*place.indices(self.number)))
+        return self.make(range(self.number)[place])
+
+
+Rank = tuple[Any, ...]
+"""What layouts are ranked by: the word of the verdict, the score, and what decides between equals."""
+
+
+class Ranked:
+    """Layouts ranked by their exact estimates, of which no more are made than the places that are read rest on.
+
+    rows: by their scores; rank: of an estimate; close: the scores are the exact ones but for rounding, so that a row whose
+    score is higher comes later
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], exact: Callable[[Row], Estimate], rank: Callable[[Row, Estimate], Rank], close: bool
+    ) -> None:
+        self.rows, self.exact, self.rank, self.close = rows, exact, rank, close
+        self.done: list[tuple[Rank, int, Estimate]] = []
+
+    def at(self, place: int) -> Estimate:
+        """The estimate at a place of the ranking."""
+        while len(self.done) < len(self.rows) and not self._settled(place):
+            number = len(self.done)
+            estimate = self.exact(self.rows[number])
+            insort(self.done, (self.rank(self.rows[number], estimate), number, estimate), key=lambda entry: entry[:2])
+        return self.done[place][2]
+
+    def _settled(self, place: int) -> bool:
+        """Whether no layout that is not yet estimated can come before this place."""
+        if not self.close or len(self.done) <= place:
+            return False
+        word, score = self.done[place][0][:2]
+        following = self.rows[len(self.done)].score
+        return word == 0 and bool(score < following - abs(following) * CLOSE)
+
+    @property
+    def moved(self) -> int:
+        """How many of those estimated changed places."""
+        return sum(1 for place, (_, number, _) in enumerate(self.done) if place != number)

@@ -1,0 +1,108 @@
+"""Lower bounds of the time and the memory of many layouts from sizes alone, before their pipelines are looked at.
+
+Seconds: all layers, the embedding and the head are computed, with their own collectives, and the slowest stage takes no
+less than stages do on average. Bytes: the first stage holds its states and what its micro-batches in flight keep; the last
+one its states, one micro-batch and the head. What is left out (gathered copies, working sets, bubbles, traffic of gradients)
+is never negative.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, minimum
+from loadgauge.core.definitions.layout.layout import RecomputePolicy, Schedule
+from loadgauge.core.estimate.memory.rank_memory import LayerFacts
+from loadgauge.core.estimate.schedule.stages import Stage
+from loadgauge.core.estimate.time.step import MicroBatch
+from loadgauge.core.layers.operations.operations import Layer
+from loadgauge.core.plan.batch.memory import STATES, ArrayMemory
+from loadgauge.core.plan.batch.step_time import ArrayStep
+
+May: TypeAlias = Callable[[Any, Any], Any]
+"""From lower bounds of memory [bytes] and step time [s] to a mask: which layouts may be among those that are sought."""
+ROUNDING = 1 - 1e-9
+
+
+class LeastStep(ArrayStep):
+    """The part of a step model that is the same for all pipelines and ZeRO stages."""
+
+    def of_layer(self, facts: LayerFacts) -> MicroBatch:
+        """As in `StepModel`, without gathers and what travels to the host [s]."""
+        return self.computed(facts)
+
+    def of_end(self, layer: Layer) -> MicroBatch:
+        """As in `StepModel`, without gathers [s]."""
+        return self.computed_end(layer)[0]
+
+    def work(self, whole: Stage) -> Work:
+        """The least seconds of one micro-batch on all stages together, and of its parts. whole: has the whole model"""
+        step: ArrayStep = self
+        policy = self.layout.recompute
+        if policy.layers is not None or policy.every > 1:  # which layers these are, depends on the stage
+            memory = self.memory.under(msgspec.structs.replace(self.layout, recompute=RecomputePolicy()))
+            memory._counts = {}
+            step = self.under(memory, None)
+        layers = [_seconds(step.layers[key]) for key in step.memory.counts(whole, whole.start, whole.stop)]
+        return Work(
+            _seconds(step.of_chunk(whole, whole.chunks[0])), functools.reduce(minimum, layers), _seconds(step.head)
+        )
+
+
+class Work(NamedTuple):
+    """Least seconds of one micro-batch, forward and backward: of everything, of the quickest layer, of the head."""
+
+    whole: Size
+    layer: Size
+    head: Size
+
+
+def _seconds(micro: MicroBatch) -> Size:
+    return (sum(micro.forward.values()) + sum(micro.backward.values())) * ROUNDING
+
+
+class Filling(NamedTuple):
+    """Layers of the last stage, and of all first chunks before it, that a micro-batch passes; the same of the stage before."""
+
+    last: int = 0
+    ahead: int = 0
+    before: int = 0
+    further: int = 0
+
+    @classmethod
+    def of(cls, every: list[Stage], schedule: Schedule) -> Filling:
+        """Count the layers of a pipeline's stages; none where a schedule has an order of its own."""
+        if schedule not in ("1f1b", "gpipe", "interleaved") or len(every) < 2:
+            return cls()
+        ahead = [stage.chunks[0].stop - stage.chunks[0].start for stage in every]
+        own = [stage.stop - stage.start for stage in every[-2:]]
+        return cls(own[1], sum(ahead[:-1]), own[0], sum(ahead[:-2]))
+
+    def seconds(self, batches: Any, layer: Any, head: Any) -> Any:
+        """A lower bound of a pipeline's seconds: a stage works on all micro-batches once the first one has come to it."""
+        import numpy
+
+        last = (batches * self.last + self.ahead) * layer + batches * (head if self.last else 0)
+        return numpy.maximum(last, (batches * self.before + self.further) * layer)
+
+
+def least_bytes(memory: ArrayMemory, every: list[Stage], schedule: Schedule) -> Iterator[tuple[Size, Size]]:
+    """Yield of the first stage and of the last the least bytes of its states and of what else it holds at once.
+
+    Interleaved, each chunk of the first stage has as many micro-batches in flight as the stage has under 1F1B.
+    """
+    layout = memory.layout
+    whole = schedule in ("1f1b", "gpipe", "interleaved") and memory.embedding_trained
+    flight = layout.num_microbatches if schedule == "gpipe" else minimum(layout.num_microbatches, layout.pp)
+    for stage in dict.fromkeys((every[0], every[-1])):
+        states = memory.weighed(stage)[2]
+        lasting = STATES[:3] if not memory.frees_gradients else ("weights", "optimizer")
+        rest: Size = 0
+        if whole:
+            kept = memory.of_layers(memory.counts(stage, stage.start, stage.stop)).kept
+            rest = kept + memory.head_working if stage.last else flight * kept
+        yield sum(getattr(states, part) for part in lasting if part not in memory.offloaded), rest

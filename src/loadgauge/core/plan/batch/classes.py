@@ -1,0 +1,164 @@
+"""Classes of layouts that share their lower bounds, whatever their pipeline: which combinations of sizes a search looks at.
+
+A class is a number of stages, a ZeRO stage and what is computed again. Its bounds are worked out on grids without replicas
+(`Grid.unreplicated`), and the combinations that no class needs are dropped before anything else is worked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loadgauge.core.plan.batch.bounds import Filling, May
+from loadgauge.core.plan.space.constraints import Constraints
+from loadgauge.core.plan.space.space import COMBINED, Grid, Structure
+
+if TYPE_CHECKING:
+    from loadgauge.core.plan.batch.evaluate import BatchEvaluator, GridEvaluator
+
+Key = tuple[object, ...]
+SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)
+"""Of the memory of a GPU: by how much a layout that looks good may need, the fastest of each."""
+MOST = 24
+"""Layouts that look good, at most."""
+
+
+class Bounded(NamedTuple):
+    """Combinations of sizes that a class has, with lower bounds of memory [bytes] and step time [s] of each."""
+
+    rows: Any
+    low: Any
+    least: Any
+
+
+class Classes:
+    """The classes of one grid. of: the combinations of each; valid: how many layouts each structure has, with replicas"""
+
+    def __init__(
+        self, grid: Grid, parts: list[tuple[Grid, GridEvaluator]], structures: Mapping[int, list[Structure]]
+    ) -> None:
+        import numpy
+
+        self.grid, self.numpy = grid, numpy
+        self.structures, self.columns = structures, {}
+        self.of: dict[Key, Bounded] = {}
+        self.valid: dict[Structure, int] = {}
+        each: dict[Key, list[Bounded]] = {}
+        fillings = self._fillings(parts[0][1].whole) if parts else {}
+        first = 0
+        for part, evaluator in parts:
+            limits = Constraints(part)
+            for pp, several in structures.items():
+                evaluator.start(pp)
+                limits.forget()
+                mine: dict[Key, Bounded] = {}
+                for structure in several:
+                    self.valid[structure] = self.valid.get(structure, 0) + limits.valid(structure)
+                    key = key_of(structure)
+                    if key not in mine:
+                        mine[key] = evaluator.bounded(structure, fillings[key], first)
+                for key, bounded in mine.items():
+                    each.setdefault(key, []).append(bounded)
+            first += part.shape[0]
+        for key, some in each.items():
+            self.of[key] = Bounded(*map(numpy.concatenate, zip(*some, strict=True)))
+        columns = [part.columns for part, _ in parts]
+        if columns:
+            self.columns = {name: numpy.concatenate([one[name] for one in columns]) for name in COMBINED}
+
+    def _fillings(self, whole: BatchEvaluator) -> dict[Key, Filling]:
+        """Of each class the least that any of its pipelines has."""
+        of_pipelines: dict[object, Filling] = {}
+        fillings: dict[Key, Filling] = {}
+        for one in (structure for several in self.structures.values() for structure in several):
+            pipeline = one.pp, one.vpp, one.schedule, one.stage_layers
+            if pipeline not in of_pipelines:
+                of_pipelines[pipeline] = Filling.of(whole.stages(*pipeline), one.schedule)
+            own, key = of_pipelines[pipeline], key_of(one)
+            fillings[key] = Filling(*map(min, fillings.get(key, own), own))
+        return fillings
+
+    def kept(self, may: May) -> Classes:
+        """Return the classes without combinations that bounds rule out."""
+        numpy, other = self.numpy, Classes.__new__(Classes)
+        other.__dict__.update(self.__dict__)
+        marks = {key: may(one.low, one.least) for key, one in self.of.items()}
+        rows = numpy.unique(numpy.concatenate([self.of[key].rows[mark] for key, mark in marks.items()] or [[]]))
+        return self.at(rows.astype("int64"), marks)
+
+    def at(self, rows: Any, marks: Mapping[Key, Any]) -> Classes:
+        """Return the classes with some combinations alone. marks: which a class has of its own"""
+        numpy, other = self.numpy, Classes.__new__(Classes)
+        other.__dict__.update(self.__dict__)
+        other.columns = {name: column[rows] for name, column in self.columns.items()}
+        other.of = {
+            key: Bounded(numpy.searchsorted(rows, one.rows[mark]), one.low[mark], one.least[mark])
+            for key, mark in marks.items()
+            for one in (self.of[key],)
+        }
+        return other
+
+    def listed(self, replicas: Any) -> Grid:
+        """A grid of all combinations."""
+        return Grid.listed(self.grid.space, self.columns, replicas)
+
+
+def key_of(structure: Structure) -> Key:
+    """A key that is equal for structures of one class; schedules with orders of their own are classes of their own."""
+    usual = structure.schedule in ("1f1b", "interleaved")
+    kind = None if usual else (structure.schedule, structure.vpp)
+    return structure.pp, structure.stage_layers, structure.recompute, structure.zero, kind
+
+
+def promising(pools: list[Classes], may: May) -> Iterator[tuple[Classes, list[list[Structure]]]]:
+    """Yield, for each pool, its combinations that look good by their bounds, and the structures to try them with.
+
+    These are the ones on the front of both bounds, and the quickest.
+    """
+    import numpy
+
+    entries: list[tuple[float, float, int, Key, int]] = []
+    for number, pool in enumerate(pools):
+        for key, one in pool.of.items():
+            inside = may(one.low, one.least)
+            most = one.low[inside].max(initial=0.0)
+            for share in SHARES:
+                fitting = numpy.flatnonzero(inside & (one.low <= share * most))
+                if len(fitting):
+                    best = int(fitting[one.least[fitting].argmin()])
+                    entries.append((float(one.least[best]), float(one.low[best]), number, key, int(one.rows[best])))
+    entries.sort(key=lambda entry: entry[:2])
+    front: list[tuple[float, float, int, Key, int]] = []
+    lowest = float("inf")
+    for place, entry in enumerate(entries):
+        if place < MOST // 3 or entry[1] < lowest:
+            front.append(entry)
+            lowest = min(lowest, entry[1])
+    chosen = (
+        [front[place] for place in sorted({round(n * (len(front) - 1) / MOST) for n in range(MOST + 1)})]
+        if front
+        else []
+    )
+    for number, pool in enumerate(pools):
+        mine = [entry for entry in chosen if entry[2] == number]
+        if not mine:
+            continue
+        keys = {entry[3] for entry in mine}
+        rows = numpy.unique(numpy.array([entry[4] for entry in mine]))
+        marks = {key: numpy.isin(one.rows, rows) for key, one in pool.of.items()}
+        pipelines: dict[object, list[Structure]] = {}
+        for several in pool.structures.values():
+            for structure in several:
+                if key_of(structure) in keys:
+                    pipelines.setdefault((structure.pp, structure.schedule, structure.vpp), []).append(structure)
+        by_pp: dict[int, list[list[Structure]]] = {}
+        for same in pipelines.values():
+            by_pp.setdefault(same[0].pp, []).append(same)
+        yield (
+            pool.at(rows, marks),
+            [
+                same
+                for some in by_pp.values()
+                for same in (some if len(some) < 3 else (some[0], some[len(some) // 2], some[-1]))
+            ],
+        )
