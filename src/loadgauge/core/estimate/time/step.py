@@ -26,7 +26,7 @@ from loadgauge.core.estimate.states.states import RankWeights, gathered_bytes
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
-from loadgauge.core.estimate.time.roofline import Machine, layer_seconds, operation_seconds
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime, layer_seconds, operation_seconds
 from loadgauge.core.estimate.time.traffic import (
     Traffic,
     collective_seconds,
@@ -264,12 +264,16 @@ class StepModel:
             back["zero"] = back.get("zero", 0) + self.shown(carried, sum(back.values()))
         return time
 
+    def operation_times(self, layer: Layer) -> list[OperationTime]:
+        """Return the time of each operation of a layer [s]."""
+        return [operation_seconds(operation, self.machine) for operation in layer]
+
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
-        launched, times = 0, [operation_seconds(operation, self.machine) for operation in layer]
+        launched, times = 0, self.operation_times(layer)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
                 launched += 1 + operation.gradients + (operation.name in again)

@@ -19,13 +19,21 @@ from loadgauge.core.definitions.layout.layout import RecomputePolicy, Schedule
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.time.step import MicroBatch
-from loadgauge.core.layers.operations.operations import Layer
+from loadgauge.core.layers.operations.operations import Layer, Recompute
 from loadgauge.core.plan.batch.memory import STATES, ArrayMemory
 from loadgauge.core.plan.batch.step_time import ArrayStep
 
 May: TypeAlias = Callable[[Any, Any], Any]
 """From lower bounds of memory [bytes] and step time [s] to a mask: which layouts may be among those that are sought."""
 ROUNDING = 1 - 1e-9
+
+
+class LeastMemory(ArrayMemory):
+    """Without what a layer needs while it runs backward."""
+
+    def backward(self, layer: Layer, recompute: Recompute) -> Size:
+        """As if nothing were needed [bytes]."""
+        return 0
 
 
 class LeastStep(ArrayStep):

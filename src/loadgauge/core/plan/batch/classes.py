@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Key = tuple[object, ...]
 SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)
 """Of the memory of a GPU: by how much a layout that looks good may need, the fastest of each."""
-MOST = 24
-"""Layouts that look good, at most."""
+MOST, EACH = 16, 2
+"""Combinations that look good: at most of each kind, and of each class for each share."""
 
 
 class Bounded(NamedTuple):
@@ -29,6 +29,16 @@ class Bounded(NamedTuple):
     rows: Any
     low: Any
     least: Any
+
+
+class Entry(NamedTuple):
+    """A combination that looks good: its bounds, the number of its pool, its class and its row there."""
+
+    least: float
+    low: float
+    pool: int
+    key: Key
+    row: int
 
 
 class Classes:
@@ -111,54 +121,47 @@ def key_of(structure: Structure) -> Key:
 
 
 def promising(pools: list[Classes], may: May) -> Iterator[tuple[Classes, list[list[Structure]]]]:
-    """Yield, for each pool, its combinations that look good by their bounds, and the structures to try them with.
+    """Yield, of each pool, combinations that look good by their bounds, and pipelines to try them with.
 
-    These are the ones on the front of both bounds, and the quickest.
+    These are the quickest, and those on the front of both bounds; without weights that are gathered for each micro-batch,
+    whose time the bounds leave out, unless nothing else may fit.
     """
     import numpy
 
-    entries: list[tuple[float, float, int, Key, int]] = []
+    entries: list[Entry] = []
     for number, pool in enumerate(pools):
         for key, one in pool.of.items():
             inside = may(one.low, one.least)
             most = one.low[inside].max(initial=0.0)
             for share in SHARES:
                 fitting = numpy.flatnonzero(inside & (one.low <= share * most))
-                if len(fitting):
-                    best = int(fitting[one.least[fitting].argmin()])
-                    entries.append((float(one.least[best]), float(one.low[best]), number, key, int(one.rows[best])))
-    entries.sort(key=lambda entry: entry[:2])
-    front: list[tuple[float, float, int, Key, int]] = []
-    lowest = float("inf")
-    for place, entry in enumerate(entries):
-        if place < MOST // 3 or entry[1] < lowest:
+                for best in fitting[numpy.argsort(one.least[fitting])[:EACH]]:
+                    entries.append(
+                        Entry(float(one.least[best]), float(one.low[best]), number, key, int(one.rows[best]))
+                    )
+    entries = sorted({entry for entry in entries if entry.key[3] != 3} or entries, key=lambda entry: entry[:3])
+    front, lowest = [], float("inf")
+    for entry in entries:
+        if entry.low < lowest:
             front.append(entry)
-            lowest = min(lowest, entry[1])
-    chosen = (
-        [front[place] for place in sorted({round(n * (len(front) - 1) / MOST) for n in range(MOST + 1)})]
-        if front
-        else []
-    )
+            lowest = entry.low
+    spread = {round(n * (len(front) - 1) / MOST) for n in range(MOST + 1)} if front else ()
+    chosen = [*entries[:MOST], *(front[place] for place in sorted(spread))]
     for number, pool in enumerate(pools):
-        mine = [entry for entry in chosen if entry[2] == number]
+        mine = [entry for entry in chosen if entry.pool == number]
         if not mine:
             continue
-        keys = {entry[3] for entry in mine}
-        rows = numpy.unique(numpy.array([entry[4] for entry in mine]))
+        keys = {entry.key for entry in mine}
+        rows = numpy.unique(numpy.array([entry.row for entry in mine]))
         marks = {key: numpy.isin(one.rows, rows) for key, one in pool.of.items()}
-        pipelines: dict[object, list[Structure]] = {}
+        tried: list[list[Structure]] = []
         for several in pool.structures.values():
+            pipelines: dict[object, list[Structure]] = {}
             for structure in several:
                 if key_of(structure) in keys:
-                    pipelines.setdefault((structure.pp, structure.schedule, structure.vpp), []).append(structure)
-        by_pp: dict[int, list[list[Structure]]] = {}
-        for same in pipelines.values():
-            by_pp.setdefault(same[0].pp, []).append(same)
-        yield (
-            pool.at(rows, marks),
-            [
-                same
-                for some in by_pp.values()
-                for same in (some if len(some) < 3 else (some[0], some[len(some) // 2], some[-1]))
-            ],
-        )
+                    pipelines.setdefault((structure.schedule, structure.vpp, structure.stage_layers), []).append(
+                        structure
+                    )
+            each = list(pipelines.values())
+            tried += each if len(each) < 3 else [each[-1], each[0], each[len(each) // 2]]
+        yield pool.at(rows, marks), tried

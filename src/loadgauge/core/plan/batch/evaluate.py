@@ -27,8 +27,8 @@ from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory,
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.traffic import layout_groups
-from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes
-from loadgauge.core.plan.batch.classes import Bounded, Classes, key_of, promising
+from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastMemory, LeastStep, May, Work, least_bytes
+from loadgauge.core.plan.batch.classes import SHARES, Bounded, Classes, key_of, promising
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
 from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, play_all
@@ -129,19 +129,34 @@ class BatchEvaluator:
                 structures = {pp: [one for some in lines.values() for one in some] for pp, lines in by_pp.items()}
                 for values in self.space.alike():
                     grid = Grid(self.space, values, spread)
-                    each = [(part, GridEvaluator(self, part.unreplicated())) for part in grid.parts()]
+                    each = [(part, LeastEvaluator(self, part.unreplicated())) for part in grid.parts()]
                     pools.append((spread, Classes(grid, each, structures)))
             if seed is not None:
+                few = self._few(may)
                 for classes, pipelines in promising([classes for _, classes in pools], may):
                     evaluator, pp = GridEvaluator(self, classes.listed(self.numpy.ones(1))), 0
                     for same in pipelines:
                         if same[0].pp != pp:
                             pp = same[0].pp
                             evaluator.start(pp)
-                        for batch in evaluator.evaluate(same, None, may, classes):
+                        for batch in evaluator.evaluate(same, few, may, classes):
                             seed(batch)
             left = [(spread, classes.kept(may)) for spread, classes in pools]
         return [(GridEvaluator(self, one.listed(one.grid.replicas)), spread, one) for spread, one in left]
+
+    def _few(self, may: May) -> Wanted:
+        """Of the layouts of a structure that fit for sure, and of those that need little, the one that looks quickest."""
+        numpy, room = self.numpy, self.cluster.gpu.capacity
+
+        def chosen(memory: Any, high: Any, least: Any) -> Any:
+            mark, might = numpy.zeros(len(memory), dtype=bool), may(memory, least) & (high <= room)
+            for share in SHARES[::2]:
+                inside = numpy.flatnonzero(might & (high <= share * room))
+                if len(inside):
+                    mark[inside[least[inside].argmin()]] = True
+            return mark
+
+        return chosen
 
     def _left_out(self, grid: Grid, error: NotModelled) -> None:
         """Note that captured layers do not run on so many ranks; else, and on one rank, raise the error."""
@@ -157,6 +172,8 @@ class GridEvaluator:
     of_grid: what all numbers of stages share; of_pp: what those with one number of stages share; of_pipeline: what structures
     with one pipeline share
     """
+
+    memories: type[ArrayMemory] = ArrayMemory
 
     def __init__(self, whole: BatchEvaluator, grid: Grid) -> None:
         import numpy
@@ -306,7 +323,7 @@ class GridEvaluator:
             seen = training is self.training, self.space.model.partly and structure.recompute.mode
             view = self.of_grid.once(("view", *seen), lambda: view_of(layout, training))
             operations = self.of_grid.once(("operations", *seen), Memo)
-            return ArrayMemory(self.space.model, layout, training, view, operations)
+            return self.memories(self.space.model, layout, training, view, operations)
 
         memory: ArrayMemory = self.of_grid.once(("facts", key), make).under(layout)
         # Weights depend on the pipeline and on ZeRO, not on what is kept of activations.
@@ -443,7 +460,7 @@ class GridEvaluator:
             self.groups(memory.layout),
             places,
             self.known,
-            self.of_pp.once(("gathers", places), Memo),
+            self.of_pp.once("gathers", Memo),
         )
 
     def times(self, structure: Structure, memory: ArrayMemory, places: Places) -> PipelineTimes:
@@ -478,3 +495,9 @@ class GridEvaluator:
             return Places(self.numpy.flatnonzero(mark) * self.grid.shape[1], self.grid.dims)
 
         return self.of_pp.once(("points", *both), make)
+
+
+class LeastEvaluator(GridEvaluator):
+    """Works out bounds alone, which need no working sets."""
+
+    memories = LeastMemory

@@ -13,10 +13,10 @@ from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added
-from loadgauge.core.estimate.time.roofline import Machine
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime
 from loadgauge.core.estimate.time.step import ROUNDS, MicroBatch, StepModel
 from loadgauge.core.estimate.time.traffic import weight_traffic
-from loadgauge.core.layers.operations.operations import Layer
+from loadgauge.core.layers.operations.operations import Layer, Recompute
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, weights_key
 from loadgauge.core.plan.batch.schedule import least, play
@@ -59,6 +59,16 @@ class ArrayStep(StepModel):
             self.operations[key] = _sums(super().computed(facts))
         return self._at(*self.operations[key])
 
+    def operation_times(self, layer: Layer) -> list[OperationTime]:
+        """As in `StepModel`, once for all kinds of recomputation."""
+        return self.operations.once(("times", ByIdentity(layer)), super().operation_times, layer)
+
+    def comm(self, layer: Layer, direction: str, recompute: Recompute | None = None) -> dict[str, Size]:
+        """As in `StepModel`, once for all kinds of recomputation."""
+        if recompute is not None:
+            return super().comm(layer, direction, recompute)
+        return self.operations.once(("comm", ByIdentity(layer), direction), super().comm, layer, direction)
+
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
         """Time of the embedding, or of the head with its loss; then the compute of its forward and backward [s]."""
         key = ByIdentity(layer)
@@ -70,7 +80,11 @@ class ArrayStep(StepModel):
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Any, Any]:
         """Time to gather weights and to reduce-scatter their gradients under ZeRO-3 [s]."""
-        return self.gathers.once(ByIdentity(weights), super().zero_seconds, weights)
+        open_arrays = self.under(self.memory, None)
+        gather, scatter = self.gathers.once(
+            ByIdentity(weights), lambda: super(ArrayStep, open_arrays).zero_seconds(weights)
+        )
+        return self._read_once(gather), self._read_once(scatter)
 
     def _read_once(self, value: Size) -> Any:
         return value if self.places is None else self.places.read_once(value)

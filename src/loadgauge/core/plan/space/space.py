@@ -25,6 +25,8 @@ ROWS = STAGE_AXES
 COMBINED = (*ROWS, "micro_batch")
 ELEMENTS = 200_000
 """Layouts of one grid, at most: their arrays stay in the processor's cache."""
+WORD = 32
+"""Bits of a size."""
 SIZES = (*COMBINED, "replicas")
 """What the open arrays hold."""
 
@@ -61,6 +63,7 @@ class Grid:
         import numpy
 
         self.space, self.numpy = space, numpy
+        self.flags: dict[object, bool] = {}
         self.replicas, self.micro_batches = (
             numpy.array(values[name], dtype="float64") for name in ("replicas", "micro_batch")
         )
@@ -78,7 +81,7 @@ class Grid:
         import numpy
 
         grid = cls.__new__(cls)
-        grid.space, grid.numpy, grid.replicas = space, numpy, replicas
+        grid.space, grid.numpy, grid.replicas, grid.flags = space, numpy, replicas, {}
         grid.rows, grid.micro_batches = columns, numpy.ones(1)
         grid._arrays()
         return grid
@@ -151,20 +154,21 @@ class Grid:
     def valid(self, names: tuple[str, str], **rest: Any) -> Any:
         """Ask `Layout.valid` about two sizes of each row, batch and schedule left out; a mask [rows]."""
         numpy, space = self.numpy, self.space
-        pairs = numpy.stack([self.rows[name] for name in names], axis=1).astype("int64")
-        if not len(pairs):
-            return numpy.zeros(0, dtype=bool)
-        distinct, places = numpy.unique(pairs, axis=0, return_inverse=True)
+        first, second = (self.rows[name].astype("int64") for name in names)
+        distinct, places = numpy.unique(first << WORD | second, return_inverse=True)
         flags = []
         for pair in distinct.tolist():
-            sizes = dict(zip(names, pair, strict=True))
-            dp = math.prod(pair) if "ep" in names else 1
-            balanced_routing = {} if "ep" in names else {"expert_imbalance": 1.0}
-            layout = msgspec.structs.replace(
-                space.base, dp=dp, global_batch=dp, seq_len=space.seq_len, **sizes, **rest, **balanced_routing
-            )
-            flags.append(not layout.valid(space.model))
-        return numpy.array(flags)[places.reshape(-1)]
+            key = names, pair, *rest.values()
+            if key not in self.flags:
+                sizes = dict(zip(names, divmod(pair, 1 << WORD), strict=True))
+                dp = math.prod(sizes.values()) if "ep" in names else 1
+                balanced_routing = {} if "ep" in names else {"expert_imbalance": 1.0}
+                layout = msgspec.structs.replace(
+                    space.base, dp=dp, global_batch=dp, seq_len=space.seq_len, **sizes, **rest, **balanced_routing
+                )
+                self.flags[key] = not layout.valid(space.model)
+            flags.append(self.flags[key])
+        return numpy.array(flags, dtype=bool)[places.reshape(-1)]
 
     @property
     def size(self) -> int:
