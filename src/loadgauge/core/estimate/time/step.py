@@ -326,11 +326,19 @@ class StepModel:
         links = self.on_network(sent, ahead, returned, back)
         return MicroBatch(ahead, back, time.weight_gradient, links), time.forward, time.backward
 
-    def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
-        """Return the seconds to gather some weights, and to reduce-scatter their gradients, under ZeRO-3."""
+    def gather_seconds(self, weights: RankWeights) -> Size:
+        """Return the seconds to gather some weights under ZeRO-3."""
         precision, lora = self.training.precision, self.training.lora
         base = lora is not None and lora.quantised
         gather: Size = 0
+        for part, name in ((weights.dense, "zero"), (weights.expert, "expert_dp")):
+            if not same(part.total, 0):
+                nbytes = gathered_bytes(part, precision, base)
+                gather = gather + seconds("all_gather", nbytes, self.groups[name], self.fabric)
+        return gather
+
+    def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
+        """Return the seconds to gather some weights, and to reduce-scatter their gradients, under ZeRO-3."""
         scatter: Size = 0
         for part, group, others in (
             (weights.dense, self.groups["zero"], self.groups["replicas"]),
@@ -339,7 +347,6 @@ class StepModel:
             reduced = self.reduced_bytes * part.trainable
             if same(part.total, 0):
                 continue
-            gather = gather + seconds("all_gather", gathered_bytes(part, precision, base), group, self.fabric)
             scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
             scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
         how = exchange(self.layout, self.training)
@@ -348,7 +355,7 @@ class StepModel:
         elif not how.reduces:
             # With the last micro-batch alone; spread over all, which take equally long here.
             scatter = scatter / self.layout.num_microbatches
-        return self.read(gather), self.read(scatter)
+        return self.read(self.gather_seconds(weights)), self.read(scatter)
 
     def read(self, value: Size) -> Size:
         """Return a size unchanged; array versions of this class override it."""

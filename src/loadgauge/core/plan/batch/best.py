@@ -42,8 +42,8 @@ class Row(NamedTuple):
 class Pool:
     """The best layouts seen so far of those that fit, or of those that may, and their front."""
 
-    def __init__(self, numpy: Any, kept: int) -> None:
-        self.numpy, self.kept = numpy, kept
+    def __init__(self, numpy: Any, kept: int, distinct: bool = False) -> None:
+        self.numpy, self.kept, self.distinct = numpy, kept, distinct
         self.rows: list[Row] = []
         self.front: list[Row] = []
         self.ceiling = float("inf")
@@ -73,7 +73,9 @@ class Pool:
         return memory < bytes_by_then[numpy.searchsorted(steps, step, side="right")]
 
     def trim(self) -> None:
-        """Only the best stay."""
+        """Only the best stay; where a layout may have come several times, one of those that are equal."""
+        if self.distinct:
+            self.rows = list({row[:3]: row for row in self.rows}.values())
         self.rows.sort(key=lambda row: row[:3])
         del self.rows[self.kept :]
         if len(self.rows) == self.kept:
@@ -107,7 +109,7 @@ class Best:
         import numpy
 
         self.numpy = numpy
-        self.sure, self.tight, self.seeds = Pool(numpy, kept), Pool(numpy, kept), Pool(numpy, kept)
+        self.sure, self.tight, self.seeds = Pool(numpy, kept), Pool(numpy, kept), Pool(numpy, kept, distinct=True)
         self.lowest = float("inf")
         self.valid = self.fitting = self.timed = 0
 

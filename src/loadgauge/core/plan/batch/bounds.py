@@ -14,12 +14,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, minimum
+from loadgauge.core.base.algebra import Size, maximum, minimum
 from loadgauge.core.definitions.layout.layout import RecomputePolicy, Schedule
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts
 from loadgauge.core.estimate.schedule.stages import Stage
+from loadgauge.core.estimate.states.gathered import at
+from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.step import MicroBatch
-from loadgauge.core.layers.operations.operations import Layer, Recompute
+from loadgauge.core.estimate.time.traffic import exchange
+from loadgauge.core.layers.operations.operations import Layer
 from loadgauge.core.plan.batch.memory import STATES, ArrayMemory
 from loadgauge.core.plan.batch.step_time import ArrayStep
 
@@ -28,20 +31,23 @@ May: TypeAlias = Callable[[Any, Any], Any]
 ROUNDING = 1 - 1e-9
 
 
-class LeastMemory(ArrayMemory):
-    """Without what a layer needs while it runs backward."""
-
-    def backward(self, layer: Layer, recompute: Recompute) -> Size:
-        """As if nothing were needed [bytes]."""
-        return 0
-
-
 class LeastStep(ArrayStep):
-    """The part of a step model that is the same for all pipelines and ZeRO stages."""
+    """The part of a step model that is the same for all pipelines, and what weights take that are gathered again and again.
+
+    gather: the least seconds to gather the weights of a layer, with any number of replicas; None where they are not gathered
+    """
+
+    gather: Callable[[RankWeights], Size] | None = None
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
-        """As in `StepModel`, without gathers and what travels to the host [s]."""
-        return self.computed(facts)
+        """As in `StepModel`, with what of the gathers cannot hide, and without what travels to the host [s]."""
+        time = self.computed(facts)
+        if self.gather is not None:
+            gather = self.gather(facts.weights)
+            if not exchange(self.layout, self.training).after:
+                time.forward["zero"] = maximum(gather - sum(time.forward.values()), 0)
+            time.backward["zero"] = maximum(gather - sum(time.backward.values()), 0)
+        return time
 
     def of_end(self, layer: Layer) -> MicroBatch:
         """As in `StepModel`, without gathers [s]."""
@@ -104,13 +110,23 @@ def least_bytes(memory: ArrayMemory, every: list[Stage], schedule: Schedule) -> 
     Interleaved, each chunk of the first stage has as many micro-batches in flight as the stage has under 1F1B.
     """
     layout = memory.layout
-    whole = schedule in ("1f1b", "gpipe", "interleaved") and memory.embedding_trained
+    lasting = STATES[:3] if not memory.frees_gradients else ("weights", "optimizer")
     flight = layout.num_microbatches if schedule == "gpipe" else minimum(layout.num_microbatches, layout.pp)
     for stage in dict.fromkeys((every[0], every[-1])):
         states = memory.weighed(stage)[2]
-        lasting = STATES[:3] if not memory.frees_gradients else ("weights", "optimizer")
-        rest: Size = 0
-        if whole:
-            kept = memory.of_layers(memory.counts(stage, stage.start, stage.stop)).kept
-            rest = kept + memory.head_working if stage.last else flight * kept
-        yield sum(getattr(states, part) for part in lasting if part not in memory.offloaded), rest
+        own = sum(getattr(states, part) for part in lasting if part not in memory.offloaded)
+        if (
+            schedule not in ("1f1b", "gpipe", "interleaved")
+            or not memory.embedding_trained
+            or stage.start == stage.stop
+        ):
+            yield own, 0
+            continue
+        # When the last layer runs backward, everything is held that the stage keeps; at the loss, the head comes to it.
+        counts = memory.counts(stage, stage.start, stage.stop)
+        kept = memory.of_layers(counts).kept
+        working = functools.reduce(minimum, (memory.facts[key].working - memory.facts[key].kept for key in counts))
+        gathered = memory.gathered(stage, at(memory, stage, "backward", stage.stop - 1)) if layout.zero == 3 else 0
+        yield own + gathered, (kept if stage.last else flight * kept) + working
+        if stage.last:
+            yield own, kept + memory.head_working

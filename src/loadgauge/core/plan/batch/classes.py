@@ -10,25 +10,34 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgauge.core.plan.batch.bounds import Filling, May
-from loadgauge.core.plan.space.constraints import Constraints
 from loadgauge.core.plan.space.space import COMBINED, Grid, Structure
 
 if TYPE_CHECKING:
-    from loadgauge.core.plan.batch.evaluate import BatchEvaluator, GridEvaluator
+    from loadgauge.core.plan.batch.evaluate import BatchEvaluator, LeastEvaluator
 
 Key = tuple[object, ...]
-SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13)
 """Of the memory of a GPU: by how much a layout that looks good may need, the fastest of each."""
 MOST, EACH = 16, 2
 """Combinations that look good: at most of each kind, and of each class for each share."""
 
 
 class Bounded(NamedTuple):
-    """Combinations of sizes that a class has, with lower bounds of memory [bytes] and step time [s] of each."""
+    """Combinations of sizes that a class has, with lower bounds of memory [bytes] and step time [s] of each.
+
+    batches: micro-batches; layer, head: the least seconds of one in the quickest layer and in the head
+    """
 
     rows: Any
     low: Any
     least: Any
+    batches: Any
+    layer: Any
+    head: Any
+
+    def at(self, mark: Any) -> Bounded:
+        """Some of the combinations."""
+        return Bounded(*(column[mark] for column in self))
 
 
 class Entry(NamedTuple):
@@ -45,7 +54,7 @@ class Classes:
     """The classes of one grid. of: the combinations of each; valid: how many layouts each structure has, with replicas"""
 
     def __init__(
-        self, grid: Grid, parts: list[tuple[Grid, GridEvaluator]], structures: Mapping[int, list[Structure]]
+        self, grid: Grid, parts: list[tuple[Grid, LeastEvaluator]], structures: Mapping[int, list[Structure]]
     ) -> None:
         import numpy
 
@@ -57,13 +66,11 @@ class Classes:
         fillings = self._fillings(parts[0][1].whole) if parts else {}
         first = 0
         for part, evaluator in parts:
-            limits = Constraints(part)
             for pp, several in structures.items():
                 evaluator.start(pp)
-                limits.forget()
                 mine: dict[Key, Bounded] = {}
                 for structure in several:
-                    self.valid[structure] = self.valid.get(structure, 0) + limits.valid(structure)
+                    self.valid[structure] = self.valid.get(structure, 0) + evaluator.with_replicas.valid(structure)
                     key = key_of(structure)
                     if key not in mine:
                         mine[key] = evaluator.bounded(structure, fillings[key], first)
@@ -90,8 +97,7 @@ class Classes:
 
     def kept(self, may: May) -> Classes:
         """Return the classes without combinations that bounds rule out."""
-        numpy, other = self.numpy, Classes.__new__(Classes)
-        other.__dict__.update(self.__dict__)
+        numpy = self.numpy
         marks = {key: may(one.low, one.least) for key, one in self.of.items()}
         rows = numpy.unique(numpy.concatenate([self.of[key].rows[mark] for key, mark in marks.items()] or [[]]))
         return self.at(rows.astype("int64"), marks)
@@ -102,11 +108,24 @@ class Classes:
         other.__dict__.update(self.__dict__)
         other.columns = {name: column[rows] for name, column in self.columns.items()}
         other.of = {
-            key: Bounded(numpy.searchsorted(rows, one.rows[mark]), one.low[mark], one.least[mark])
+            key: one._replace(rows=numpy.searchsorted(rows, one.rows))
             for key, mark in marks.items()
-            for one in (self.of[key],)
+            for one in (self.of[key].at(mark),)
         }
         return other
+
+    def parts(self, many: int) -> Iterator[Classes]:
+        """Yield the classes of each number of stages apart, where there are many combinations."""
+        numpy = self.numpy
+        if len(self.columns["tp"]) <= many:
+            yield self
+            return
+        for pp, structures in self.structures.items():
+            mine = {key: one for key, one in self.of.items() if key[0] == pp}
+            rows = numpy.unique(numpy.concatenate([one.rows for one in mine.values()]))
+            part = self.at(rows, {key: slice(None) for key in mine})
+            part.structures = {pp: structures}
+            yield part
 
     def listed(self, replicas: Any) -> Grid:
         """A grid of all combinations."""
@@ -123,8 +142,8 @@ def key_of(structure: Structure) -> Key:
 def promising(pools: list[Classes], may: May) -> Iterator[tuple[Classes, list[list[Structure]]]]:
     """Yield, of each pool, combinations that look good by their bounds, and pipelines to try them with.
 
-    These are the quickest, and those on the front of both bounds; without weights that are gathered for each micro-batch,
-    whose time the bounds leave out, unless nothing else may fit.
+    These are those on the front of both bounds, and the quickest: without ZeRO-3, whose bounds say least, unless nothing else
+    may fit.
     """
     import numpy
 
@@ -139,14 +158,15 @@ def promising(pools: list[Classes], may: May) -> Iterator[tuple[Classes, list[li
                     entries.append(
                         Entry(float(one.least[best]), float(one.low[best]), number, key, int(one.rows[best]))
                     )
-    entries = sorted({entry for entry in entries if entry.key[3] != 3} or entries, key=lambda entry: entry[:3])
+    entries = sorted(set(entries), key=lambda entry: entry[:3])
     front, lowest = [], float("inf")
     for entry in entries:
         if entry.low < lowest:
             front.append(entry)
             lowest = entry.low
     spread = {round(n * (len(front) - 1) / MOST) for n in range(MOST + 1)} if front else ()
-    chosen = [*entries[:MOST], *(front[place] for place in sorted(spread))]
+    quick = [entry for entry in entries if entry.key[3] != 3] or entries
+    chosen = [*quick[:MOST], *(front[place] for place in sorted(spread))]
     for number, pool in enumerate(pools):
         mine = [entry for entry in chosen if entry.pool == number]
         if not mine:

@@ -24,10 +24,12 @@ from loadgauge.core.estimate.memory.counters import Margins
 from loadgauge.core.estimate.memory.in_flight import works
 from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory, workspaces
+from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
+from loadgauge.core.estimate.time.step import StepModel
 from loadgauge.core.estimate.time.traffic import layout_groups
-from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastMemory, LeastStep, May, Work, least_bytes
+from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes
 from loadgauge.core.plan.batch.classes import SHARES, Bounded, Classes, key_of, promising
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
@@ -37,6 +39,10 @@ from loadgauge.core.plan.space.constraints import Constraints, Places
 from loadgauge.core.plan.space.space import Grid, Space, Structure
 
 Pipeline: TypeAlias = "tuple[Any, ...]"
+ROUNDS, FEW = 3, 400
+"""How often combinations that look good are tried at most, and how many there have to be."""
+MANY = 2000
+"""Combinations, above which each number of stages has a grid of its own."""
 Families: TypeAlias = dict[bool, dict[int, dict[Pipeline, list[Structure]]]]
 """Structures by sequence parallelism, stages and pipeline."""
 
@@ -61,6 +67,14 @@ class KnownGroup(Group, frozen=True, dict=True):
         if key not in self.__dict__:
             self.__dict__[key] = getattr(Group, name)(self, domain)
         return self.__dict__[key]
+
+
+def known_groups(layout: Layout) -> dict[str, Group]:
+    """The groups of ranks that communicate, by name."""
+    return {
+        name: KnownGroup(**{field: getattr(group, field) for field in Group.__struct_fields__})
+        for name, group in layout_groups(layout).items()
+    }
 
 
 class BatchEvaluator:
@@ -98,7 +112,7 @@ class BatchEvaluator:
         for one in self.space.structures():
             pipelines = families.setdefault(one.sequence_parallel, {}).setdefault(one.pp, {})
             pipelines.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
-        parts: Iterable[tuple[GridEvaluator, bool, Classes | None]]
+        parts: list[tuple[GridEvaluator, bool, Classes | None]]
         if may is None or self.space.model.own.states_splits:
             parts = [(GridEvaluator(self, grid), one, None) for one in families for grid in self.space.grids(one)]
         else:
@@ -106,6 +120,8 @@ class BatchEvaluator:
         done, count = 0, sum(len(families[spread]) for _, spread, _ in parts)
         for evaluator, spread, classes in parts:
             for pp, pipelines in families[spread].items():
+                if classes is not None and pp not in classes.structures:
+                    continue
                 if progress is not None:
                     progress(done, count)
                 done += 1
@@ -129,20 +145,29 @@ class BatchEvaluator:
                 structures = {pp: [one for some in lines.values() for one in some] for pp, lines in by_pp.items()}
                 for values in self.space.alike():
                     grid = Grid(self.space, values, spread)
-                    each = [(part, LeastEvaluator(self, part.unreplicated())) for part in grid.parts()]
+                    each = [(part, LeastEvaluator(self, part)) for part in grid.parts()]
                     pools.append((spread, Classes(grid, each, structures)))
-            if seed is not None:
-                few = self._few(may)
-                for classes, pipelines in promising([classes for _, classes in pools], may):
-                    evaluator, pp = GridEvaluator(self, classes.listed(self.numpy.ones(1))), 0
-                    for same in pipelines:
-                        if same[0].pp != pp:
-                            pp = same[0].pp
-                            evaluator.start(pp)
-                        for batch in evaluator.evaluate(same, few, may, classes):
-                            seed(batch)
             left = [(spread, classes.kept(may)) for spread, classes in pools]
-        return [(GridEvaluator(self, one.listed(one.grid.replicas)), spread, one) for spread, one in left]
+            for _ in range(ROUNDS if seed is not None else 0):
+                if sum(len(classes.columns["tp"]) for _, classes in left) <= FEW:
+                    break
+                self._try([classes for _, classes in left], may, seed)
+                left = [(spread, classes.kept(may)) for spread, classes in left]
+        # Few combinations share what does not depend on the number of stages; where there are many, arrays stay short.
+        several = [(spread, part) for spread, classes in left for part in classes.parts(MANY)]
+        return [(GridEvaluator(self, one.listed(one.grid.replicas)), spread, one) for spread, one in several]
+
+    def _try(self, pools: list[Classes], may: May, seed: Callable[[Batch], None] | None) -> None:
+        """Time some combinations that look good."""
+        few = self._few(may)
+        for classes, pipelines in promising(pools, may):
+            evaluator, pp = GridEvaluator(self, classes.listed(self.numpy.ones(1))), 0
+            for same in pipelines:
+                if same[0].pp != pp:
+                    pp = same[0].pp
+                    evaluator.start(pp)
+                for batch in evaluator.evaluate(same, few, may, classes):
+                    seed(batch)
 
     def _few(self, may: May) -> Wanted:
         """Of the layouts of a structure that fit for sure, and of those that need little, the one that looks quickest."""
@@ -172,8 +197,6 @@ class GridEvaluator:
     of_grid: what all numbers of stages share; of_pp: what those with one number of stages share; of_pipeline: what structures
     with one pipeline share
     """
-
-    memories: type[ArrayMemory] = ArrayMemory
 
     def __init__(self, whole: BatchEvaluator, grid: Grid) -> None:
         import numpy
@@ -208,7 +231,7 @@ class GridEvaluator:
                 continue
             layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged) if len(places) else None
             if may is not None and classes is not None and layout is not None:
-                places = self.left(structure, layout, places, may, classes)
+                places = self.left(structure, places, may, classes)
             left.append((structure, layout, valid, places))
         self.among = {one.recompute: [p for s, _, _, p in left if s.recompute == one.recompute] for one, *_ in left}
         steps: list[Step | Batch] = []
@@ -232,73 +255,23 @@ class GridEvaluator:
 
     # -- bounds ---------------------------------------------------------------------------------------------------------
 
-    def bounded(self, structure: Structure, filling: Filling, first: int) -> Bounded:
-        """The combinations of a class with their bounds.
-
-        filling: the least of the class's pipelines; first: the number of the grid's first combination
-        """
-        places = self.limits.possible(msgspec.structs.replace(structure, schedule="1f1b", vpp=1))
-        if not len(places):
-            return Bounded(places.flat, self.numpy.zeros(0), self.numpy.zeros(0))
-        layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
-        memory = self.memory(structure, layout)
-        low, work = self.least_bytes(structure, memory, places), self.work(structure, memory)
-        batches = places.read_once(self.of_pp.once("batches", lambda: layout.num_microbatches))
-        least = batches / structure.pp * places.read_once(work.whole)
-        if filling.last:
-            layer, head = places.read_once(work.layer), places.read_once(work.head)
-            least = self.numpy.maximum(least, filling.seconds(batches, layer, head))
-        return Bounded(places.flat + first, low, least)
-
-    def left(self, structure: Structure, layout: Layout, valid: Places, may: May, classes: Classes) -> Places:
+    def left(self, structure: Structure, valid: Places, may: May, classes: Classes) -> Places:
         """The valid layouts of combinations that lower bounds do not rule out; none where those of its pipeline do."""
         numpy, nothing = self.numpy, Places(valid.flat[:0], valid.dims)
-        rows, low, least = classes.of[key_of(structure)]
-        mark = may(low, least)
-        if not mark.any():
+        some = classes.of[key_of(structure)]
+        some = some.at(may(some.low, some.least))
+        if not len(some.rows):
             return nothing
-        rows, low, least = rows[mark], low[mark], least[mark]
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         if structure.pp > 1:
-            work = self.work(structure, self.memory(structure, layout))
-            batches, layer, head = (self.by_row(value)[rows] for value in (layout.num_microbatches, *work[1:]))
             filling = Filling.of(self.whole.stages(*pipeline), structure.schedule)
-            more = filling.seconds(batches, layer, head)
-            if not may(low, numpy.maximum(least, more)).any():
+            more = filling.seconds(some.batches, some.layer, some.head)
+            if not may(some.low, numpy.maximum(some.least, more)).any():
                 return nothing
         alive = numpy.zeros(self.grid.shape[0], dtype=bool)
-        alive[rows] = True
+        alive[some.rows] = True
         key = "left", valid, alive.tobytes()
         return self.of_pp.once(key, lambda: Places(valid.flat[alive[valid.combinations]], valid.dims))
-
-    def by_row(self, value: Size) -> Any:
-        """The values of an open array without replicas, by row of a listed grid."""
-        return self.numpy.broadcast_to(value, (self.grid.dims[0], 1, 1)).reshape(-1)
-
-    def least_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
-        """A lower bound of the memory of each layout [bytes]."""
-        layout, usual = memory.layout, structure.schedule in ("1f1b", "interleaved")
-        pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
-        every = (
-            self.whole.stages(structure.pp, 1, "1f1b", structure.stage_layers)
-            if usual
-            else self.whole.stages(*pipeline)
-        )
-        most: Any = 0.0
-        for states, rest in least_bytes(memory, every, structure.schedule):
-            most = self.numpy.maximum(most, places.of(states) + places.of(rest))
-        return (most * places.read_once(self.usual(layout)) + places.read_once(self.fixed(layout, memory))) * ROUNDING
-
-    def work(self, structure: Structure, memory: ArrayMemory) -> Work:
-        """The least seconds of a micro-batch, as open arrays."""
-
-        def make() -> Work:
-            fabric, groups = self.whole.fabric, self.groups(memory.layout)
-            step = LeastStep(memory, self.whole.machine, fabric, groups, None, self.known, Memo())
-            return step.work(self.whole.stages(1, 1, "1f1b", None)[0])
-
-        key = "work", structure.recompute, structure.splits, memory.layout.ends_together, self.recast(structure.zero)
-        return (self.of_grid if self.alike else self.of_pp).once(key, make)
 
     # -- facts ----------------------------------------------------------------------------------------------------------
 
@@ -323,7 +296,7 @@ class GridEvaluator:
             seen = training is self.training, self.space.model.partly and structure.recompute.mode
             view = self.of_grid.once(("view", *seen), lambda: view_of(layout, training))
             operations = self.of_grid.once(("operations", *seen), Memo)
-            return self.memories(self.space.model, layout, training, view, operations)
+            return ArrayMemory(self.space.model, layout, training, view, operations)
 
         memory: ArrayMemory = self.of_grid.once(("facts", key), make).under(layout)
         # Weights depend on the pipeline and on ZeRO, not on what is kept of activations.
@@ -333,14 +306,7 @@ class GridEvaluator:
     def groups(self, layout: Layout) -> dict[str, Group]:
         """The groups of ranks that communicate, by name (`layout_groups`)."""
 
-        def make() -> dict[str, Group]:
-            made = layout_groups(layout)
-            return {
-                name: KnownGroup(**{field: getattr(group, field) for field in Group.__struct_fields__})
-                for name, group in made.items()
-            }
-
-        return self.of_pp.once("groups", make)
+        return self.of_pp.once("groups", lambda: known_groups(layout))
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
@@ -498,6 +464,77 @@ class GridEvaluator:
 
 
 class LeastEvaluator(GridEvaluator):
-    """Works out bounds alone, which need no working sets."""
+    """Works out bounds alone, on a grid without replicas. part: the same with them"""
 
-    memories = LeastMemory
+    def __init__(self, whole: BatchEvaluator, part: Grid) -> None:
+        super().__init__(whole, part.unreplicated())
+        self.part, self.with_replicas = part, Constraints(part)
+
+    def start(self, pp: int) -> None:
+        """As in `GridEvaluator`."""
+        super().start(pp)
+        self.with_replicas.forget()
+
+    def bounded(self, structure: Structure, filling: Filling, first: int) -> Bounded:
+        """The combinations of a class with their bounds.
+
+        filling: the least of the class's pipelines; first: the number of the grid's first combination
+        """
+        places = self.limits.possible(msgspec.structs.replace(structure, schedule="1f1b", vpp=1))
+        if not len(places):
+            return Bounded(places.flat, *[self.numpy.zeros(0)] * 5)
+        layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
+        memory = self.memory(structure, layout)
+        work = Work(*map(places.read_once, self.work(structure, memory)))
+        batches = places.read_once(self.of_pp.once("batches", lambda: layout.num_microbatches))
+        least = batches / structure.pp * work.whole
+        if filling.last:
+            least = self.numpy.maximum(least, filling.seconds(batches, work.layer, work.head))
+        low = self.least_bytes(structure, memory, places)
+        return Bounded(places.flat + first, low, least, batches, work.layer, work.head)
+
+    def least_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
+        """A lower bound of the memory of each layout [bytes]."""
+        layout, usual = memory.layout, structure.schedule in ("1f1b", "interleaved")
+        pipeline: Pipeline = (structure.pp, structure.vpp, structure.schedule, structure.stage_layers)
+        every = (
+            self.whole.stages(structure.pp, 1, "1f1b", structure.stage_layers)
+            if usual
+            else self.whole.stages(*pipeline)
+        )
+        most: Any = 0.0
+        for states, rest in least_bytes(memory, every, structure.schedule):
+            most = self.numpy.maximum(most, places.read_once(states) + places.of(rest))
+        return (most * places.read_once(self.usual(layout)) + places.read_once(self.fixed(layout, memory))) * ROUNDING
+
+    def work(self, structure: Structure, memory: ArrayMemory) -> Work:
+        """The least seconds of a micro-batch, as open arrays."""
+        whole, gathers = self.whole, structure.zero == 3
+
+        def make() -> Work:
+            groups = self.groups(memory.layout)
+            step = LeastStep.__new__(LeastStep)
+            if gathers:
+                step.gather = functools.partial(self.gather, structure)
+            step.__init__(memory, whole.machine, whole.fabric, groups, None, self.known, Memo())  # type: ignore[misc]
+            return step.work(whole.stages(1, 1, "1f1b", None)[0])
+
+        key = "work", structure.recompute, structure.splits, memory.layout.ends_together, self.recast(structure.zero)
+        return (self.of_grid if self.alike and not gathers else self.of_pp).once((*key, gathers), make)
+
+    def gather(self, structure: Structure, weights: RankWeights) -> Any:
+        """The least seconds to gather weights, over all replicas that a row may have."""
+        layout = self.space.layout(structure, self.part.sizes, self.part.ragged)
+
+        def step() -> StepModel:
+            model = StepModel.__new__(StepModel)
+            model.training, model.fabric = self.training.under(3), self.whole.fabric
+            model.groups = known_groups(layout)
+            return model
+
+        def make() -> Any:
+            seconds = self.of_pp.once("with replicas", step).gather_seconds(weights)
+            exists = self.with_replicas.mask(structure).any(axis=1, keepdims=True)
+            return self.numpy.where(exists, seconds, self.numpy.inf).min(axis=2, keepdims=True)
+
+        return self.of_pp.once(("gather", ByIdentity(weights)), make)
