@@ -33,7 +33,7 @@ from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, 
 from loadgauge.core.plan.batch.classes import SHARES, Bounded, Classes, key_of, promising
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
-from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, play_all
+from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, finish
 from loadgauge.core.plan.batch.types import Batch, Wanted, untimed
 from loadgauge.core.plan.space.constraints import Constraints, Places
 from loadgauge.core.plan.space.space import Grid, Space, Structure
@@ -118,6 +118,7 @@ class BatchEvaluator:
         else:
             parts = self._narrowed(families, may, seed)
         done, count = 0, sum(len(families[spread]) for _, spread, _ in parts)
+        pending: list[list[Step]] = []
         for evaluator, spread, classes in parts:
             for pp, pipelines in families[spread].items():
                 if classes is not None and pp not in classes.structures:
@@ -129,11 +130,19 @@ class BatchEvaluator:
                 for structures in pipelines.values():
                     try:
                         with self.numpy.errstate(all="ignore"):
-                            batches = evaluator.evaluate(structures, wanted, may, classes)
+                            some = evaluator.evaluate(structures, wanted, may, classes)
                     except NotModelled as error:
                         self._left_out(evaluator.grid, error)
                         break
-                    yield from batches
+                    yield from (one for one in some if isinstance(one, Batch))
+                    steps = [one for one in some if isinstance(one, Step)]
+                    if pp > 1 and classes is not None and any(step.first < self.numpy.inf for step in steps):
+                        pending.append(steps)
+                    elif steps:
+                        yield from finish(steps, wanted)
+        # What looks best is played first, so that less of the rest has to be.
+        for steps in sorted(pending, key=lambda steps: min(step.first for step in steps)):
+            yield from finish(steps, wanted)
 
     def _narrowed(
         self, families: Families, may: May, seed: Callable[[Batch], None] | None
@@ -148,8 +157,8 @@ class BatchEvaluator:
                     each = [(part, LeastEvaluator(self, part)) for part in grid.parts()]
                     pools.append((spread, Classes(grid, each, structures)))
             left = [(spread, classes.kept(may)) for spread, classes in pools]
-            for _ in range(ROUNDS if seed is not None else 0):
-                if sum(len(classes.columns["tp"]) for _, classes in left) <= FEW:
+            for _ in range(ROUNDS):
+                if seed is None or sum(len(classes.columns["tp"]) for _, classes in left) <= FEW:
                     break
                 self._try([classes for _, classes in left], may, seed)
                 left = [(spread, classes.kept(may)) for spread, classes in left]
@@ -157,17 +166,19 @@ class BatchEvaluator:
         several = [(spread, part) for spread, classes in left for part in classes.parts(MANY)]
         return [(GridEvaluator(self, one.listed(one.grid.replicas)), spread, one) for spread, one in several]
 
-    def _try(self, pools: list[Classes], may: May, seed: Callable[[Batch], None] | None) -> None:
+    def _try(self, pools: list[Classes], may: May, seed: Callable[[Batch], None]) -> None:
         """Time some combinations that look good."""
-        few = self._few(may)
+        few, tried = self._few(may), []
         for classes, pipelines in promising(pools, may):
             evaluator, pp = GridEvaluator(self, classes.listed(self.numpy.ones(1))), 0
             for same in pipelines:
                 if same[0].pp != pp:
                     pp = same[0].pp
                     evaluator.start(pp)
-                for batch in evaluator.evaluate(same, few, may, classes):
-                    seed(batch)
+                tried.append([one for one in evaluator.evaluate(same, few, may, classes) if isinstance(one, Step)])
+        for steps in sorted(filter(None, tried), key=lambda steps: min(step.first for step in steps)):
+            for batch in finish(steps, few):
+                seed(batch)
 
     def _few(self, may: May) -> Wanted:
         """Of the layouts of a structure that fit for sure, and of those that need little, the one that looks quickest."""
@@ -218,8 +229,8 @@ class GridEvaluator:
         wanted: Wanted | None,
         may: May | None = None,
         classes: Classes | None = None,
-    ) -> list[Batch]:
-        """Evaluate the valid layouts of structures that share one pipeline; only `wanted` schedules are simulated."""
+    ) -> list[Step | Batch]:
+        """Evaluate the valid layouts of structures that share one pipeline, but for the time of those to be simulated."""
         self.of_pipeline = Memo()
         left = []
         for structure in structures:
@@ -246,12 +257,12 @@ class GridEvaluator:
                 never = self.numpy.full(len(places), self.numpy.inf)
                 steps.append(Batch(structure, self.grid, places.flat, *ends, never, valid))
             else:
-                steps.append(Step(self.times(structure, memory, places), structure, memory, places, ends, valid))
-        timed = [step for step in steps if isinstance(step, Step)]
-        for step in timed:
-            step.narrow(wanted)
-        play_all([step.times for step in timed])
-        return [step.batch(self.grid) if isinstance(step, Step) else step for step in steps]
+                times = self.times(structure, memory, places)
+                steps.append(Step(times, structure, self.grid, memory, places, ends, valid))
+        for step in steps:
+            if isinstance(step, Step):
+                step.narrow(wanted)
+        return steps
 
     # -- bounds ---------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from loadgauge.core.base.algebra import Size
@@ -218,20 +218,24 @@ class Step:
     """The time of the layouts of one structure, as `StepModel.step` adds it up.
 
     nbytes: the memory of each and its upper end; valid: layouts of the structure, with those that a bound ruled out
+    first: the least bound of those that are to be timed [s]; infinite where there is none
     """
 
     def __init__(
         self,
         times: PipelineTimes,
         structure: Structure,
+        grid: Grid,
         memory: ArrayMemory,
         places: Places,
         nbytes: tuple[Any, Any],
         valid: int,
     ) -> None:
         self.times, self.structure, self.places, self.nbytes, self.valid = times, structure, places, nbytes, valid
+        self.grid = grid
         self.memory, self.numpy, self.back = memory, times.numpy, times.back(places)
         self.some, self.chosen = places, None
+        self.first = float("inf")
 
     def narrow(self, wanted: Wanted | None) -> None:
         """Choose the layouts to time, those for which `wanted` is true (None: all), and mark the points to simulate."""
@@ -246,25 +250,32 @@ class Step:
                     least[chosen],
                 )
                 self.back = chosen if self.back is None else self.back[chosen]
-        if not len(least):
-            return
-        self.ends = self._ends()
+        if len(least):
+            self.ends = self._ends()
+        self.least = least + self.ends if len(least) else least
+        self.need(wanted)
+
+    def need(self, wanted: Wanted | None) -> None:
+        """Mark the points to simulate, once the chosen layouts have a bound with all there is."""
         needed: Any = slice(None)
-        if wanted is not None:
+        if wanted is not None and len(self.least):
             nbytes = self.nbytes if self.chosen is None else (ends[self.chosen] for ends in self.nbytes)
-            needed = wanted(*nbytes, least + self.ends)
-        self.times.needed[needed if self.back is None else self.back[needed]] = True
+            needed = self.numpy.flatnonzero(wanted(*nbytes, self.least))
+            self.first = self.least[needed].min(initial=self.numpy.inf)
+        points = needed if self.back is None else self.back[needed]
+        if len(self.least):
+            self.times.needed[points] = True
 
     def spread(self, values: Any) -> Any:
         """Values of points, as values of the chosen layouts."""
         return values if self.back is None else values[self.back]
 
-    def batch(self, grid: Grid) -> Batch:
+    def batch(self) -> Batch:
         """The layouts with their step times [s]; infinite where the schedule was not simulated."""
         seconds: Any = self.numpy.full(len(self.places), self.numpy.inf)
-        if len(self.some):
+        if len(self.some) and (self.structure.pp == 1 or self.times.played is not None):
             seconds[slice(None) if self.chosen is None else self.chosen] = self.spread(self.times.seconds()) + self.ends
-        return Batch(self.structure, grid, self.places.flat, *self.nbytes, seconds, self.valid)
+        return Batch(self.structure, self.grid, self.places.flat, *self.nbytes, seconds, self.valid)
 
     def _ends(self) -> Any:
         """Seconds that a step has once, on its slowest stage: gradients, new weights and the update."""
@@ -296,6 +307,17 @@ class Step:
         nothing = MicroBatch({}, {})
         whole = memo.once(("ends", key), lambda: sum(open_time.once(rows, stage, nothing).values()) + update)
         return places.read_once(whole)
+
+
+def finish(steps: list[Step], wanted: Wanted | None) -> Iterator[Batch]:
+    """Simulate the schedules of structures with one pipeline that are still wanted, and yield all of their layouts."""
+    for times in dict.fromkeys(step.times for step in steps):
+        times.needed[:] = False
+    for step in steps:
+        step.need(wanted)
+    play_all([step.times for step in steps])
+    for step in steps:
+        yield step.batch()
 
 
 def play_all(pipelines: Iterable[PipelineTimes]) -> None:
