@@ -327,7 +327,7 @@ def _tighter(
     if not found.sure.rows or not found.tight.rows:
         return None
     own = score(objective, case_of(cases, best), best)
-    row = min(found.tight.rows, key=lambda row: row[:3])
+    row = min(found.tight.rows, key=lambda row: row[:4])
     return tight if score(objective, cases[row.case], tight := exact(row)) < own else None
 
 

@@ -17,26 +17,33 @@ CLOSE = 1e-9
 
 
 class Row(NamedTuple):
-    """A layout among the best: the score (minimised), step time [s], memory [bytes], the number of its case, its place."""
+    """A layout among the best: the score (minimised), step time [s], memory [bytes], and what decides between equals.
+
+    order: the number of its case, of its structure, and its place in the grid
+    """
 
     score: float
     step: float
     memory: float
-    case: int
+    order: tuple[int, int, int]
     structure: Structure
     grid: Grid
-    place: int
 
     @classmethod
     def of(cls, number: int, batch: Batch, score: Any, index: int) -> Row:
         """One layout of a batch. number: of its case; score: of all its layouts"""
         own = float(score[index]), float(batch.step[index]), float(batch.memory[index])
-        return cls(*own, number, batch.structure, batch.grid, int(batch.places[index]))
+        return cls(*own, (number, batch.order, int(batch.places[index])), batch.structure, batch.grid)
+
+    @property
+    def case(self) -> int:
+        """The number of its case."""
+        return self.order[0]
 
     @property
     def layout(self) -> Layout:
         """The layout, every size a whole number."""
-        return self.grid.layout(self.structure, self.place)
+        return self.grid.layout(self.structure, self.order[2])
 
 
 class Pool:
@@ -65,18 +72,19 @@ class Pool:
             self.trim()
         return (score <= self.ceiling) | self._before_front(memory, least)
 
-    def _before_front(self, memory: Any, step: Any) -> Any:
-        """Layouts that need less memory than all on the front that take no longer."""
+    def _before_front(self, memory: Any, step: Any, equal: bool = False) -> Any:
+        """Layouts that need less memory than all on the front that take no longer; or no more than these."""
         numpy = self.numpy
         steps = numpy.array([row.step for row in self.front])
         bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
-        return memory < bytes_by_then[numpy.searchsorted(steps, step, side="right")]
+        there = bytes_by_then[numpy.searchsorted(steps, step, side="right")]
+        return memory <= there if equal else memory < there
 
     def trim(self) -> None:
         """Only the best stay; where a layout may have come several times, one of those that are equal."""
         if self.distinct:
             self.rows = list({row[:3]: row for row in self.rows}.values())
-        self.rows.sort(key=lambda row: row[:3])
+        self.rows.sort(key=lambda row: row[:4])
         del self.rows[self.kept :]
         if len(self.rows) == self.kept:
             self.ceiling = self.rows[-1].score * (1 + 1e-12)
@@ -84,7 +92,7 @@ class Pool:
     def _front(self, number: int, batch: Batch, score: Any, members: Any) -> None:
         numpy = self.numpy
         members = members[batch.step[members] < numpy.inf]
-        members = members[self._before_front(batch.memory[members], batch.step[members])]
+        members = members[self._before_front(batch.memory[members], batch.step[members], equal=True)]
         if not len(members):
             return
         order = members[numpy.lexsort((batch.memory[members], batch.step[members]))]
@@ -92,7 +100,7 @@ class Pool:
         lowest = numpy.minimum.accumulate(memory)
         better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
         mine = [Row.of(number, batch, score, int(index)) for index in order[better]]
-        merged = sorted(self.front + mine, key=lambda row: row[1:3])
+        merged = sorted(self.front + mine, key=lambda row: row[1:4])
         self.front = []
         for row in merged:
             if not self.front or row.memory < self.front[-1].memory:
@@ -136,10 +144,11 @@ class Best:
 
     def contenders(self, score: Any, memory: Any, least: Any) -> Any:
         """Return which layouts that fit might be among the best kept or on the front; score: a function of the next two"""
-        # A little quicker than they may be, so that the seeds themselves and their equals are among them.
+        # A little quicker than they may be, so that those seen already and their equals are among them.
         before = least * (1 - CLOSE)
-        found = self.sure.contenders(score(least, memory), memory, least)
-        return found & self.seeds.contenders(score(before, memory), memory, before) if self.seeds.rows else found
+        lowest = score(before, memory)
+        found = self.sure.contenders(lowest, memory, before)
+        return found & self.seeds.contenders(lowest, memory, before) if self.seeds.rows else found
 
     def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
         """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""

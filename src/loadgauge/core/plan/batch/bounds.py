@@ -104,29 +104,23 @@ class Filling(NamedTuple):
         return numpy.maximum(last, (batches * self.before + self.further) * layer)
 
 
-def least_bytes(memory: ArrayMemory, every: list[Stage], schedule: Schedule) -> Iterator[tuple[Size, Size]]:
-    """Yield of the first stage and of the last the least bytes of its states and of what else it holds at once.
+def least_bytes(memory: ArrayMemory, stage: Stage, schedule: Schedule) -> Iterator[tuple[Size, Size]]:
+    """Yield the least bytes of the states of the first stage, or of the last, and of what else it holds at the same time.
 
     Interleaved, each chunk of the first stage has as many micro-batches in flight as the stage has under 1F1B.
     """
-    layout = memory.layout
+    layout, states = memory.layout, memory.weighed(stage)[2]
     lasting = STATES[:3] if not memory.frees_gradients else ("weights", "optimizer")
+    own = sum(getattr(states, part) for part in lasting if part not in memory.offloaded)
+    if schedule not in ("1f1b", "gpipe", "interleaved") or not memory.embedding_trained or stage.start == stage.stop:
+        yield own, 0
+        return
+    # When the last layer runs backward, everything is held that the stage keeps; at the loss, the head comes to it.
     flight = layout.num_microbatches if schedule == "gpipe" else minimum(layout.num_microbatches, layout.pp)
-    for stage in dict.fromkeys((every[0], every[-1])):
-        states = memory.weighed(stage)[2]
-        own = sum(getattr(states, part) for part in lasting if part not in memory.offloaded)
-        if (
-            schedule not in ("1f1b", "gpipe", "interleaved")
-            or not memory.embedding_trained
-            or stage.start == stage.stop
-        ):
-            yield own, 0
-            continue
-        # When the last layer runs backward, everything is held that the stage keeps; at the loss, the head comes to it.
-        counts = memory.counts(stage, stage.start, stage.stop)
-        kept = memory.of_layers(counts).kept
-        working = functools.reduce(minimum, (memory.facts[key].working - memory.facts[key].kept for key in counts))
-        gathered = memory.gathered(stage, at(memory, stage, "backward", stage.stop - 1)) if layout.zero == 3 else 0
-        yield own + gathered, (kept if stage.last else flight * kept) + working
-        if stage.last:
-            yield own, kept + memory.head_working
+    counts = memory.counts(stage, stage.start, stage.stop)
+    kept = memory.of_layers(counts).kept
+    working = functools.reduce(minimum, (memory.facts[key].working - memory.facts[key].kept for key in counts))
+    gathered = memory.gathered(stage, at(memory, stage, "backward", stage.stop - 1)) if layout.zero == 3 else 0
+    yield own + gathered, (kept if stage.last else flight * kept) + working
+    if stage.last:
+        yield own, kept + memory.head_working

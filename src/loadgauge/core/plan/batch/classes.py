@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.plan.batch.bounds import Filling, May
+from loadgauge.core.plan.batch.memory import weights_key
 from loadgauge.core.plan.space.space import COMBINED, Grid, Structure
 
 if TYPE_CHECKING:
@@ -40,6 +42,14 @@ class Bounded(NamedTuple):
         return Bounded(*(column[mark] for column in self))
 
 
+class Lines(NamedTuple):
+    """The pipelines of a class: the least that any has ahead, and its first and last stages with the layers they may have."""
+
+    filling: Filling
+    firsts: dict[object, Stage]
+    lasts: dict[object, Stage]
+
+
 class Entry(NamedTuple):
     """A combination that looks good: its bounds, the number of its pool, its class and its row there."""
 
@@ -59,11 +69,11 @@ class Classes:
         import numpy
 
         self.grid, self.numpy = grid, numpy
-        self.structures, self.columns = structures, {}
+        self.structures = structures
         self.of: dict[Key, Bounded] = {}
         self.valid: dict[Structure, int] = {}
         each: dict[Key, list[Bounded]] = {}
-        fillings = self._fillings(parts[0][1].whole) if parts else {}
+        lines = self._lines(parts[0][1].whole)
         first = 0
         for part, evaluator in parts:
             for pp, several in structures.items():
@@ -73,27 +83,32 @@ class Classes:
                     self.valid[structure] = self.valid.get(structure, 0) + evaluator.with_replicas.valid(structure)
                     key = key_of(structure)
                     if key not in mine:
-                        mine[key] = evaluator.bounded(structure, fillings[key], first)
+                        mine[key] = evaluator.bounded(structure, lines[key], first)
                 for key, bounded in mine.items():
                     each.setdefault(key, []).append(bounded)
             first += part.shape[0]
         for key, some in each.items():
             self.of[key] = Bounded(*map(numpy.concatenate, zip(*some, strict=True)))
         columns = [part.columns for part, _ in parts]
-        if columns:
-            self.columns = {name: numpy.concatenate([one[name] for one in columns]) for name in COMBINED}
+        self.columns = {name: numpy.concatenate([one[name] for one in columns]) for name in COMBINED}
 
-    def _fillings(self, whole: BatchEvaluator) -> dict[Key, Filling]:
-        """Of each class the least that any of its pipelines has."""
-        of_pipelines: dict[object, Filling] = {}
-        fillings: dict[Key, Filling] = {}
+    def _lines(self, whole: BatchEvaluator) -> dict[Key, Lines]:
+        """What the pipelines of each class have."""
+        of_pipelines: dict[object, tuple[Filling, Stage, Stage]] = {}
+        lines: dict[Key, Lines] = {}
         for one in (structure for several in self.structures.values() for structure in several):
             pipeline = one.pp, one.vpp, one.schedule, one.stage_layers
             if pipeline not in of_pipelines:
-                of_pipelines[pipeline] = Filling.of(whole.stages(*pipeline), one.schedule)
-            own, key = of_pipelines[pipeline], key_of(one)
-            fillings[key] = Filling(*map(min, fillings.get(key, own), own))
-        return fillings
+                every = whole.stages(*pipeline)
+                of_pipelines[pipeline] = Filling.of(every, one.schedule), every[0], every[-1]
+            own, *ends = of_pipelines[pipeline]
+            mine = lines.setdefault(key_of(one), Lines(own, {}, {}))
+            filling = Filling(*map(min, mine.filling, own))
+            for stages, stage in zip(mine[1:], ends, strict=True):
+                again = stage.counts(one.recompute, stage.start, stage.stop)
+                stages.setdefault((weights_key(stage), *again.items()), stage)
+            lines[key_of(one)] = mine._replace(filling=filling)
+        return lines
 
     def kept(self, may: May) -> Classes:
         """Return the classes without combinations that bounds rule out."""

@@ -30,7 +30,7 @@ from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.step import StepModel
 from loadgauge.core.estimate.time.traffic import layout_groups
 from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes
-from loadgauge.core.plan.batch.classes import SHARES, Bounded, Classes, key_of, promising
+from loadgauge.core.plan.batch.classes import SHARES, Bounded, Classes, Lines, key_of, promising
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
 from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, finish
@@ -41,6 +41,8 @@ from loadgauge.core.plan.space.space import Grid, Space, Structure
 Pipeline: TypeAlias = "tuple[Any, ...]"
 ROUNDS, FEW = 3, 400
 """How often combinations that look good are tried at most, and how many there have to be."""
+SMALL = 500_000
+"""Combinations of a space that is not worth narrowing down."""
 MANY = 2000
 """Combinations, above which each number of stages has a grid of its own."""
 Families: TypeAlias = dict[bool, dict[int, dict[Pipeline, list[Structure]]]]
@@ -108,15 +110,16 @@ class BatchEvaluator:
         may: rules layouts out by lower bounds of both before any of this is worked out; they are only counted
         seed: called before with some layouts that look good, after which `may` may rule out more
         """
-        families: Families = {}
-        for one in self.space.structures():
-            pipelines = families.setdefault(one.sequence_parallel, {}).setdefault(one.pp, {})
-            pipelines.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
+        families = self.families()
+        every = (
+            one for by_pp in families.values() for lines in by_pp.values() for some in lines.values() for one in some
+        )
+        numbers = {structure: number for number, structure in enumerate(every)}
         parts: list[tuple[GridEvaluator, bool, Classes | None]]
-        if may is None or self.space.model.own.states_splits:
+        if may is None or self.space.model.own.states_splits or self.space.size < SMALL:
             parts = [(GridEvaluator(self, grid), one, None) for one in families for grid in self.space.grids(one)]
         else:
-            parts = self._narrowed(families, may, seed)
+            parts = self.narrowed(families, may, seed)
         done, count = 0, sum(len(families[spread]) for _, spread, _ in parts)
         pending: list[list[Step]] = []
         for evaluator, spread, classes in parts:
@@ -134,17 +137,25 @@ class BatchEvaluator:
                     except NotModelled as error:
                         self._left_out(evaluator.grid, error)
                         break
-                    yield from (one for one in some if isinstance(one, Batch))
+                    yield from (one._replace(order=numbers[one.structure]) for one in some if isinstance(one, Batch))
                     steps = [one for one in some if isinstance(one, Step)]
                     if pp > 1 and classes is not None and any(step.first < self.numpy.inf for step in steps):
                         pending.append(steps)
-                    elif steps:
-                        yield from finish(steps, wanted)
+                    else:
+                        yield from (one._replace(order=numbers[one.structure]) for one in finish(steps, wanted))
         # What looks best is played first, so that less of the rest has to be.
         for steps in sorted(pending, key=lambda steps: min(step.first for step in steps)):
-            yield from finish(steps, wanted)
+            yield from (one._replace(order=numbers[one.structure]) for one in finish(steps, wanted))
 
-    def _narrowed(
+    def families(self) -> Families:
+        """The structures of the space."""
+        families: Families = {}
+        for one in self.space.structures():
+            pipelines = families.setdefault(one.sequence_parallel, {}).setdefault(one.pp, {})
+            pipelines.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
+        return families
+
+    def narrowed(
         self, families: Families, may: May, seed: Callable[[Batch], None] | None
     ) -> list[tuple[GridEvaluator, bool, Classes | None]]:
         """Evaluators of the combinations that lower bounds do not rule out."""
@@ -155,7 +166,8 @@ class BatchEvaluator:
                 for values in self.space.alike():
                     grid = Grid(self.space, values, spread)
                     each = [(part, LeastEvaluator(self, part)) for part in grid.parts()]
-                    pools.append((spread, Classes(grid, each, structures)))
+                    if each:
+                        pools.append((spread, Classes(grid, each, structures)))
             left = [(spread, classes.kept(may)) for spread, classes in pools]
             for _ in range(ROUNDS):
                 if seed is None or sum(len(classes.columns["tp"]) for _, classes in left) <= FEW:
@@ -486,37 +498,37 @@ class LeastEvaluator(GridEvaluator):
         super().start(pp)
         self.with_replicas.forget()
 
-    def bounded(self, structure: Structure, filling: Filling, first: int) -> Bounded:
+    def bounded(self, structure: Structure, lines: Lines, first: int) -> Bounded:
         """The combinations of a class with their bounds.
 
-        filling: the least of the class's pipelines; first: the number of the grid's first combination
+        lines: the pipelines of the class; first: the number of the grid's first combination
         """
-        places = self.limits.possible(msgspec.structs.replace(structure, schedule="1f1b", vpp=1))
+        numpy, places = self.numpy, self.limits.possible(msgspec.structs.replace(structure, schedule="1f1b", vpp=1))
         if not len(places):
-            return Bounded(places.flat, *[self.numpy.zeros(0)] * 5)
+            return Bounded(places.flat, *[numpy.zeros(0)] * 5)
         layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
         memory = self.memory(structure, layout)
         work = Work(*map(places.read_once, self.work(structure, memory)))
         batches = places.read_once(self.of_pp.once("batches", lambda: layout.num_microbatches))
         least = batches / structure.pp * work.whole
-        if filling.last:
-            least = self.numpy.maximum(least, filling.seconds(batches, work.layer, work.head))
-        low = self.least_bytes(structure, memory, places)
+        if lines.filling.last:
+            least = numpy.maximum(least, lines.filling.seconds(batches, work.layer, work.head))
+        low = [self.least_bytes(structure, memory, places, each) for each in (lines.firsts, lines.lasts)]
+        shown = numpy.maximum(*low) * places.read_once(self.usual(layout))
+        low = (shown + places.read_once(self.fixed(layout, memory))) * ROUNDING
         return Bounded(places.flat + first, low, least, batches, work.layer, work.head)
 
-    def least_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
-        """A lower bound of the memory of each layout [bytes]."""
-        layout, usual = memory.layout, structure.schedule in ("1f1b", "interleaved")
-        pipeline: Pipeline = (structure.pp, structure.vpp, structure.schedule, structure.stage_layers)
-        every = (
-            self.whole.stages(structure.pp, 1, "1f1b", structure.stage_layers)
-            if usual
-            else self.whole.stages(*pipeline)
-        )
-        most: Any = 0.0
-        for states, rest in least_bytes(memory, every, structure.schedule):
-            most = self.numpy.maximum(most, places.read_once(states) + places.of(rest))
-        return (most * places.read_once(self.usual(layout)) + places.read_once(self.fixed(layout, memory))) * ROUNDING
+    def least_bytes(
+        self, structure: Structure, memory: ArrayMemory, places: Places, stages: dict[object, Stage]
+    ) -> Any:
+        """A lower bound of what one stage needs in each layout [bytes]. stages: what it may be"""
+        numpy, lowest = self.numpy, self.numpy.inf
+        for stage in stages.values():
+            most: Any = 0.0
+            for states, rest in least_bytes(memory, stage, structure.schedule):
+                most = numpy.maximum(most, places.read_once(states) + places.of(rest))
+            lowest = numpy.minimum(lowest, most)
+        return lowest
 
     def work(self, structure: Structure, memory: ArrayMemory) -> Work:
         """The least seconds of a micro-batch, as open arrays."""
