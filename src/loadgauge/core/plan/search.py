@@ -40,6 +40,13 @@ NETWORK_KEPT, NETWORK_SLACK = 1000, 1.05
 """For the objective network: how many of the fastest layouts are compared, and how much longer they may take."""
 GOODPUT_KEPT = 100
 """For the objective goodput: how many layouts, the best by their step and by the replicas that are left, are compared in full."""
+USUAL = {
+    "tp": (1, 2, 4, 8), "pp": (1, 2, 4, 8, 16), "vpp": (1, 4), "cp": (1,), "ep": (1, 8, 32), "etp": (1,), "zero": (1,),
+    "replicas": (1,), "micro_batch": (1,),
+}  # fmt: skip
+"""Values of a first look."""
+SLOW = ("network", "goodput")
+"""Objectives that estimate many layouts one by one."""
 Progress = Callable[[int, int], None]
 
 
@@ -235,12 +242,31 @@ def search(
         pareto=Estimates(len(front), lambda place: exact(front[place])),
         evaluated=evaluated,
         valid=best.valid,
-        counted=None if may is not None else best.fitting,
+        counted=best.fitting if best.seen == best.valid else None,
         seconds=time.perf_counter() - started,
         ranked=ranked,
         bounded=best.valid - best.timed,
         tighter=_tighter(cases, objective, exact, best, first),
     )
+
+
+def first_look(cases: Sequence[Case], objective: Objective = "time", margin: float = 0.0) -> Estimate | None:
+    """Return a good layout of the first search within a tenth of a second: the best of the `USUAL` values; None if none fits.
+
+    >>> from loadgauge import cluster, gpu, model, training
+    >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096, tp=(1, 2, 8))
+    >>> case = Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))
+    >>> first_look([case]).layout.zero
+    1
+    """
+    space = cases[0].space
+    few = {name: tuple(value for value in getattr(space, name) if value in some) for name, some in USUAL.items()}
+    few = {name: some or getattr(space, name)[:1] for name, some in few.items()} | {"recompute": space.recompute[-1:]}
+    quick = msgspec.structs.replace(cases[0], space=msgspec.structs.replace(space, **few))
+    try:
+        return search([quick], objective="time" if objective in SLOW else objective, margin=margin, top=1).layouts[0]
+    except (LayoutError, NothingFits):
+        return None
 
 
 def _least(cases: Sequence[Case]) -> tuple[Layout, int]:

@@ -119,12 +119,13 @@ class Best:
         self.numpy = numpy
         self.sure, self.tight, self.seeds = Pool(numpy, kept), Pool(numpy, kept), Pool(numpy, kept, distinct=True)
         self.lowest = float("inf")
-        self.valid = self.fitting = self.timed = 0
+        self.valid = self.seen = self.fitting = self.timed = 0
 
     def add(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
         """Add the layouts of one structure; limit: memory that they may need, of the card's capacity [bytes]."""
         numpy = self.numpy
         self.valid += batch.valid
+        self.seen += len(batch.places)
         self.timed += int(numpy.isfinite(batch.step).sum())
         if not len(batch.places):
             return

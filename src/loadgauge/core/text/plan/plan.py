@@ -24,14 +24,22 @@ from loadgauge.core.plan.answer import Plan
 from loadgauge.core.plan.answer import answer as find_plan
 from loadgauge.core.plan.request import PlanRequest, file_estimate
 from loadgauge.core.plan.request import cases as planned_cases
-from loadgauge.core.plan.search import Case, Objective, SearchResult, carried, cost_per_billion_tokens, search
+from loadgauge.core.plan.search import (
+    Case,
+    Objective,
+    SearchResult,
+    carried,
+    cost_per_billion_tokens,
+    first_look,
+    search,
+)
 from loadgauge.core.plan.space.axis_values import out_of_reach, space_for
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.estimate.step_time import LANES
-from loadgauge.core.text.plan.progress import clear, progress, say
+from loadgauge.core.text.plan.progress import clear, progress, say, so_far, terminal
 from loadgauge.core.text.table import Column, Paper, console, draw, heading, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
 
@@ -141,6 +149,9 @@ def planned(request: PlanRequest) -> Answer:
     """Return the plan of a request, or where nothing fits the nearest miss; with progress on the terminal."""
     setup, cases = planned_cases(request)
     try:
+        if terminal() and (look := first_look(cases, request.objective, request.margin_bytes)) is not None:
+            assert look.time is not None
+            so_far(f"{layout_flags(look)}: {seconds(look.time.step)}")
         plan = find_plan(request, setup, cases, progress)
         best = plan.result.layouts[0]
         changes = what_next(plan.case, best, request.margin_bytes, request.objective, say) if request.what_next else []
@@ -224,9 +235,10 @@ def show(
     if beyond:
         heading(target, "Out of reach for every layout")
         points(target, beyond)
+    timed = f"{result.valid - result.bounded:,} timed, the rest ruled out by bounds of memory and time"
     end = (
-        f"{result.evaluated:,} combinations searched: {result.valid:,} valid, {result.fitting:,} fit;"
-        f" {result.seconds:,.1f} s."
+        f"{result.evaluated:,} combinations searched: {result.valid:,} valid,"
+        f" {timed if result.counted is None else f'{result.counted:,} fit'}; {result.seconds:,.1f} s."
     )
     points(target, ["", end], "", style="dim")
     if result.moved:
@@ -284,9 +296,7 @@ def _of_file(own: Estimate, best: Estimate) -> str:
     return f"Your file's layout: {layout_flags(own)}, a step of {seconds(own.time.step)}, {memory}; {than}."
 
 
-def table(
-    target: Paper, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
-) -> None:
+def table(target: Paper, results: Sequence[Estimate], title: str, *, price: float | None = None) -> None:
     """Print layouts, one per row, without axes that none uses; a narrow terminal drops the columns in `LEAST`."""
     every = [result.layout for result in results]
     several = len({layout.gpus for layout in every}) > 1
