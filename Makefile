@@ -109,7 +109,7 @@ bench: $(PAGES) ## speed, as a dated table in benchmarks/
 	$(RUN) benchmarks/search_speed.py
 
 gpu: $(VENV)/installed-dev ## calibrate this machine's GPU, and measure 26 trainings on it (an hour); GPU=h100-sxm5-80gb names it
-	$(BIN)/python -m loadgauge.pytorch.compare.gpu_runs $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
+	$(BIN)/python tools/gpu_runs.py $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
 
 # The date of the last commit is that of every file inside, so that the same commit gives the same bytes anywhere.
 dist: $(VENV)/installed-dev ## wheel and source distribution in dist/, reproducible, checked, and tried in an empty environment

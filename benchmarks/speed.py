@@ -27,8 +27,7 @@ from loadgauge.core.estimate.schedule.simulate import simulate
 from loadgauge.core.families.reference import llama_block, llama_model
 from loadgauge.core.layers import View, block_layer
 from loadgauge.page.inputs.uploads import Uploads
-from loadgauge.page.server.handlers import Question
-from loadgauge.page.server.handlers import estimate as answer
+from loadgauge.page.server.handlers import Question, estimate as answer
 
 LAYOUTS = 1_000_000
 SMALL_PAGE = {"model": "llama-3.1-8b", "gpu": "h100-sxm5-80gb", "gpus": "8", "zero": "3", "seq-len": "8192"}

@@ -6,16 +6,15 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from loadgauge.core.answers.equations.equation import Equation, equations
 from loadgauge.core.base.sources import cite
-from loadgauge.core.command_line.equation import arguments as command_arguments
-from loadgauge.core.command_line.equation import command
+from loadgauge.core.command_line.equation import arguments as command_arguments, command
 from loadgauge.core.command_line.estimate import command as estimate
 from loadgauge.core.command_line.options.grouped import groups
 from loadgauge.core.definitions.job import spoken
-from loadgauge.core.definitions.job.flag_types import stub
+from loadgauge.core.definitions.job.flag_types import Flags, kinds_of_flags
 from loadgauge.core.definitions.model.model import (
     Attention,
     Block,
@@ -362,6 +361,37 @@ def flags_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def flag_types() -> str:
+    """Return the text of `flag_types.pyi`, which type checkers read in place of the module."""
+    kinds = kinds_of_flags()
+
+    def lines(names: list[str]) -> list[str]:
+        words = {name: ", ".join(f'"{word}"' for word in get_args(kinds[name])) for name in names}
+        flat = {name: f"Literal[{words[name]}]" if words[name] else kinds[name].__name__ for name in names}
+        return [
+            f"    {name}: {kind}" if len(kind) < 110 else f"    {name}: Literal[\n        {words[name]}\n    ]"
+            for name, kind in flat.items()
+        ]
+
+    own = list(Flags.__annotations__)
+    return "\n".join(
+        [
+            '"""The fields of `Job` as keywords with types: written by docs/generate.py."""',
+            "",
+            "from typing import Any, Literal, TypedDict",
+            "",
+            "class Flags(TypedDict, total=False):",
+            *lines(own),
+            "",
+            "class TaskFlags(Flags, total=False):",
+            *lines([name for name in kinds if name not in own]),
+            "",
+            "def kinds_of_flags() -> dict[str, Any]: ...",
+            "",
+        ]
+    )
+
+
 def beside(name: str) -> Any:
     """Return a module of this folder, by its file's name."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", HERE / f"{name}.py")
@@ -379,7 +409,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "learn.md": lambda: str(beside("learn").page("en")),
     "zh/learn.md": lambda: str(beside("learn").page("zh")),
     "loadgauge.1": lambda: str(beside("man").page()),
-    "../src/loadgauge/core/definitions/job/flag_types.pyi": stub,
+    "../src/loadgauge/core/definitions/job/flag_types.pyi": flag_types,
 }
 """Each generated page, and what makes it."""
 

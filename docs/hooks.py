@@ -299,8 +299,7 @@ def commands() -> str:
     """The reference of the command line, from the commands themselves."""
     import click
 
-    from loadgauge.core.command_line.main import COMMANDS
-    from loadgauge.core.command_line.main import commands as group
+    from loadgauge.core.command_line.main import COMMANDS, commands as group
     from loadgauge.core.definitions.job.job import fields
 
     lines = ["# Command line", "", "`man loadgauge` has the same. Exit codes: 0 yes, 1 no, 2 cannot tell.", ""]

@@ -42,8 +42,7 @@ def printed(line: str) -> str:
 
 def dialects() -> str:
     """The table of dialects."""
-    from loadgauge.job_files.dialects import FILES as NAMES
-    from loadgauge.job_files.dialects import dialect
+    from loadgauge.job_files.dialects import FILES as NAMES, dialect
 
     known = [dialect(name) for name in NAMES]
     words = {"argv": "command line", "python": "script, notebook", "yaml": "YAML", "json": "JSON", "toml": "TOML"}

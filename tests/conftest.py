@@ -76,7 +76,7 @@ WARM = {
     HERE / place
     for place in (
         "pytorch/trace", "pytorch/why/test_causes.py", "pytorch/capture", "pytorch/compare",
-        "pytorch/measure/test_measure_page.py", "test_site.py", "core/command_line/test_cli_errors.py",
+        "pytorch/measure/test_measure_page.py", "tools/test_gpu_runs.py", "test_site.py", "core/command_line/test_cli_errors.py",
         "core/command_line/test_schema.py",
     )
 }  # fmt: skip

@@ -16,8 +16,8 @@ import loadgauge
 from loadgauge.core.base.errors import Error
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.pytorch.capture import road
-from loadgauge.pytorch.capture.inputs.small import small_config
 from loadgauge.pytorch.trace import subprocess
+from small_models import small_config
 
 PAGE = Path(__file__).parents[1] / "docs" / "capture-agreement.md"
 TYPES = ("llama", "gpt2", "bert", "qwen3_moe", "mixtral", "deepseek_v3", "gemma3_text")

@@ -19,8 +19,8 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from loadgauge.pytorch.capture.inputs.kinds import model_class
-from loadgauge.pytorch.capture.inputs.small import small_config
 from loadgauge.pytorch.capture.requests.sharding import shard, splits_of
+from small_models import small_config
 
 
 def built(kind: str) -> Any:

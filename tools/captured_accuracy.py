@@ -52,9 +52,9 @@ def tried(kind: str) -> dict[str, Any]:
     from loadgauge.core.definitions.job.job import Job
     from loadgauge.pytorch.capture.capture import Captures
     from loadgauge.pytorch.capture.inputs.kinds import of_config
-    from loadgauge.pytorch.capture.inputs.small import precision, small_config
     from loadgauge.pytorch.capture.record import record
     from loadgauge.pytorch.trace.torch_run import TorchRun
+    from small_models import precision, small_config
 
     torch.set_num_threads(1)
     begun = time.process_time()

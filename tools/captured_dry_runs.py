@@ -165,12 +165,12 @@ def tried(kind: str) -> dict[str, Any]:
     from loadgauge.core.definitions.job.job import Job
     from loadgauge.pytorch.capture.call import module_of
     from loadgauge.pytorch.capture.inputs.kinds import of_config
-    from loadgauge.pytorch.capture.inputs.small import small_config
     from loadgauge.pytorch.capture.requests import list_request
     from loadgauge.pytorch.trace import subprocess
     from loadgauge.pytorch.trace.programs.script import function
     from loadgauge.pytorch.trace.torch_run import TorchRun
     from loadgauge.pytorch.trace.trace import trace
+    from small_models import small_config
 
     def in_child(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
         return work(request, **arguments)

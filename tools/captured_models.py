@@ -40,10 +40,10 @@ def tried(kind: str) -> dict[str, Any]:
     from loadgauge.pytorch.capture.capture import Captures
     from loadgauge.pytorch.capture.inputs.inputs import beside_tokens
     from loadgauge.pytorch.capture.inputs.kinds import model_class, of_config
-    from loadgauge.pytorch.capture.inputs.small import precision, rows, small_config
     from loadgauge.pytorch.capture.inputs.target import SOUND
     from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
     from loadgauge.pytorch.trace.torch_run import TorchRun
+    from small_models import precision, rows, small_config
 
     torch.set_num_threads(1)
     begun = time.process_time()
@@ -135,7 +135,7 @@ def page(done: dict[str, Any], before: dict[str, tuple[str, str]], heads: dict[s
         "",
         f"Made by `python tools/captured_models.py`, with {releases}: every model type with a head",
         "for causal, sequence-to-sequence or masked language modelling, or for pictures and text. Each is a small model: the",
-        "defaults of its class with two layers and what `data/capture/small.toml` states, with the inputs of",
+        "defaults of its class with two layers and what `tools/small_models.toml` states, with the inputs of",
         "`data/capture/inputs.toml`. It runs two steps with SGD; its formulas are compared with a plain run at other sizes,",
         "operation by operation: bytes live and kept, FLOPs. Some types need torchvision or timm beside them.",
         "",
@@ -223,7 +223,7 @@ def run_each(
 
 if __name__ == "__main__":
     versions = ready()
-    from loadgauge.pytorch.capture.inputs.small import model_types
+    from small_models import model_types
 
     path, given = Path(sys.argv[1]), sys.argv[2:]
     done = results(path)

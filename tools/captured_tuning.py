@@ -26,12 +26,12 @@ from loadgauge.core.estimate.memory.rank_memory import stages
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.pytorch.capture import road
 from loadgauge.pytorch.capture.inputs.kinds import of_config
-from loadgauge.pytorch.capture.inputs.small import small_config
 from loadgauge.pytorch.capture.record import Recorded, record
 from loadgauge.pytorch.capture.requests import list_request
 from loadgauge.pytorch.trace import subprocess
 from loadgauge.pytorch.trace.programs.training import Sized
 from loadgauge.pytorch.trace.torch_run import TorchRun
+from small_models import small_config
 
 PAGE = Path(__file__).parents[1] / "docs" / "captured-tuning.md"
 RANK = 8

@@ -32,8 +32,8 @@ def trained(kind: str) -> dict[str, Any]:
 
     from loadgauge.core.definitions.job.job import Job
     from loadgauge.pytorch.capture.inputs.kinds import model_class, of_config
-    from loadgauge.pytorch.capture.inputs.small import small_config
     from loadgauge.pytorch.trace.torch_run import TorchRun
+    from small_models import small_config
 
     config = small_config(kind)
     with torch.device("meta"):
@@ -105,7 +105,7 @@ if __name__ == "__main__":
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     importlib.import_module("transformers")
     importlib.import_module("loadgauge.pytorch.capture.capture")
-    from loadgauge.pytorch.capture.inputs.small import model_types
+    from small_models import model_types
 
     path, given = Path(sys.argv[1]), sys.argv[2:]
     done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -27,8 +27,16 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 from loadgauge._version import __version__ as __version__
-from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
-from loadgauge.core.base.hooks import load as _load
+from loadgauge.core.base import (
+    ConfigError,
+    Error,
+    LayoutError,
+    NothingFits,
+    NotMeasured,
+    NotModelled,
+    NotStated,
+    load as _load,
+)
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate, posttrain
@@ -40,8 +48,7 @@ if TYPE_CHECKING:
     from loadgauge.core.definitions.model.lora import Lora
     from loadgauge.core.definitions.training.training import training
     from loadgauge.core.estimate.states.parameters import parameters
-    from loadgauge.core.families.catalogue import find_model as model
-    from loadgauge.core.families.catalogue import models
+    from loadgauge.core.families.catalogue import find_model as model, models
     from loadgauge.core.families.hf import from_dict, from_hf
     from loadgauge.core.plan.answer import plan
     from loadgauge.job_files.convert import convert, read

@@ -13,8 +13,7 @@ from loadgauge.core.answers.post_training import RunOfTask, answered
 from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.cluster import cluster as cluster_of
-from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
-from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, gpu as gpu_of
 from loadgauge.core.definitions.job.flag_types import Flags, TaskFlags
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.layout import Layout

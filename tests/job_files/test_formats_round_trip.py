@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from job_runs import CAN, LAUNCHED, SUFFIXES, SYNTAXES, runs
 from loadgauge.core.definitions.job.job import Job

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from command_line import document, typed
 from job_runs import SUFFIXES, SYNTAXES, runs
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.dialects import dialect
-from loadgauge.job_files.exchange import document as parsed
-from loadgauge.job_files.exchange import read, write
+from loadgauge.job_files.exchange import document as parsed, read, write
 from loadgauge.job_files.ideas import table
 from loadgauge.job_files.ideas.coverage import Coverage, Stop, key_lists, primary
 from loadgauge.job_files.job_file import note

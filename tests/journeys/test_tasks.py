@@ -13,8 +13,7 @@ from loadgauge.core.answers.equations.run_forms import FORMS
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.job import fields
 from loadgauge.page.inputs.uploads import Uploads
-from loadgauge.page.panels.posttrain import OfTask
-from loadgauge.page.panels.posttrain import answer as after_pretraining
+from loadgauge.page.panels.posttrain import OfTask, answer as after_pretraining
 from loadgauge.page.server.handlers import Question, estimate
 
 TABLE = read_table("tasks.toml")

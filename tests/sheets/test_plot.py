@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given as drawn_from
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given as drawn_from, settings, strategies as st
 
 pytest.importorskip("matplotlib")
 
@@ -24,8 +22,7 @@ from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
-from loadgauge.sheets.plot import blocks, lanes, schedule
-from loadgauge.sheets.plot import memory_phases as through_step
+from loadgauge.sheets.plot import blocks, steps
 from loadgauge.sheets.plot.blocks import HEIGHT, squares
 from loadgauge.sheets.plot.sheet import FIGURES
 
@@ -77,7 +74,7 @@ def test_the_area_of_each_colour_is_its_part(result: Estimate) -> None:
 
 
 def test_solid_bars_of_the_lanes_add_up_to_the_step(result: Estimate) -> None:
-    bars = [patch for patch in figure(lanes.draw, result).patches if to_hex(patch.get_facecolor()) != HIDDEN]
+    bars = [patch for patch in figure(steps.draw_lanes, result).patches if to_hex(patch.get_facecolor()) != HIDDEN]
     assert result.time is not None
     assert sum(bar.get_width() for bar in bars) == pytest.approx(result.time.step, rel=1e-9)
     red = sum(bar.get_width() for bar in bars if to_hex(bar.get_facecolor()) == EXPOSED)
@@ -87,7 +84,7 @@ def test_solid_bars_of_the_lanes_add_up_to_the_step(result: Estimate) -> None:
 
 
 def test_the_curve_reaches_the_peak_below_the_capacity(result: Estimate) -> None:
-    axes = figure(through_step.draw, result)
+    axes = figure(steps.draw_moments, result)
     top = max(float(path.vertices[:, 1].max()) for area in axes.collections for path in area.get_paths())
     assert top == pytest.approx(result.memory.total / GIB, rel=1e-9)
     assert result.memory.capacity is not None
@@ -95,7 +92,7 @@ def test_the_curve_reaches_the_peak_below_the_capacity(result: Estimate) -> None
 
 
 def test_every_stage_has_all_its_work(result: Estimate) -> None:
-    axes = figure(schedule.draw, result)
+    axes = figure(steps.draw_schedule, result)
     work = [patch for patch in axes.patches if to_hex(patch.get_facecolor()) != IDLE]
     rows = [sum(1 for bar in work if abs(bar.get_y() + bar.get_height() / 2 - row) < 0.1) for row in range(4)]
     assert rows == [32] * 4  # 16 micro-batches, forward and backward

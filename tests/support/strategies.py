@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from hypothesis import assume
-from hypothesis import strategies as st
+from hypothesis import assume, strategies as st
 
 from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.hardware.hardware import gpu_ids

@@ -21,14 +21,13 @@ from loadgauge.evidence.published.expression import express
 from loadgauge.evidence.published.free_text import Flags, chunks_of
 from loadgauge.evidence.published.models import named
 from loadgauge.evidence.published.rows import difference, row_of
-from loadgauge.evidence.published.source_rows import MEASURED, SourceRow, parse, read
+from loadgauge.evidence.published.source_rows import SourceRow, parse, read
 from loadgauge.evidence.published.stages import _chunks
 from loadgauge.evidence.validate.overrides import apply
-from loadgauge.evidence.validate.runs import Measured, Run
-from loadgauge.evidence.validate.runs import published as packaged
+from loadgauge.evidence.validate.runs import Measured, Run, published as packaged
 from loadgauge.evidence.validate.setups import setup_of, variant_setups
 from published_runs.convert import main
-from published_runs.tables import RAW, published
+from published_runs.tables import MEASURED, RAW, published
 
 RUNS = {run.id: run for run in published()}
 ROWS = {run.id: run for run in packaged().runs}

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.train import Collator, TokenBudgetDataset, TokenBudgetSampler, enable, sequence_log_probs, target_count

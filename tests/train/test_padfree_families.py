@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadgauge.train import Collator, check, describe, enable

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.nn.functional import scaled_dot_product_attention, softmax
 from transformers import masking_utils as hf_masks
 

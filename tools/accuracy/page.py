@@ -60,12 +60,15 @@ def page(
     apart: the timed runs, each predicted by the sources other than its own; empty leaves the section out
     """
     stated = {row.id: row for row in source_rows()}
-    parts = [_opening(today or datetime.date.today()), _headline(records, runs, apart), _beside(records, runs)]
+    parts = [_opening(today or datetime.date.today())]
+    if apart:
+        parts.append(_doubts(apart))
+    parts += [_headline(records, runs, apart), _beside(records, runs)]
     for quantity in ("time", "memory"):
         parts.append(_sources(records, runs, quantity))
     parts += [_range(runs), _simumax(records, runs), _korthikanti(records, stated)]
     if apart:
-        parts.insert(2, _sources_left_out(apart))
+        parts.insert(3, _sources_left_out(apart))
     parts += [_far(records, tuple(stated.values())), _not_expressed(records), _RULES]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -82,6 +85,48 @@ what software adds to them is one factor, which *Sources left out* takes from th
 constant but one: what the allocator reserves beyond what it hands out. An error is predicted / measured - 1. Medians and
 percentiles are of the absolute error and weight each configuration (source, model, hardware, number of GPUs and layout) the
 same, however many rows it has."""
+
+
+WORST = 5
+"""Groups of runs that the page names first."""
+ENOUGH = 8
+"""Runs from which on a group is one."""
+HERE = Path(__file__).resolve().parents[2]
+
+
+def _doubts(apart: Sequence[Held]) -> str:
+    """What speaks against the figures: who chose the rows, what was seen of them, and where predictions are worst."""
+    groups: dict[str, list[Held]] = {}
+    for one in apart:
+        row = one.row
+        names = [
+            "models with experts" if row.experts else f"stacks of {row.stack}",
+            "users' reports, as typed" if row.report else "",
+            "" if row.tables else "cards whose kernels nobody measured",
+            "16-bit states or 8-bit products" if row.low else "",
+        ]
+        for name in filter(None, names):
+            groups.setdefault(name, []).append(one)
+    found = {name: errors(_as_records(group)) for name, group in groups.items() if len(group) >= ENOUGH}
+    worst = sorted(found, key=lambda name: -(found[name].median or 0.0))[:WORST]
+    rows = [
+        [name, str(found[name].rows), percent(found[name].median), percent(found[name].p90), percent(found[name].bias, "+"),
+         percent(sum(one.inside for one in groups[name]) / len(groups[name]))]
+        for name in worst
+    ]  # fmt: skip
+    reports = sum(one.row.report for one in apart)
+    sent = len(list((HERE / "evidence").glob("*.toml")))
+    return f"""## Why not to trust these figures
+
+- **Who chose the rows.** {len(apart) - reports} of the {len(apart)} step times below are from tables of vendors, authors of
+  frameworks and papers, who publish what they have tuned; {reports} are what users reported of runs that nobody tuned to. A run of
+  yours is more likely one of the second kind. Files of `evidence/`, which nothing is fitted to: {sent}.
+- **What did not run is in no table.** No row ran out of memory, so these figures do not say how often FITS is wrong.
+- **The rows are not unseen.** Kernels are fitted to measurements of operations alone, and each source is predicted by the others;
+  yet mistakes of the formulas were found on these very rows.
+- **Where it is worst**, with the source of each run left out of what predicts it:
+
+{table(("", "runs", "median", "p90", "bias", "inside their range"), rows)}"""
 
 
 def _line(name: str, group: Errors) -> list[str]:

@@ -9,8 +9,7 @@ import msgspec
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.hardware import calibration
 from loadgauge.core.definitions.hardware.calibration import PER_WATT, Efficiencies, Figure, efficiencies, transferred
-from loadgauge.core.definitions.hardware.hardware import gpu as card_named
-from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.hardware.hardware import gpu as card_named, gpu_ids
 from loadgauge.evidence.validate.operators import Score, scores
 from operators.chips import chips, completed
 

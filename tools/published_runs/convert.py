@@ -18,8 +18,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadgauge.evidence.published.rows import row_of
-from loadgauge.evidence.published.source_rows import SourceRow, SourceRows, read, read_memory
-from published_runs.tables import RAW
+from loadgauge.evidence.published.source_rows import SourceRow, SourceRows, read
+from published_runs.tables import RAW, read_memory
 
 PACKAGE = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "runs"
 SOURCES: dict[str, tuple[tuple[str, Callable[[Path], SourceRows]], ...]] = {

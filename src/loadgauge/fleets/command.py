@@ -15,8 +15,7 @@ from loadgauge.core.command_line.options.param_types import POSITIVE, Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, WHOLE_RUN, Job, fields
 from loadgauge.fleets.sites import OPTIONS
-from loadgauge.fleets.text import fleet as report
-from loadgauge.fleets.text import fleet_queue
+from loadgauge.fleets.text import fleet as report, fleet_queue
 from loadgauge.fleets.what_if import FINDS
 
 OWN = (

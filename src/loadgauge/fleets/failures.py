@@ -12,9 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.base.package_data import list_data, read_data
-from loadgauge.core.base.units import parse
+from loadgauge.core.base import ConfigError, list_data, parse, read_data, suggest
 
 DAY = 86_400.0
 NODE = 8

@@ -9,10 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError, NotModelled, NotStated
-from loadgauge.core.base.units import parse, parse_count, share
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.base import ConfigError, NotModelled, NotStated, Size, needs, parse, parse_count, share
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.states import model_states
 from loadgauge.core.estimate.time.cost import DAY, HOUR, checkpoint_interval

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.definitions.hardware.topology import Tier
+from loadgauge.core.base.by_key import sums
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.collectives import Group, bus_factor
 from loadgauge.core.estimate.time.traffic import Traffic, layout_groups
@@ -49,11 +49,8 @@ def loads(result: Estimate) -> tuple[Load, ...]:
     groups = layout_groups(result.layout)
     below, listed = cluster.links[0].domain, []
     for tier in cluster.topology.cut(cluster.gpus, below).beyond:
-        axes: dict[str, float] = {}
-        for row in result.network:
-            sent = row.calls_per_step * crossing(row, groups[row.group], below)
-            if sent:
-                axes[row.axis] = axes.get(row.axis, 0.0) + sent
+        sent = ((row.axis, row.calls_per_step * crossing(row, groups[row.group], below)) for row in result.network)
+        axes = sums((axis, nbytes) for axis, nbytes in sent if nbytes)
         carried = sum(axes.values())
         listed.append(
             Load(
@@ -85,11 +82,3 @@ def together(listed: tuple[Load, ...]) -> dict[str, float]:
     for load in listed:
         links[load.tier] = load.bandwidth
     return dict(zip(names, finish(flows, links), strict=True))
-
-
-def tiers_of(result: Estimate) -> tuple[Tier, ...]:
-    """Return the tiers of an estimate's network, the innermost too; none without a topology."""
-    cluster = result.cluster
-    if cluster is None or cluster.topology is None:
-        return ()
-    return cluster.topology.cut(cluster.gpus, cluster.links[0].domain).tiers

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import read_text
+from loadgauge.core.base import ConfigError, read_text
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size, lists, maximum
 from loadgauge.core.estimate.time.cost import goodput
 from loadgauge.fleets.failures import Failures, Recovery
 
@@ -111,10 +110,10 @@ class _Classes(NamedTuple):
 
 
 def _classes(numpy: Any, failures: Failures) -> _Classes:
-    together: dict[tuple[str, bool, float], list[tuple[str, float]]] = {}
-    for part in failures.parts:
-        kind = (part.needs, part.wide, part.silent_hours * 3600)
-        together.setdefault(kind, []).append((part.name, failures.share(part)))
+    together = lists(
+        ((part.needs, part.wide, part.silent_hours * 3600), (part.name, failures.share(part)))
+        for part in failures.parts
+    )
     shares = [sum(share for _, share in named) for named in together.values()]
     ends = numpy.cumsum(shares)[:-1]
     kinds = list(together)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError
-from loadgauge.core.base.units import parse, share
+from loadgauge.core.base import ConfigError, LayoutError, parse, share
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.topology import FIBRE

@@ -17,8 +17,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
-from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.dialects import recognise
+from loadgauge.job_files.dialects import dialect as dialect_of, recognise
 from loadgauge.job_files.ideas.facts import (
     SPLITS,
     Extra,

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.job.job import FILES as JOB_FILES
-from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.definitions.job.job import FILES as JOB_FILES, POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.model.model import ModelSpec

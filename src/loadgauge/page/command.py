@@ -8,8 +8,7 @@ import sys
 
 import click
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.optional_deps import needs_web
+from loadgauge.core.base import ConfigError, needs_web
 from loadgauge.core.command_line.options.param_types import Whole
 
 ADDRESS = "127.0.0.1"

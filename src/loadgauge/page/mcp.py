@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from loadgauge._version import __version__
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.optional_deps import needs_mcp
+from loadgauge.core.base import ConfigError, needs_mcp
 
 Flags = dict[str, str | int | float | bool]
 LONGEST = 300

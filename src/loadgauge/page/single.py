@@ -19,8 +19,7 @@ import msgspec
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.figures import PANELS
-from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.base.files import is_script
+from loadgauge.core.base import ConfigError, Error, is_script
 from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate

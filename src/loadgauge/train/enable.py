@@ -27,8 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.train import hooks as routing
-from loadgauge.train import inspect_model as anatomy
+from loadgauge.train import hooks as routing, inspect_model as anatomy
 from loadgauge.train.hooks import Wiring
 from loadgauge.train.layers import boundaries, mixers
 from loadgauge.train.layers.attention import BACKENDS, NAMES, LayerPlan

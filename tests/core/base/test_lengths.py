@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import LONGEST, Lengths, files

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge import Layout, estimate, model
 from loadgauge.core.base.errors import ConfigError, LayoutError

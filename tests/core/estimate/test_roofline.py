@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies
-from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
+from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, efficiencies as calibrated
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.kernels import WRITTEN_KERNELS, Kernels
@@ -22,8 +21,7 @@ from loadgauge.core.estimate.time.roofline import (
     layer_seconds,
     operation_seconds,
 )
-from loadgauge.core.families.catalogue import model
-from loadgauge.core.families.catalogue import model as catalogue
+from loadgauge.core.families.catalogue import model, model as catalogue
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.operations.operations import Gemm, Layer, Operation, Tensor
 

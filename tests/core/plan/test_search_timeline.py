@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge.core.definitions.layout.layout import SCHEDULES
 from loadgauge.core.estimate.schedule.simulate import simulate, violation

@@ -20,7 +20,8 @@ RUN = "estimate qwen2.5-7b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --recompute fu
         ("grpo --answers exp:1e9,1e12", "answers: must be at most 10,000,000 tokens, got 1e12"),
         ("grpo --answers 20_000_000", "answers: must be at most 10,000,000 tokens, got 20_000_000"),
         (f"grpo --answers {'9' * 5000}", "answers: must be at most 10,000,000 tokens, got 999"),
-        ("grpo --answers -5", "must be a whole number of tokens above 0"), ("grpo --micro-batch 3", "512 over 24 leaves 8"),
+        ("grpo --answers -5", "must be a whole number of tokens above 0"),
+        ("grpo --prompts 63 --samples 5 --micro-batch 3", "315 over 24 leaves 3"),
         ("dpo --loss-terms no-kl", "dpo has one form of its loss"), ("kto --loss-terms jsd", "kto has kl, no-kl, not jsd"),
         ("gkd --teacher gpt2 --on-policy 0.5", "is of --task opd"), ("opd --teacher gpt2 --on-policy 2", "1 at the most"),
         ("ppo --critic shared --critic-batch 2", "critic_batch"),
@@ -31,6 +32,13 @@ def test_refused_in_one_line(flags: str, words: str) -> None:
     found = typed(f"{RUN} --task {flags}")
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
     assert words in found.err
+
+
+def test_a_rank_s_share_decides_the_largest_micro_batch() -> None:
+    """512 sequences over 8 ranks are 64 each, which micro-batches of 3 do not make up."""
+    found = typed(f"{RUN} --task grpo --micro-batch 3")
+    assert found.code < 2
+    assert "2 (a rank has 64 of the 512 sequences)" in " ".join(found.out.split())
 
 
 def test_a_prompt_has_what_the_engine_s_context_leaves() -> None:

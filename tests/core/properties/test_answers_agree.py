@@ -8,15 +8,13 @@ import shlex
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from command_line import typed
 from loadgauge.core.answers.figures.lanes import COMPUTE, REST
 from loadgauge.core.base.units import GIB, days_words
 from loadgauge.page.inputs.uploads import Uploads
-from loadgauge.page.server.handlers import Question
-from loadgauge.page.server.handlers import estimate as page_answer
+from loadgauge.page.server.handlers import Question, estimate as page_answer
 from verdicts import violations
 
 few = st.sampled_from([1, 1, 2, 4])

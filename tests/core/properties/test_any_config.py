@@ -6,8 +6,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.model.model import Attention, ModelSpec

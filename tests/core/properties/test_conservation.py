@@ -6,8 +6,7 @@ import dataclasses
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.kernels import Kernels

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from loadgauge import Layout, RecomputePolicy, estimate
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge.core.definitions.model.kernels import Dtypes, Kernels
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Moe, Norm

@@ -7,8 +7,7 @@ from fractions import Fraction
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge import Layout
 from loadgauge.core.definitions.layout.layout import SCHEDULES, V_SHAPED, RecomputePolicy, Schedule

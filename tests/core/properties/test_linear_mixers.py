@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge.core.base.errors import LayoutError
 from loadgauge.core.definitions.layout.layout import Layout

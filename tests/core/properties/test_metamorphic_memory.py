@@ -12,8 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from loadgauge import Layout, RecomputePolicy, estimate, model
 from loadgauge.core.base.errors import NotModelled

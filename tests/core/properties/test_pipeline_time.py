@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.core.definitions.hardware.calibration import efficiencies

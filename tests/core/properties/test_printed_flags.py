@@ -13,8 +13,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from command_line import document, typed
 from loadgauge.core.base.errors import Error

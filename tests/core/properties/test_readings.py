@@ -8,8 +8,7 @@ import functools
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge.core.base.algebra import ceil_div, maximum, minimum, spread, where
 from loadgauge.core.definitions.model.kernels import Kernels

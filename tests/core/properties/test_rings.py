@@ -7,8 +7,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.time.collectives import Fabric, Group, adapter_bytes, groups, joined, wire_bytes

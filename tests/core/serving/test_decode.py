@@ -15,8 +15,7 @@ from loadgauge.core.families.catalogue import model
 from loadgauge.core.serving.decode import Card, Kernels, Server, Work, beside, lanes, reading, serve
 from loadgauge.core.serving.passes import touched
 from loadgauge.core.serving.result import infer
-from loadgauge.evidence.validate.serving import points, predicted, slots
-from loadgauge.evidence.validate.serving import server as server_of
+from loadgauge.evidence.validate.serving import points, predicted, server as server_of, slots
 
 
 def server(name: str, engine: str = "vllm", card: str = "h100-sxm5-80gb", **asked: object) -> Server:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import loadgauge.core.text.table as tables
 from command_line import FITS, PIPELINE, TOO_BIG, document, typed

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from command_line import document, typed
 from loadgauge.core.definitions.hardware.calibration import efficiencies

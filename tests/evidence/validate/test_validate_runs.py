@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.job import Job

@@ -27,12 +27,12 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.capture.capture import compare
 from loadgauge.pytorch.capture.inputs.kinds import model_class, of_config
 from loadgauge.pytorch.capture.inputs.pictures import processed
-from loadgauge.pytorch.capture.inputs.small import model_types
 from loadgauge.pytorch.capture.inputs.target import config_keys
 from loadgauge.pytorch.capture.inputs.tokens import vectors_of
 from loadgauge.pytorch.capture.record import record
 from loadgauge.pytorch.capture.requests.world import tried, world
 from loadgauge.pytorch.trace.torch_run import TorchRun
+from small_models import model_types
 
 SIZES = ((1024, 768), (512, 512), (100, 333), (56, 56), (3000, 2000))
 INTERN = {

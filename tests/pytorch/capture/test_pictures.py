@@ -18,10 +18,10 @@ from loadgauge.core.base.package_data import read_data
 from loadgauge.pytorch.capture.capture import compare
 from loadgauge.pytorch.capture.inputs.inputs import number
 from loadgauge.pytorch.capture.inputs.kinds import model_class
-from loadgauge.pytorch.capture.inputs.small import model_types, small_config
 from loadgauge.pytorch.capture.record import record
 from loadgauge.pytorch.capture.symbols.values import KeptValues, known
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
+from small_models import model_types, small_config
 
 TEXT = {
     "hidden_size": 64,

@@ -18,12 +18,12 @@ import loadgauge
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.pytorch.capture.capture import capture_at
 from loadgauge.pytorch.capture.inputs.inputs import special_tokens
-from loadgauge.pytorch.capture.inputs.small import small_config
 from loadgauge.pytorch.capture.inputs.tokens import count_tokens
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.read import of_program
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
 from loadgauge.pytorch.record.observe import BACKWARD, observing
+from small_models import small_config
 
 WIDTH = 16
 FILE = Path(__file__).name

@@ -16,13 +16,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import loadgauge
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.inputs.kinds import model_class
-from loadgauge.pytorch.capture.inputs.small import small_config
 from loadgauge.pytorch.capture.lists.blocks import blocks
 from loadgauge.pytorch.capture.lists.listed import Ragged
 from loadgauge.pytorch.capture.lists.listing import Lister
 from loadgauge.pytorch.capture.recognise import recognised
 from loadgauge.pytorch.capture.record import record
 from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of
+from small_models import small_config
 
 RANKS = 2
 

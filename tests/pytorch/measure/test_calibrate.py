@@ -20,8 +20,7 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, Wire, efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.estimate.time.collectives import Fabric, Group
-from loadgauge.core.estimate.time.collectives import seconds as collective
+from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds as collective
 from loadgauge.core.estimate.time.roofline import Machine, attention_seconds, gemm_seconds
 from loadgauge.core.layers.operations.operations import Gemm, Operation
 from loadgauge.core.resolve.rescale import anchor_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,18 @@ def test_a_loop_of_ones_own(job: loadgauge.Job) -> None:
             optimizer.zero_grad()
     assert len(lines) == 3
     assert watch.peak == pytest.approx(watch.expected.memory[0], rel=0.1)
+
+
+def test_what_was_measured_is_written_when_asked(tmp_path: Path) -> None:
+    lines: list[str] = []
+    watch = Watch("gpt2", gpu="h100-sxm5-80gb", say=lines.append)
+    watch.close(tmp_path / "none.toml")  # nothing was measured
+    assert not lines
+    watch.seconds, watch.peak = [0.4, 0.2, 0.3], 3 * 2**30
+    watch.close(tmp_path / "run.toml")
+    run = tomllib.loads((tmp_path / "run.toml").read_text(encoding="utf-8"))["run"]
+    assert (run["model"], run["step"], run["allocated"]) == ("gpt2", "0.3s", "3.000 GiB")
+    assert lines == [f"loadgauge: {tmp_path / 'run.toml'} is written, and sent nowhere"]
 
 
 def test_a_loop_by_accelerate(job: loadgauge.Job) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from loadgauge.core.base.errors import NothingFits
 from loadgauge.core.base.units import KIB, MIB

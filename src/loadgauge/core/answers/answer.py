@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import YES, ConfigError
-from loadgauge.core.base.hooks import load
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import YES, ConfigError, load, read_data
 
 UNITS = {
     "bytes": "byte", "signed_bytes": "byte", "seconds": "s", "signed_seconds": "s", "days": "days", "flop": "FLOP",

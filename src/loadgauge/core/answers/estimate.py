@@ -12,9 +12,7 @@ from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.of_estimate import TOPICS, reason
 from loadgauge.core.answers.why.of_memory import memory_reason
 from loadgauge.core.answers.why.of_task import TOPICS as OF_A_TASK
-from loadgauge.core.base.errors import NO, ConfigError
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.verdict import exit_code, host_holds, needs
+from loadgauge.core.base import NO, ConfigError, exit_code, host_holds, need, needs
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate, When

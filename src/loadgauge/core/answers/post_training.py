@@ -8,8 +8,7 @@ import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.of_task import TOPICS, explain
-from loadgauge.core.base.errors import NO
-from loadgauge.core.base.verdict import exit_code, host_holds, needs
+from loadgauge.core.base import NO, exit_code, host_holds, needs
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.post_training.memory import PostMemory, memory

@@ -6,8 +6,7 @@ from typing import Any
 
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.reason import Reason, summed
-from loadgauge.core.base.errors import NotStated
-from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.base import NotStated, exit_code
 from loadgauge.core.serving.result import Answer as Inferred
 
 TOPICS = ("memory", "first", "token")

@@ -8,8 +8,7 @@ import click
 
 from loadgauge.core.answers.equations.equation import QUANTITIES
 from loadgauge.core.answers.equations.run_forms import FORMS
-from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.base.units import days_words, gib
+from loadgauge.core.base import ConfigError, days_words, gib, suggest
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
 

@@ -11,10 +11,7 @@ import msgspec
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.answers.why.of_estimate import TOPICS
-from loadgauge.core.base.errors import ConfigError, Untrained
-from loadgauge.core.base.files import write_text
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.units import share
+from loadgauge.core.base import ConfigError, Untrained, need, share, write_text
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
@@ -29,13 +26,11 @@ from loadgauge.core.command_line.options.options import (
 )
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.serving.inference import TASKS
-from loadgauge.core.definitions.serving.inference import fields as inference_fields
+from loadgauge.core.definitions.serving.inference import TASKS, fields as inference_fields
 from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import When
-from loadgauge.core.estimate.tables import TABLES, TableName
-from loadgauge.core.estimate.tables import table as table_of
+from loadgauge.core.estimate.tables import TABLES, TableName, table as table_of
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
 
 

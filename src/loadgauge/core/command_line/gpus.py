@@ -7,8 +7,7 @@ from typing import get_args
 
 import click
 
-from loadgauge.core.base.errors import ConfigError, NotStated
-from loadgauge.core.base.units import GIB
+from loadgauge.core.base import GIB, ConfigError, NotStated
 from loadgauge.core.definitions.hardware.gpu_names import nearest, plain, variants
 from loadgauge.core.definitions.hardware.hardware import Gpu, Quantity, Segment, Vendor, gpu, gpu_ids, gpus
 

@@ -9,8 +9,7 @@ import click
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.network import networked, side_by_side
 from loadgauge.core.answers.why.of_needs import AXES
-from loadgauge.core.base.errors import ConfigError, Error, NotStated
-from loadgauge.core.base.units import parse
+from loadgauge.core.base import ConfigError, Error, NotStated, parse
 from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, run_options

@@ -9,9 +9,7 @@ import msgspec
 from click.core import ParameterSource
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.units import parse as parse_unit
+from loadgauge.core.base import ConfigError, need, parse as parse_unit
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.grouped import Grouped

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from loadgauge.core.base.errors import ConfigError, Error, suggest
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import ConfigError, Error, read_data, suggest
 
 
 def famous() -> dict[str, dict[str, Any]]:

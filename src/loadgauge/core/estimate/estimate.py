@@ -13,8 +13,7 @@ from loadgauge.core.definitions.model.lora import FUSED, Lora
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.model.tuners import TUNERS
 from loadgauge.core.definitions.training.frameworks import default_framework
-from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.definitions.training.training import training as how_to_train
+from loadgauge.core.definitions.training.training import Training, training as how_to_train
 from loadgauge.core.estimate.result import Basis, Estimate
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.estimate.time.step import Time

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.model.lora import base_format
 from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, READ_OFF, Ledger

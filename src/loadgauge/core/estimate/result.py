@@ -8,11 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import load
-from loadgauge.core.base.verdict import needs
-from loadgauge.core.definitions.hardware.hardware import Cluster
-from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
+from loadgauge.core.base import ConfigError, load, needs
+from loadgauge.core.definitions.hardware.hardware import Cluster, gpu as find_gpu
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec

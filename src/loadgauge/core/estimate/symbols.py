@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size
 from loadgauge.core.definitions.model.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe
 from loadgauge.core.definitions.model.tuners import TUNERS
 from loadgauge.core.layers import View

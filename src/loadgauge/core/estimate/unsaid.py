@@ -68,12 +68,9 @@ def overlap_ends(result: Estimate) -> tuple[Time, dict[str, float]]:
     >>> ends["all"] < time.step <= ends["none"], time.low < own.time.low, time.high >= own.time.high
     (True, True, True)
     """
-    own, time, ends = result.workings, result.time, {}
+    time = result.time
     assert time is not None
-    for word in ("all", "none"):
-        kind = msgspec.structs.replace(result.training, overlap=Overlap.parse(word))
-        there = Workings(own.model, result.layout, kind, own.gpu, own.cluster, own.efficiencies, own.scale)
-        ends[word] = there.timed[0].step
+    ends = {word: result.workings.overlapping(Overlap.parse(word)).timed[0].step for word in ("all", "none")}
     low, high = (time.low / time.step * min(ends.values()), time.high / time.step * max(ends.values()))
     return msgspec.structs.replace(time, low=min(low, time.low), high=max(high, time.high)), ends
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, shard
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.hardware.calibration import Efficiencies, of_cluster
-from loadgauge.core.definitions.hardware.calibration import efficiencies as calibrated
+from loadgauge.core.base import ConfigError, Size, shard
+from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies as calibrated, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.around import evaluated, moments
@@ -109,6 +109,15 @@ class Workings:
             there = layout.at_peak
             other.at_peak = self.at_peak.rerouted(there, view_of(there, self.training))
         other.stages, other.flops, other.workspaces = self.stages, self.flops, self.workspaces
+        return other
+
+    def overlapping(self, overlap: Overlap) -> Workings:
+        """Return the workings of the same job that hides other communication, which its memory does not depend on."""
+        kind = msgspec.structs.replace(self.training, overlap=overlap)
+        other = Workings(self.model, self.layout, kind, self.gpu, self.cluster, self.efficiencies, self.scale)
+        other.memory = copy(self.memory)
+        other.memory.training = kind
+        other.flops, other.step = self.flops, self.step.overlapping(other.memory)
         return other
 
     # -- memory -------------------------------------------------------------------------------------------------------

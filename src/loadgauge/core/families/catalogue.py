@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, closest
-from loadgauge.core.base.files import no_function, read_start
-from loadgauge.core.base.package_data import list_data, read_data, read_table
+from loadgauge.core.base import ConfigError, closest, list_data, no_function, read_data, read_start, read_table
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
 from loadgauge.core.families.hf import LARGEST_FILE, decode, from_dict, from_hf
 from loadgauge.core.families.hub import REPOSITORY, cached, fetch
 from loadgauge.core.families.named import listed as names
 from loadgauge.core.families.reader import shown
-from loadgauge.core.families.shapes import how as describe_shape
-from loadgauge.core.families.shapes import is_shape
-from loadgauge.core.families.shapes import read as read_shape
+from loadgauge.core.families.shapes import how as describe_shape, is_shape, read as read_shape
 
 if TYPE_CHECKING:
     from loadgauge.core.families.named.derived import Derived

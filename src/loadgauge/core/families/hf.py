@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, closest
-from loadgauge.core.base.files import read_start
+from loadgauge.core.base import ConfigError, closest, read_start
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
 from loadgauge.core.families.common import refuse_unusual
 from loadgauge.core.families.reader import Reader, shown

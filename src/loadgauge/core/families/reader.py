@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import ConfigError, NotModelled, read_data
 
 LARGEST = 2**31
 """No size of a published model comes near it; a value above it is a slip, and would overflow elsewhere."""

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.base.units import count, parse_count
+from loadgauge.core.base import ConfigError, count, parse_count, suggest
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families.hf import from_dict
 from loadgauge.core.families.reference import llama_ffn

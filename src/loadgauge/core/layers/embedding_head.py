@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, ceil_div, minimum, next_power_of_two, same, shard, spread, where
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, ceil_div, minimum, next_power_of_two, same, shard, spread, where
 from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.definitions.model.model import (
     Attention,

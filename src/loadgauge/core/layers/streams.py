@@ -12,13 +12,12 @@ from collections.abc import Callable
 import msgspec
 
 from loadgauge.core.base.algebra import Size
-from loadgauge.core.definitions.model.model import AltUp, Block, HyperConnections, Mlp, ModelSpec, Norm
+from loadgauge.core.definitions.model.model import AltUp, Block, HyperConnections, Mlp, ModelSpec
 from loadgauge.core.layers.feed_forward.mlp import activate
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
 
 Half = Callable[[Tensor], Tensor]
-UNWEIGHTED = Norm("rmsnorm", weight=False)
 
 
 def stream(build: Builder, name: str, numel: Size) -> Tensor:

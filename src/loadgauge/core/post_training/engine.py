@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum
-from loadgauge.core.base.units import MIB
+from loadgauge.core.base import MIB, Size, maximum
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec, Moe

@@ -11,10 +11,8 @@ import math
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum
+from loadgauge.core.base import MIB, Size, Verdict, judge, maximum, sums
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import MIB
-from loadgauge.core.base.verdict import Verdict, judge
 from loadgauge.core.definitions.job.uncounted import Parts, Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.tasks import Pass
@@ -75,11 +73,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> dict[str, float]:
         """Return what it is made of, by role and part [bytes]."""
-        found: dict[str, float] = {}
-        for one in self.residents:
-            name = f"{one.role} {one.part}"
-            found[name] = found.get(name, 0.0) + one.nbytes
-        return found
+        return sums((f"{held.role} {held.part}", held.nbytes) for held in self.residents)
 
     def of(self, role: str) -> float:
         """Bytes of a role."""
@@ -120,17 +114,14 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unread(self) -> Parts:
         """The parts of the memory that settings which are not counted may change, of all roles together."""
-        sums: list[dict[str, float]] = []
-        for phase in self.phases:
-            parts: dict[str, float] = {}
-            for one in phase.residents:
-                part = "loss" if one.part == "log-probs" else one.part
-                parts[part] = parts.get(part, 0.0) + one.nbytes
-            sums.append(parts)
+        held = [
+            sums(("loss" if each.part == "log-probs" else each.part, each.nbytes) for each in phase.residents)
+            for phase in self.phases
+        ]
         largest = {
-            part: max(parts.get(part, 0.0) for parts in sums) for part in {part for parts in sums for part in parts}
+            part: max(parts.get(part, 0.0) for parts in held) for part in {part for parts in held for part in parts}
         }
-        return Parts(sums[self.phases.index(self.worst)], largest, self.parameters)
+        return Parts(held[self.phases.index(self.worst)], largest, self.parameters)
 
     @property
     def unsaid(self) -> tuple[Unsaid, ...]:

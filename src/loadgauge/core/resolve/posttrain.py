@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error, LayoutError
-from loadgauge.core.base.hooks import need
+from loadgauge.core.base import ConfigError, Error, LayoutError, need
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job
@@ -97,9 +96,16 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
         )
     sequences = _sequences(job, task, assumed)
-    setup = resolve_job(_training(job, task, sequences, placement, assumed, trainers), model)
+    trained = _training(job, task, sequences, placement, assumed, trainers)
+    setup = resolve_job(trained, model)
     if task.rollout and any(item.key == "global_batch" for item in setup.uncounted):
         each = int(setup.layout.dp) * setup.layout.micro_batch
+        share, rest = divmod(sequences.number, int(setup.layout.dp))
+        fits = (size for size in range(setup.layout.micro_batch, 0, -1) if share % size == 0)
+        fewer = 0 if rest else next(fits)
+        assumed["--micro-batch"] = f"{fewer} (a rank has {share} of the {sequences.number} sequences)"
+        setup = resolve_job(trained.replace(micro_batch=fewer), model) if fewer else setup
+    if task.rollout and any(item.key == "global_batch" for item in setup.uncounted):
         raise LayoutError(
             f"the {sequences.number} sequences of a step over dp x micro_batch: {sequences.number} over {each} leaves"
             f" {sequences.number % each}",

@@ -12,9 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.units import rate
+from loadgauge.core.base import Error, need, rate
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.usual import usual_network
@@ -27,8 +25,7 @@ from loadgauge.core.definitions.training.training import Training, spell_loss, t
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.adapters import usual_upcast
 from loadgauge.core.resolve.large_runs import overlapped
-from loadgauge.core.resolve.rescale import is_run
-from loadgauge.core.resolve.rescale import run as measured_run
+from loadgauge.core.resolve.rescale import is_run, run as measured_run
 from loadgauge.core.resolve.resolve import asks_for_files, bandwidth, resolve_job
 
 CONSTANT = {

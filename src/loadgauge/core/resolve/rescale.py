@@ -6,22 +6,24 @@ achieve. `loadgauge anchor` writes such files, and `loadgauge calibrate` those t
 
 from __future__ import annotations
 
+import datetime
 import functools
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import parse, share
+from loadgauge._version import __version__
+from loadgauge.core.base import ConfigError, gib, is_script, parse, share
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, with_own
 from loadgauge.core.definitions.hardware.hardware import Gpu
-from loadgauge.core.definitions.job.job import WHOLE_RUN, Job
+from loadgauge.core.definitions.job.job import FILES, POSTTRAIN, WHOLE_RUN, Job
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.estimate.result import Time
+from loadgauge.core.estimate.result import Estimate, Time
+from loadgauge.core.families.catalogue import names_file
 from loadgauge.core.resolve.model import found_model
 
 if TYPE_CHECKING:
@@ -35,6 +37,10 @@ PRODUCT = "gemm"
 
 FILE = ".toml"
 """Ends the name of an anchor file."""
+KEPT_BACK = frozenset(
+    {"gpu", "measured", "lengths", "topology", "inputs", "hub", "memory", *WHOLE_RUN, *FILES, *POSTTRAIN}
+)
+"""Fields that evidence does not have: those that may name a file, and those that say nothing of a step."""
 
 
 def sustained(job: Job) -> float | None:
@@ -148,13 +154,17 @@ class AnchorRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of an anchor file: the GPU's id, when and with which PyTorch it was made, the run, and what kernels achieve."""
+    """Content of an anchor file: the GPU's id, when and with which PyTorch it was made, the run, and what kernels achieve.
+
+    predicted: what was predicted of the run before it, and by which loadgauge, where that is kept (`evidence_text`)
+    """
 
     gpu: str
     date: str = ""
     torch: str = ""
     run: AnchorRun | None = None
     kernels: Efficiencies | None = None
+    predicted: dict[str, str] = {}
 
     def job(self) -> Job:
         """Return its run as a job. Raises `ConfigError`."""
@@ -193,6 +203,38 @@ def anchor_of(job: Job, card: Gpu | None = None) -> Anchor | None:
     if card is not None and anchor.gpu != card.id:
         raise ConfigError(f"{job.measured} was measured on {anchor.gpu}, and the job runs on {card.id}", key="measured")
     return anchor
+
+
+def evidence_text(result: Estimate, measured: Mapping[str, str], torch: str = "") -> str:
+    """Return a run as measured and as predicted, as an anchor file that others may have: no paths, names or data.
+
+    measured: `step`, and memory by counter (`allocated`, `reserved`, `card`), each with its unit; torch: its version
+    Raises `ConfigError` for a model that is not in the catalogue, or without a card.
+
+    >>> from loadgauge import estimate
+    >>> text = evidence_text(estimate("gpt2", gpu="h100-sxm5-80gb", zero=1), {"step": "80ms"})
+    >>> [line for line in text.splitlines() if line.startswith(("gpu", "model", "zero"))]
+    ['gpu = "h100-sxm5-80gb"', 'model = "gpt2"', 'zero = 1']
+    """
+    import tomlkit  # the other commands start without it
+
+    assert result.setup is not None
+    job = result.setup.job
+    if names_file(job.model) or is_script(job.model):
+        raise ConfigError(f"{job.model} is a file of yours, and evidence names models of the catalogue", key="model")
+    if result.gpu is None:
+        raise ConfigError("is needed: evidence is of a card", key="gpu")
+    flags = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if name not in KEPT_BACK}
+    run = {"model": job.model, **measured, "flags": {name: value for name, value in flags.items() if value is not None}}
+    predicted = {
+        "loadgauge": __version__,
+        "allocated": gib(result.memory.allocated, 3),
+        "card": gib(result.memory.total, 3),
+    }
+    if result.time is not None:
+        predicted["step"] = f"{result.time.step:.4g}s"
+    made = {"gpu": result.gpu, "date": datetime.date.today().isoformat(), "torch": torch}
+    return tomlkit.dumps(made | {"run": run, "predicted": predicted})
 
 
 @functools.lru_cache

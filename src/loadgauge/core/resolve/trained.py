@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled, closest
+from loadgauge.core.base import ConfigError, NotModelled, closest, sums
 from loadgauge.core.definitions.model.lora import MIXERS
 from loadgauge.core.definitions.model.model import Block, ModelSpec
 from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
@@ -171,11 +171,7 @@ def words_of(text: str) -> list[str]:
 
 def _operations(layer: Layer) -> dict[str, int]:
     """Elements of the weights of each operation."""
-    sizes: dict[str, int] = {}
-    for weight in layer.weights:
-        name = weight.name.rpartition(".")[0]
-        sizes[name] = sizes.get(name, 0) + int(weight.numel)
-    return sizes
+    return sums((weight.name.rpartition(".")[0], int(weight.numel)) for weight in layer.weights)
 
 
 def _weights(model: ModelSpec) -> tuple[tuple[dict[str, int], dict[str, int]], list[dict[str, int]]]:

@@ -7,16 +7,14 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_script
+from loadgauge.core.base import ConfigError, is_script
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, runs_on
 from loadgauge.core.definitions.model.kernels import Kernels
 from loadgauge.core.definitions.model.model import Mlp, ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
-from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
-from loadgauge.core.definitions.training.optimizers import parse as parse_optimizer
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS, parse as parse_optimizer
 from loadgauge.core.definitions.training.stacks import EXPERTS_QUANTISED, LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.core.definitions.training.training import Training, training
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, both_count, minimum
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, both_count, minimum
 from loadgauge.core.definitions.hardware.calibration import chip_of, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import ModelSpec, Moe

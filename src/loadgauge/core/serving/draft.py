@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import LayoutError
+from loadgauge.core.base import LayoutError, Size
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.inference import Inference

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum
-from loadgauge.core.base.units import MIB
-from loadgauge.core.base.verdict import Verdict, judge
+from loadgauge.core.base import MIB, Size, Verdict, judge, maximum
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.lora import BASE_FORMATS

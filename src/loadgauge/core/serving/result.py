@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled, NotStated
-from loadgauge.core.base.package_data import read_table
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.base import ConfigError, NotModelled, NotStated, needs, read_table
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import Attention, LatentAttention, ModelSpec
 from loadgauge.core.definitions.serving.inference import Inference

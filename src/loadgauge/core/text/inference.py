@@ -7,8 +7,7 @@ from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.serving.decode import Steady
 from loadgauge.core.serving.passes import AXES_OF
-from loadgauge.core.serving.result import Answer as Inferred
-from loadgauge.core.serving.result import known_range
+from loadgauge.core.serving.result import Answer as Inferred, known_range
 from loadgauge.core.serving.time import Pass
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed

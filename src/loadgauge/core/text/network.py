@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.units import GB, MIB, count, seconds
+from loadgauge.core.base import GB, MIB, Error, count, seconds
 from loadgauge.core.definitions.layout.axes import RANK_ORDER
 from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkCase, largest_tp, smallest_batch, what_if
 from loadgauge.core.estimate.time.traffic import Traffic

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadgauge.core.base.units import count, gib, in_gib
-from loadgauge.core.base.verdict import Needs, host_holds
+from loadgauge.core.base import Needs, count, gib, host_holds, in_gib
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.result import Memory
 

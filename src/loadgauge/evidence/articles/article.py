@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import list_data, read_table
+from loadgauge.core.base import ConfigError, list_data, read_table
 from loadgauge.evidence.articles.quantities import QUANTITIES
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loadgauge.core.base.algebra import Size, ceil_div, shard
+from loadgauge.core.base import GB, GIB, Size, ceil_div, shard
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import GB, GIB
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.kernels import PAPER, Dtypes, Kernels

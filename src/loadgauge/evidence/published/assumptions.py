@@ -113,62 +113,57 @@ def choose(facts: Facts) -> tuple[dict[str, Any], tuple[Knob, ...]]:
     return {knob.name: knob.default for knob in knobs}, tuple(knob for knob in knobs if knob.others or knob.why)
 
 
+def _first(name: str, *rules: tuple[Any, ...]) -> Knob:
+    """The knob by the first rule that holds: whether it does, the value, other values, and why."""
+    return next(Knob(name, *rule) for holds, *rule in rules if holds)
+
+
 def _recompute(facts: Facts) -> Knob:
-    run = facts.run
-    if run.recompute:
-        return Knob("recompute", run.recompute)
-    if named(run.framework, "torchtitan"):
-        return Knob("recompute", "selective (per-op)", ("none", "full"), "torchtitan's default")
-    if facts.framework == "maxtext":
-        return Knob("recompute", "remat_policy full", ("remat_policy minimal",), "MaxText's default")
-    if facts.framework == "torchtune":
-        return Knob("recompute", "full", ("none",), "torchtune's recipes switch activation checkpointing on")
-    if facts.framework in SPLITS:
-        return Knob("recompute", "none", ("selective (attention)", "full"), "Megatron-LM's default")
-    if named(run.framework, "ms-swift"):
-        return Knob("recompute", "full", ("none",), "ms-swift's default")
-    return Knob("recompute", "none", ("full",), "the framework's default")
+    run, of = facts.run, facts.framework
+    return _first(
+        "recompute",
+        (run.recompute, run.recompute),
+        (named(run.framework, "torchtitan"), "selective (per-op)", ("none", "full"), "torchtitan's default"),
+        (of == "maxtext", "remat_policy full", ("remat_policy minimal",), "MaxText's default"),
+        (of == "torchtune", "full", ("none",), "torchtune's recipes switch activation checkpointing on"),
+        (of in SPLITS, "none", ("selective (attention)", "full"), "Megatron-LM's default"),
+        (named(run.framework, "ms-swift"), "full", ("none",), "ms-swift's default"),
+        (True, "none", ("full",), "the framework's default"),
+    )
 
 
 def _sharding(facts: Facts) -> Knob:
-    run = facts.run
-    if run.sharding:
-        return Knob("sharding", run.sharding)
-    if facts.framework in SHARDED:
-        return Knob("sharding", "fsdp2", () if facts.known else ("zero1", "none"), "the framework shards so")
-    if facts.framework == "deepspeed":
-        return Knob("sharding", "zero2", ("zero1", "zero3"), "a common choice")
-    if facts.framework == "megatron-deepspeed":
-        return Knob("sharding", "zero1", ("none",), "DeepSpeed is there for it")
-    if facts.framework == "megatron":
-        if facts.performance_recipe or facts.flags.has("use-distributed-optimizer"):
-            return Knob("sharding", "zero1", ("none",), "its recipes use the distributed optimizer")
-        if facts.flags.says("overlap grad reduce/param gather"):
-            return Knob("sharding", "zero1", (), "parameters are gathered")
-        if not facts.known:
-            return Knob("sharding", "zero1", ("none",), "usual beside a split model")
-        return Knob("sharding", "none", ("zero1",), "Megatron-LM's default")
-    return Knob("sharding", "none", (), "the framework's default")
+    flags, of = facts.flags, facts.framework
+    recipe = facts.performance_recipe or flags.has("use-distributed-optimizer")
+    gathers = flags.says("overlap grad reduce/param gather")
+    return _first(
+        "sharding",
+        (facts.run.sharding, facts.run.sharding),
+        (of in SHARDED, "fsdp2", () if facts.known else ("zero1", "none"), "the framework shards so"),
+        (of == "deepspeed", "zero2", ("zero1", "zero3"), "a common choice"),
+        (of == "megatron-deepspeed", "zero1", ("none",), "DeepSpeed is there for it"),
+        (of != "megatron", "none", (), "the framework's default"),
+        (recipe, "zero1", ("none",), "its recipes use the distributed optimizer"),
+        (gathers, "zero1", (), "parameters are gathered"),
+        (not facts.known, "zero1", ("none",), "usual beside a split model"),
+        (True, "none", ("zero1",), "Megatron-LM's default"),
+    )
 
 
 def _sequence_parallel(facts: Facts) -> Knob:
-    run = facts.run
-    tp = run.tp or 1
-    if tp == 1:
-        return Knob("sequence_parallel", "no")
-    if run.sequence_parallel:
-        return Knob("sequence_parallel", run.sequence_parallel)
-    if run.moe_experts is not None:
-        return Knob("sequence_parallel", "yes", (), "experts with tensor parallelism need it")
-    if facts.flags.has("sequence-parallel"):
-        return Knob("sequence_parallel", "yes")
-    if facts.framework in SHARDED or facts.performance_recipe:
-        return Knob("sequence_parallel", "yes", ("no",), "the framework's recipes use it with tp")
-    if facts.flags.says("tp-comm-overlap"):
-        return Knob("sequence_parallel", "yes", (), "overlap of tensor parallelism needs it")
-    if not facts.known:
-        return Knob("sequence_parallel", "yes", ("no",), "usual with tp since 2022")
-    return Knob("sequence_parallel", "no", ("yes",), "Megatron-LM's default")
+    run, flags = facts.run, facts.flags
+    recipe = facts.framework in SHARDED or facts.performance_recipe
+    return _first(
+        "sequence_parallel",
+        ((run.tp or 1) == 1, "no"),
+        (run.sequence_parallel, run.sequence_parallel),
+        (run.moe_experts is not None, "yes", (), "experts with tensor parallelism need it"),
+        (flags.has("sequence-parallel"), "yes"),
+        (recipe, "yes", ("no",), "the framework's recipes use it with tp"),
+        (flags.says("tp-comm-overlap"), "yes", (), "overlap of tensor parallelism needs it"),
+        (not facts.known, "yes", ("no",), "usual with tp since 2022"),
+        (True, "no", ("yes",), "Megatron-LM's default"),
+    )
 
 
 def _micro_batch(facts: Facts) -> Knob:
@@ -210,36 +205,35 @@ def stated_batch(facts: Facts) -> Callable[[int, int], int] | None:
 
 def _attention(facts: Facts) -> Knob:
     run, flags = facts.run, facts.flags
-    if flags.value("attention-backend") == "unfused" or flags.says("no flash"):
-        return Knob("attention", "eager")
-    if flags.value("transformer-impl") == "local" and not flags.has("use-flash-attn"):
-        return Knob("attention", "eager")
-    for words, kernel in vocabulary.FLASH:
-        if flags.says(words) and not flags.says(f"no {words}"):
-            return Knob("attention", kernel)
-    if any(named(run.framework, words) and (run.year or 9999) <= year for words, year in vocabulary.FLASH_1):
-        return Knob("attention", "fa1", ("fa2",), "what its instructions of that year ask for")
-    stated = ("flash", "sdpa", "transformer_engine", "torch.compile")
-    if any(flags.says(word) for word in stated):
-        return Knob("attention", "flash")
-    if facts.framework in SPLITS and run.year is not None and run.year <= OLD_STACK:
-        return Knob("attention", "eager", (), "Megatron-LM had no flash attention before 2023")
-    if facts.framework == "megatron" and run.year == 2023 and facts.known and not facts.performance_recipe:
-        return Knob("attention", "eager", ("flash",), "Megatron-LM's default until Transformer Engine was it, in 2024")
-    return Knob("attention", "flash", (), "the framework's default")
+    unfused = flags.value("attention-backend") == "unfused" or flags.says("no flash")
+    local = flags.value("transformer-impl") == "local" and not flags.has("use-flash-attn")
+    kernels = (kernel for words, kernel in vocabulary.FLASH if flags.says(words) and not flags.says(f"no {words}"))
+    kernel = next(kernels, "")
+    first = any(named(run.framework, words) and (run.year or 9999) <= year for words, year in vocabulary.FLASH_1)
+    stated = any(flags.says(word) for word in ("flash", "sdpa", "transformer_engine", "torch.compile"))
+    old = facts.framework in SPLITS and run.year is not None and run.year <= OLD_STACK
+    between = facts.framework == "megatron" and run.year == 2023 and facts.known and not facts.performance_recipe
+    return _first(
+        "attention",
+        (unfused or local, "eager"),
+        (kernel, kernel),
+        (first, "fa1", ("fa2",), "what its instructions of that year ask for"),
+        (stated, "flash"),
+        (old, "eager", (), "Megatron-LM had no flash attention before 2023"),
+        (between, "eager", ("flash",), "Megatron-LM's default until Transformer Engine was it, in 2024"),
+        (True, "flash", (), "the framework's default"),
+    )
 
 
 def _expert_tp(facts: Facts) -> Knob:
-    run = facts.run
-    tp = run.tp or 1
-    if run.moe_experts is None or tp == 1:
-        return Knob("etp", 1)
-    stated = re.search(r"etp(\d+)", run.model)
-    if stated:
-        return Knob("etp", int(stated[1]))
-    if facts.performance_recipe:
-        return Knob("etp", 1, (tp,), "its recipes do not split experts")
-    return Knob("etp", tp, (1,), "Megatron-LM's default is tp")
+    tp, stated = facts.run.tp or 1, re.search(r"etp(\d+)", facts.run.model)
+    return _first(
+        "etp",
+        (facts.run.moe_experts is None or tp == 1, 1),
+        (stated, int(stated[1]) if stated else None),
+        (facts.performance_recipe, 1, (tp,), "its recipes do not split experts"),
+        (True, tp, (1,), "Megatron-LM's default is tp"),
+    )
 
 
 def _gpus(facts: Facts) -> Knob:
@@ -277,36 +271,35 @@ def _seq_len(facts: Facts) -> Knob:
     if run.seq_len is not None:
         return Knob("seq_len", run.seq_len)
     longest = re.search(r"longest sample (\d+) tokens", run.notes)
-    if longest:
-        return Knob("seq_len", int(longest[1]), (), "the longest sample, which makes the peak")
     stated = facts.flags.number("max_target_length") or facts.flags.number("max_length")
-    if stated:
-        return Knob("seq_len", stated)
-    if facts.framework == "maxtext":
-        return Knob("seq_len", 2048, (), "MaxText's default")
-    if named(run.framework, "torchtitan"):
-        return Knob("seq_len", 8192, (), "torchtitan's Llama 3 configurations")
-    raise Inexpressible("seq_len: the sequence length is not stated")
+    if not longest and not stated and facts.framework != "maxtext" and not named(run.framework, "torchtitan"):
+        raise Inexpressible("seq_len: the sequence length is not stated")
+    return _first(
+        "seq_len",
+        (longest, int(longest[1]) if longest else None, (), "the longest sample, which makes the peak"),
+        (stated, stated),
+        (facts.framework == "maxtext", 2048, (), "MaxText's default"),
+        (True, 8192, (), "torchtitan's Llama 3 configurations"),
+    )
 
 
 def _precision(facts: Facts) -> Knob:
-    run = facts.run
-    if run.precision:
-        return Knob("precision", run.precision)
-    stated = re.search(r"default (fp16|bf16)", run.notes)
-    if stated:
-        return Knob("precision", stated[1], (), "the fork's default, by the row's notes")
-    if facts.framework == "megatron" and named(run.framework, "fork"):
-        return Knob("precision", "fp16", ("bf16",), "the scripts of the zero-bubble fork")
-    return Knob("precision", "bf16", (), "usual; fp16 takes the same bytes at the same rate")
+    run, stated = facts.run, re.search(r"default (fp16|bf16)", facts.run.notes)
+    fork = facts.framework == "megatron" and named(run.framework, "fork")
+    return _first(
+        "precision",
+        (run.precision, run.precision),
+        (stated, stated and stated[1], (), "the fork's default, by the row's notes"),
+        (fork, "fp16", ("bf16",), "the scripts of the zero-bubble fork"),
+        (True, "bf16", (), "usual; fp16 takes the same bytes at the same rate"),
+    )
 
 
 def _lora_rank(facts: Facts) -> Knob:
-    run = facts.run
-    if run.task not in ("lora", "qlora"):
-        return Knob("lora_rank", 0)
-    if run.lora_rank:
-        return Knob("lora_rank", run.lora_rank)
-    if facts.performance_recipe:
-        return Knob("lora_rank", 32, (8, 16, 64), "NeMo's default")
-    return Knob("lora_rank", 8, (16, 32, 64), "PEFT's default")
+    return _first(
+        "lora_rank",
+        (facts.run.task not in ("lora", "qlora"), 0),
+        (facts.run.lora_rank, facts.run.lora_rank),
+        (facts.performance_recipe, 32, (8, 16, 64), "NeMo's default"),
+        (True, 8, (16, 32, 64), "PEFT's default"),
+    )

@@ -23,8 +23,7 @@ from loadgauge.core.definitions.model.lora import BaseName, Lora
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
 from loadgauge.core.definitions.training.stacks import Stack
-from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.definitions.training.training import training as trained
+from loadgauge.core.definitions.training.training import Training, training as trained
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.resolve.recompute_words import REMAT, of_kinds, resolve_recompute

@@ -10,8 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import read_text
+from loadgauge.core.base import ConfigError, read_text
 from loadgauge.evidence.validate.runs import LARGEST_FILE, Rejected, read_rows
 
 
@@ -90,11 +89,6 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
         return (self.series, self.model, self.hardware, self.gpus, *layout)
 
 
-MEASURED = (
-    *("step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "hw_tflops_per_gpu", "mfu", "hfu"),
-    "peak_memory_gib",
-)
-"""What was measured. None of it may decide how a row is expressed."""
 CARRIED = frozenset({"split", "arch_source", "throughput_reported", "memory_reported", "derived_fields"})
 """Columns for people to read."""
 MOST = {"layers": 10_000, "vpp": 1_000}
@@ -115,13 +109,6 @@ class SourceRows(msgspec.Struct, frozen=True):
 def read(path: Path) -> SourceRows:
     """The rows of a CSV. A file that is none raises `ConfigError`; a row that is wrong is in `rejected`."""
     return parse(read_text(path, LARGEST_FILE), str(path))
-
-
-def read_memory(path: Path) -> SourceRows:
-    """The rows of a CSV of memory: a run that reports its speed too is in the file of speed, where that counts."""
-    table = read(path)
-    untimed = dict.fromkeys(name for name in MEASURED if name != "peak_memory_gib")
-    return msgspec.structs.replace(table, rows=tuple(msgspec.structs.replace(row, **untimed) for row in table.rows))
 
 
 def parse(text: str, file: str = "") -> SourceRows:

@@ -9,13 +9,9 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.base.files import read_text
-from loadgauge.core.base.units import GIB
-from loadgauge.core.base.units import parse as parse_size
+from loadgauge.core.base import GIB, ConfigError, Error, parse as parse_size, read_text
 from loadgauge.core.families.catalogue import find_model
-from loadgauge.core.resolve.rescale import FILE as ANCHOR
-from loadgauge.core.resolve.rescale import Anchor, read_anchor
+from loadgauge.core.resolve.rescale import FILE as ANCHOR, Anchor, read_anchor
 from loadgauge.evidence.published import rows, source_rows
 from loadgauge.evidence.validate.counters import Counter
 from loadgauge.evidence.validate.overrides import Overrides

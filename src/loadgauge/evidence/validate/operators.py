@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from loadgauge.core.base.errors import NotStated
-from loadgauge.core.base.package_data import read_bytes
+from loadgauge.core.base import NotStated, lists, read_bytes
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, efficiencies
-from loadgauge.core.definitions.hardware.hardware import gpu as card_named
-from loadgauge.core.definitions.hardware.hardware import gpu_ids
+from loadgauge.core.definitions.hardware.hardware import gpu as card_named, gpu_ids
 from loadgauge.core.definitions.model.kernels import WRITTEN_KERNELS, written_norm_bytes
 from loadgauge.core.definitions.training.precision import TRANSFORMER_ENGINE
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
@@ -461,15 +459,10 @@ def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]
     """Yield each measurement with its error: (predicted - measured) / measured."""
     power: dict[tuple[str, str], Efficiencies] = {}
     for source in OWN_POWER:
-        own: dict[str, list[Measured]] = {}
-        for one in products():
-            if one.source == source and one["dtype"] in ("bf16", "fp16"):
-                own.setdefault(one.gpu, []).append(one)
-        for card, rows in own.items():
+        own = (row for row in products() if row.source == source and row["dtype"] in ("bf16", "fp16"))
+        for card, rows in lists((row.gpu, row) for row in own).items():
             power[source, card] = own_power(rows, of(card))
-    networks: dict[tuple[str, str], list[Measured]] = {}
-    for one in collectives(nodes=True):
-        networks.setdefault((f"{one.source} over nodes", one.gpu), []).append(one)
+    networks = lists(((f"{row.source} over nodes", row.gpu), row) for row in collectives(nodes=True))
     power |= {place: own_network(rows, of(place[1])) for place, rows in networks.items()}
     for measured, predict in TABLES:
         for one in measured():
@@ -483,9 +476,7 @@ def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]
 
 def scores(of: EfficienciesOf = efficiencies) -> tuple[Score, ...]:
     """Return the errors of all measurements by kind and GPU."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for one, error in errors(of):
-        found.setdefault((one.kind, one.gpu), []).append(error)
+    found = lists(((row.kind, row.gpu), error) for row, error in errors(of))
     return tuple(_score(kind, card, values) for (kind, card), values in sorted(found.items()))
 
 

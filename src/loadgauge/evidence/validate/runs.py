@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import ConfigError, read_data
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.evidence.validate.counters import UNKNOWN, Counter

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.package_data import read_bytes
+from loadgauge.core.base import Error, read_bytes
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.serving.inference import Inference

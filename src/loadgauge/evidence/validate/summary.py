@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from loadgauge.core.base.by_key import lists
 from loadgauge.evidence.validate.validate import Record
 
 
@@ -54,9 +56,7 @@ def errors(records: Iterable[Record]) -> Errors:
 
 def configuration_weights(records: Sequence[Record]) -> list[float]:
     """Return the weight of each record: 1 over the number of records of its configuration."""
-    count: dict[object, int] = {}
-    for record in records:
-        count[record.configuration] = count.get(record.configuration, 0) + 1
+    count = Counter(record.configuration for record in records)
     return [1 / count[record.configuration] for record in records]
 
 
@@ -80,20 +80,12 @@ def quantile(values: Sequence[float], weights: Sequence[float], share: float) ->
 
 def grouped(records: Iterable[Record], key: Callable[[Record], str]) -> dict[str, tuple[Record, ...]]:
     """Group records by a key, in order of first appearance."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    return {name: tuple(group) for name, group in groups.items()}
+    return {name: tuple(group) for name, group in lists((key(record), record) for record in records).items()}
 
 
 def reasons(records: Iterable[Record]) -> dict[str, int]:
     """Count why rows have no prediction, the most frequent reason first; numbers in a reason are replaced by N."""
-    count: dict[str, int] = {}
-    for record in records:
-        if record.reason:
-            kind = reason_kind(record.reason)
-            count[kind] = count.get(kind, 0) + 1
-    return dict(sorted(count.items(), key=lambda item: -item[1]))
+    return dict(Counter(reason_kind(record.reason) for record in records if record.reason).most_common())
 
 
 def reason_kind(reason: str) -> str:

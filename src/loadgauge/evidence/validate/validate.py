@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import Error, NotModelled
-from loadgauge.core.base.units import GIB
+from loadgauge.core.base import GIB, Error, NotModelled
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.estimate.estimate import estimate

@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import count, days_words, gib, seconds
-from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.base import ConfigError, count, days_words, exit_code, gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import HOUR

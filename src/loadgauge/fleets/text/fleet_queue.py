@@ -12,8 +12,7 @@ import msgspec
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.base.hooks import Door
+from loadgauge.core.base import ConfigError, Door, Error
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.plan.space.grid import Cell, Row, key, run
 from loadgauge.core.text.plan.progress import clear, progress

@@ -7,8 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from loadgauge.core.base.files import write_text
-from loadgauge.core.base.units import GIB, seconds
+from loadgauge.core.base import GIB, seconds, write_text
 from loadgauge.core.plan.answer import Plan
 from loadgauge.core.plan.request import FLAGS
 from loadgauge.core.resolve.reproduce import layout_flags

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.units import gib, seconds
+from loadgauge.core.base import Error, gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.estimate.result import Estimate

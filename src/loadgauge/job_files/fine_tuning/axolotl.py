@@ -8,12 +8,27 @@ from typing import Any
 from loadgauge.job_files.fine_tuning.axolotl_rl import LOGPROBS, completions, length, preference
 from loadgauge.job_files.hugging_face import deepspeed
 from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, dropout, sharding, targets
-from loadgauge.job_files.ideas.evaluation import asked, saving
-from loadgauge.job_files.ideas.lenses import degree, product, quantised, sayable, whole_and_dora
-from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.partial import adapted_layers, unfrozen
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Missing, row
-from loadgauge.job_files.ideas.words import ATTENTION, AXOLOTL_OPTIMIZERS, TORCH_OPTIMIZERS
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    AXOLOTL_OPTIMIZERS,
+    TORCH_OPTIMIZERS,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Missing,
+    adapted_layers,
+    asked,
+    degree,
+    optimizer,
+    product,
+    quantised,
+    row,
+    saving,
+    sayable,
+    unfrozen,
+    whole_and_dora,
+)
 
 NORM, GATED = "liger_rms_norm", ("liger_glu_activation", "liger_swiglu")
 FUNCTIONS, TABLE = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), "lora_embedding_kernel"

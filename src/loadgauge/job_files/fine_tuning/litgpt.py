@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.job_files.ideas.table import IDLE, NEAREST, Dialect, Facts, Idea, Keys, row, short
-from loadgauge.job_files.ideas.words import BITSANDBYTES
+from loadgauge.job_files.ideas import BITSANDBYTES, IDLE, NEAREST, Dialect, Facts, Idea, Keys, row, short
 
 RECIPES = {
     "bf16-true": "bf16-pure", "bf16-mixed": "bf16-autocast", "32-true": "fp32", "16-mixed": "fp16-autocast",

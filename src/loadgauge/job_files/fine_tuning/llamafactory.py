@@ -17,10 +17,25 @@ from loadgauge.job_files.hugging_face.huggingface import (
     half,
     liger,
 )
+from loadgauge.job_files.ideas import (
+    IDLE,
+    SAYABLE,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    dora,
+    fixed,
+    freeze,
+    layers,
+    names_in,
+    product,
+    quantised,
+    row,
+    sayable,
+    tower,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.lenses import SAYABLE, dora, fixed, layers, product, quantised, sayable
-from loadgauge.job_files.ideas.partial import freeze, tower
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
 
 
 def _checkpointing() -> Idea:

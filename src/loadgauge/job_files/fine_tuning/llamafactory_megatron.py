@@ -8,8 +8,7 @@ from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION, _adapter, _s
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.fine_tuning.swift_megatron import experts
 from loadgauge.job_files.hugging_face.huggingface import BATCH, dropout, half
-from loadgauge.job_files.ideas.partial import tower
-from loadgauge.job_files.ideas.table import Dialect, Idea, row
+from loadgauge.job_files.ideas import Dialect, Idea, row, tower
 from loadgauge.job_files.pre_training.megatron import (
     context,
     launched,

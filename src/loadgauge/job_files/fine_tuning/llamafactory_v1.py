@@ -12,9 +12,7 @@ from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import dropout, targets
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas.lenses import quantised, sayable, whole_and_dora
-from loadgauge.job_files.ideas.partial import freeze
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas import IDLE, Dialect, Facts, Idea, Keys, freeze, quantised, row, sayable, whole_and_dora
 from loadgauge.job_files.pre_training.megatron import launched
 
 METHOD, SHARDED, KERNELS, QUANTISED = "peft_config.name", "dist_config.name", "kernel_config.name", "quant_config.name"

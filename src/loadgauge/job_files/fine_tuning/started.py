@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.job_files.ideas.facts import Fact
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+from loadgauge.job_files.ideas import Fact, Facts, Idea, Keys
 
 PER_NODE, HOSTS, VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
 LAUNCHERS = ("nproc_per_node", "num_processes", "num_gpus", "config_file")

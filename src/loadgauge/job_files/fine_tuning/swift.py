@@ -20,12 +20,27 @@ from loadgauge.job_files.hugging_face.huggingface import (
     sharding,
     targets,
 )
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    IDLE,
+    SAYABLE,
+    Dialect,
+    Fact,
+    Facts,
+    Idea,
+    Keys,
+    degree,
+    dora,
+    frozen_share,
+    layers,
+    names_in,
+    product,
+    quantised,
+    row,
+    sayable,
+    tower,
+)
 from loadgauge.job_files.ideas.evaluation import asked, evaluation
-from loadgauge.job_files.ideas.facts import Fact
-from loadgauge.job_files.ideas.lenses import SAYABLE, degree, dora, layers, product, quantised, sayable
-from loadgauge.job_files.ideas.partial import frozen_share, tower
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION
 from loadgauge.job_files.pre_training.megatron import launched
 
 ZERO = {

@@ -25,9 +25,7 @@ from loadgauge.job_files.fine_tuning.swift import (
 )
 from loadgauge.job_files.fine_tuning.swift_answers import answers, of_all
 from loadgauge.job_files.hugging_face.huggingface import dropout
-from loadgauge.job_files.ideas.partial import frozen_share, tower
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
+from loadgauge.job_files.ideas import IDLE, TRANSFORMER_ENGINE, Dialect, Facts, Idea, Keys, frozen_share, row, tower
 from loadgauge.job_files.pre_training.megatron import (
     context,
     launched,

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas.lenses import degree, product
-from loadgauge.job_files.ideas.optimizers import instantiated
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row, short
-from loadgauge.job_files.ideas.words import BITSANDBYTES
+from loadgauge.job_files.ideas import (
+    BITSANDBYTES,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    degree,
+    instantiated,
+    product,
+    row,
+    short,
+)
 
 SIZES = {
     "llama2": ("llama-2", "7b 13b 70b"), "llama3": ("llama-3", "8b 70b"), "llama3_1": ("llama-3.1", "8b 70b 405b"),

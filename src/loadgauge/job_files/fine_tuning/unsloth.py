@@ -8,12 +8,19 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.programs import kind_of
+from loadgauge.job_files.ideas import (
+    TORCH_OPTIMIZERS,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Spelled,
+    adapted_layers,
+    names_in,
+    optimizer,
+    row,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.lenses import Spelled
-from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.partial import adapted_layers
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
 from loadgauge.job_files.reading.calls import Calls
 
 LOADER = re.compile(r"Fast\w*(?:Model|Transformer)\.(from_pretrained|get_peft_model)$")

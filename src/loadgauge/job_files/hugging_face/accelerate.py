@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import processes
-from loadgauge.job_files.ideas.evaluation import saving
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import CPU, NOWHERE, RESHARDED, SHARDING
+from loadgauge.job_files.ideas import CPU, NOWHERE, RESHARDED, SHARDING, Dialect, Facts, Idea, Keys, row, saving
 
 P, M, D, F = (
     "parallelism_config.parallelism_config_",

@@ -6,10 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
-from loadgauge.job_files.ideas.evaluation import saving
-from loadgauge.job_files.ideas.lenses import degree
-from loadgauge.job_files.ideas.table import NEAREST, Dialect, Facts, Idea, Keys
-from loadgauge.job_files.ideas.words import CPU, NOWHERE
+from loadgauge.job_files.ideas import CPU, NEAREST, NOWHERE, Dialect, Facts, Idea, Keys, degree, saving
 
 OPTIMIZERS = {
     "AdamW": "adamw", "Adam": "adamw", "CPUAdam": "adamw", "Lion": "lion", "Muon": "muon", "Adafactor": "adafactor",

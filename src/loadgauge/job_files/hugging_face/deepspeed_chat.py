@@ -211,22 +211,25 @@ def _engine() -> Idea:
 
 
 def _adapters() -> Idea:
-    """Its own adapters, of the linear layers of all blocks; with `--only_optimize_lora` they alone are trained."""
+    """Its own adapters, of the linear layers of all blocks, whose weights they freeze (`dschat/utils/module/lora.py`).
+
+    Without `--only_optimize_lora` what lies outside the blocks is trained as before: embedding and head; norms too, which are
+    left out.
+    """
     alone = "only_optimize_lora"
 
     def read(keys: Keys) -> Facts:
         rank = next((number for key in DIMS if (number := keys.whole(key, minimum=0)) is not None), 0)
-        if rank and not keys.flag(alone):
-            keys.remarks[f"adapters of rank {rank} are trained beside all weights, and not counted"] = None
-            rank = 0
-        return {"lora_rank": rank, "lora_targets": "all"} if rank else {"lora_rank": 0}
+        whole = None if keys.flag(alone) else "embed_tokens,lm_head"
+        return {"lora_rank": rank, "lora_targets": "all", "modules_to_save": whole} if rank else {"lora_rank": 0}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         rank = facts.get("lora_rank")
         present = next((key for key in DIMS if keys.has(key)), DIMS[0])
-        return {present: rank or None, alone: True if rank else None}
+        return {present: rank or None, alone: True if rank and not facts.get("modules_to_save") else None}
 
-    return Idea(keys=(*DIMS, alone), facts=("lora_rank", "lora_targets"), read=read, write=write)
+    facts = ("lora_rank", "lora_targets", "modules_to_save")
+    return Idea(keys=(*DIMS, alone), facts=facts, read=read, write=write)
 
 
 DEEPSPEED_CHAT = Dialect(

@@ -10,11 +10,24 @@ import msgspec
 from loadgauge.core.definitions.training.stacks import LOADED_DTYPE, LOADED_DTYPE_SFT, Stack
 from loadgauge.job_files.fine_tuning.started import visible
 from loadgauge.job_files.hugging_face import deepspeed, trl_tasks
+from loadgauge.job_files.hugging_face.peft import UNNAMED
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    NEAREST,
+    RESHARDED,
+    SHARDING,
+    TORCH_OPTIMIZERS,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    optimizer,
+    product,
+    quantised,
+    row,
+    whole_and_dora,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation, saving
-from loadgauge.job_files.ideas.lenses import product, quantised, whole_and_dora
-from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.table import NEAREST, Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import ATTENTION, RESHARDED, SHARDING, TORCH_OPTIMIZERS
 from loadgauge.job_files.pre_training.megatron import launched
 
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -235,12 +248,19 @@ def _dtype(keys: Keys, name: str) -> str | None:
 
 
 def targets(
-    rank: str, modules: str, switch: Any, usual: int, everything: str = "all-linear", parameters: str = ""
+    rank: str,
+    modules: str,
+    switch: Any,
+    usual: int,
+    everything: str = "all-linear",
+    parameters: str = "",
+    unnamed: str | None = None,
 ) -> Idea:
     """The idea of LoRA: its rank and the linear layers that get adapters.
 
     rank, modules: keys; switch: a key with its values for off and on; usual: the tool's default rank
     everything: the word for all linear layers; parameters: a key for the matrices of experts (PEFT's `target_parameters`)
+    unnamed: the layers where none are named; None: all
     """
     key, off, on = switch
 
@@ -254,7 +274,7 @@ def targets(
         words = None if chosen is None else "all" if chosen in ([everything], ["all"]) else ",".join(chosen)
         if parameters and (experts := keys.words(parameters)):
             words = ",".join([*([words] if words else []), *experts])
-        return {"lora_rank": keys.whole(rank) or usual, "lora_targets": words}
+        return {"lora_rank": keys.whole(rank) or usual, "lora_targets": words or unnamed}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
@@ -262,7 +282,9 @@ def targets(
             several = keys.document.syntax == "argv" and len(keys.words(modules) or ()) > 1
             unused = [everything] if several else None
             return {key: None if off is False or off is None else off, rank: None, modules: unused}
-        words = facts.get("lora_targets")
+        words = facts.get("lora_targets") or ("all" if unnamed else None)
+        if words == unnamed and not keys.has(modules):
+            words = None
         listed = [] if words is None else words.split(",")
         experts = [word for word in listed if "experts." in word] if parameters else []
         if experts:
@@ -528,7 +550,14 @@ TRANSFORMERS = Dialect(
 
 ADAPTERS = (
     _quantised(),
-    targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16, parameters="lora_target_parameters"),
+    targets(
+        "lora_r",
+        "lora_target_modules",
+        ("use_peft", False, True),
+        16,
+        parameters="lora_target_parameters",
+        unnamed=UNNAMED,
+    ),
     dropout("lora_dropout", lambda keys: 0.05 if keys.flag("use_peft") else None),
 )
 TRL = Dialect(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import (
-    BATCH,
     SAVING,
     SHARED,
     TORCH_COMPILE,
@@ -16,14 +16,11 @@ from loadgauge.job_files.hugging_face.huggingface import (
     liger,
     weights,
 )
+from loadgauge.job_files.hugging_face.peft import UNNAMED
+from loadgauge.job_files.ideas import TORCH_OPTIMIZERS, Dialect, Facts, Idea, Keys, optimizer, row
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.optimizers import optimizer
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import TORCH_OPTIMIZERS
 
 LORA, QLORA, RANK, TARGETS = "use_lora", "use_qlora", "lora_r", "lora_target_modules"
-USUAL = "q_proj,v_proj,c_attn,query_key_value"
-"""PEFT's choice where none is named: what a model has of these."""
 ADAM = dict.fromkeys(
     ("adam", "adabelief", "adabound", "lamb", "adamax", "nadam", "radam", "adamp", "yogi", "sophia", "adadelta"),
     "adamw-loop",
@@ -35,12 +32,27 @@ CUSTOM = ADAM | {
 """`customized_optim`, by the states that each keeps of a parameter: two, one or none."""
 
 
+PAIRS = "q_proj,v_proj,k_proj,out_proj,fc_in,fc_out,wte"
+"""The matrices that `dpo_aligner.py` always trains adapters on."""
+
+
+def _program(keys: Keys, name: str) -> bool:
+    return name in " ".join(getattr(keys.document, "program", ()))
+
+
+def _by_program(aligner: Any, usual: Any = None, second: Any = None) -> Callable[[Keys], Any]:
+    """A default that is `dpo_aligner.py`'s own (`dpo_train.py`), that of `dpov2_aligner.py`, or everybody's."""
+    other = usual if second is None else second
+    return lambda keys: aligner if _program(keys, "dpo_train") else other if _program(keys, "dpov2_train") else usual
+
+
 def _adapters() -> Idea:
     def read(keys: Keys) -> Facts:
-        if not keys.flag(LORA) and not keys.flag(QLORA):
+        pairs = _program(keys, "dpo_train")
+        if not keys.flag(LORA) and not keys.flag(QLORA) and not pairs:
             return {"lora_rank": 0}
-        chosen = keys.words(TARGETS)
-        words = USUAL if chosen is None else "all" if chosen == ["all-linear"] else ",".join(chosen)
+        chosen = PAIRS.split(",") if pairs else keys.words(TARGETS)
+        words = UNNAMED if chosen is None else "all" if chosen == ["all-linear"] else ",".join(chosen)
         facts: Facts = {"lora_rank": keys.whole(RANK) or 8, "lora_targets": words, "qlora": bool(keys.flag(QLORA))}
         if not keys.flag(QLORA):
             return facts
@@ -52,7 +64,7 @@ def _adapters() -> Idea:
         if not rank:
             return {LORA: None, QLORA: None, RANK: None, TARGETS: None}
         words = facts.get("lora_targets") or "all"
-        named = ["all-linear"] if words == "all" else None if words == USUAL else words.split(",")
+        named = ["all-linear"] if words == "all" else None if words == UNNAMED else words.split(",")
         eight, single = (8 if base == "int8" else None), (False if base == "nf4-single" else None)
         quantised = facts.get("qlora")
         return {LORA: True, RANK: rank, TARGETS: named, QLORA: True if quantised else None} | (
@@ -68,14 +80,20 @@ def _adapters() -> Idea:
 
 
 def _optimizer() -> Idea:
-    inner = optimizer("optim", TORCH_OPTIMIZERS)
-    name, switch = "customized_optim", "use_customized_optim"
+    inner = optimizer("optim", TORCH_OPTIMIZERS, default=_by_program("paged-adamw-32bit", "adamw"))
+    name, switch, of_pairs = "customized_optim", "use_customized_optim", "optimizer_type"
+
+    def read(keys: Keys) -> Facts:
+        if keys.flag(switch):
+            return {"optimizer": keys.choice(name, CUSTOM)}
+        chosen = keys.choice(of_pairs, TORCH_OPTIMIZERS)  # `dpo_aligner.py`'s name of transformers' `optim`
+        return {"optimizer": chosen} if chosen else inner.read(keys)
 
     return Idea(
-        keys=(*inner.keys, name, switch),
+        keys=(*inner.keys, name, switch, of_pairs),
         facts=inner.facts,
-        read=lambda keys: {"optimizer": keys.choice(name, CUSTOM)} if keys.flag(switch) else inner.read(keys),
-        write=lambda facts, keys: {name: None, switch: None} | inner.write(facts, keys),
+        read=read,
+        write=lambda facts, keys: {name: None, switch: None, of_pairs: None} | inner.write(facts, keys),
     )
 
 
@@ -90,22 +108,23 @@ LMFLOW = Dialect(
     blank={"argv": "torchrun examples/finetune.py --output_dir output --disable_group_texts 1\n"},
     ideas=(
         *SHARED,
-        *BATCH,
+        row("micro_batch", "per_device_train_batch_size", default=_by_program(4, 8)),
+        row("accumulation", "gradient_accumulation_steps", default=_by_program(4, 1)),
         _optimizer(),
         attention("use_flash_attention"),
-        row("seq_len", "block_size", "max_length", default=512),
-        checkpointing(new="gradient_checkpointing"),
-        half(),
+        row("seq_len", "block_size", "max_length", default=_by_program(1024, 512, second=2048)),
+        checkpointing(_by_program(True), new="gradient_checkpointing"),
+        half(_by_program("bf16")),
         weights("torch_dtype", "dtype", decides=True),
-        # `dpo_train.py` has TRL's trainer, and the model without its adapters as the reference.
+        # `dpo_train.py` has TRL's trainer, and the model without its adapters as the reference; `dpov2_train.py` a whole one.
         Idea(
             keys=("beta_dpo",),
             facts=("task",),
-            read=lambda keys: {"task": "dpo"} if "dpo_train" in " ".join(getattr(keys.document, "program", ())) else {},
+            read=lambda keys: {"task": "dpo"} if _program(keys, "dpo_train") or _program(keys, "dpov2_train") else {},
             write=lambda facts, keys: {},
         ),
         _adapters(),
-        dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) else None),
+        dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) or _program(keys, "dpo_train") else None),
         evaluation(),
         SAVING,
         TORCH_COMPILE,

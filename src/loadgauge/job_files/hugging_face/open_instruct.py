@@ -6,8 +6,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import BATCH, checkpointing, dropout, liger, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas.lenses import adapters, fixed, quantised
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapters, fixed, names_in, quantised, row
 from loadgauge.job_files.pre_training.megatron import launched
 
 LINEAR = "q_proj,o_proj,v_proj,k_proj,gate_proj,up_proj,down_proj"

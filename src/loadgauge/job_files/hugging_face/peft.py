@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.model.tuners import TUNERS
-from loadgauge.job_files.ideas.partial import adapted_layers
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapted_layers, row
 
 LORA = "LORA"
 TYPES = {LORA: "lora"} | {known.peft_type: name for name, known in TUNERS.items()}
@@ -17,6 +16,8 @@ SIZES = {"lora": "r", "vera": "r", "loha": "r", "lokr": "r", "adalora": "init_r"
 """The key of the rank, of the size of a block, or of an encoder's width."""
 USUAL = {"lora": 8, "p-tuning": None} | {name: known.default for name, known in TUNERS.items() if known.default}
 DROPOUTS = {"lora": "lora_dropout", "adalora": "lora_dropout", "vera": "vera_dropout"}
+UNNAMED = "q_proj,v_proj,c_attn,query_key_value"
+"""The layers that PEFT adapts where none are named, of most types of models (peft 0.21, `utils/constants.py`)."""
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 KIND, TARGETS, PARAMETERS, SAVED, DORA = (
     "peft_type",
@@ -48,7 +49,7 @@ def _targets(keys: Keys, method: str) -> str | None:
             return None
         if experts:
             return ",".join(experts)
-        raise keys.wrong(TARGETS, "is not said, so that PEFT chooses by the kind of model; name them, or all-linear")
+        return UNNAMED
     if value == "all-linear":
         return ",".join(["all", *experts])
     if isinstance(value, str):

@@ -14,10 +14,8 @@ from loadgauge.job_files.hugging_face.huggingface import (
     processes,
     sharding,
 )
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapters, dora, fixed, quantised, row, tower
 from loadgauge.job_files.ideas.evaluation import evaluation
-from loadgauge.job_files.ideas.lenses import adapters, dora, fixed, quantised
-from loadgauge.job_files.ideas.partial import tower
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
 
 LORA, RANK, BITS, KIND, DOUBLE = "lora_enable", "lora_rank", "bits", "quant_type", "double_quant"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
-from loadgauge.core.definitions.job.spoken import ATTENTION as ATTENTION
-from loadgauge.core.definitions.job.spoken import TORCH_OPTIMIZERS as TORCH_OPTIMIZERS
+from loadgauge.core.definitions.job.spoken import ATTENTION as ATTENTION, TORCH_OPTIMIZERS as TORCH_OPTIMIZERS
 from loadgauge.core.families.catalogue import repositories
 from loadgauge.core.families.named.derived import derive
 

@@ -13,10 +13,21 @@ from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
 from loadgauge.job_files.hugging_face.huggingface import compiled, liger
-from loadgauge.job_files.ideas.lenses import adapters, layers, quantised
-from loadgauge.job_files.ideas.optimizers import instantiated
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    BITSANDBYTES,
+    MISSING,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    adapters,
+    instantiated,
+    layers,
+    names_in,
+    quantised,
+    row,
+)
 
 DTYPES = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "torch.bfloat16": "bf16-pure", "auto": "bf16-pure"}
 DTYPES |= {"float32": "bf16-autocast", "fp32": "bf16-autocast", "torch.float32": "bf16-autocast"}

@@ -14,8 +14,7 @@ import msgspec
 
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Document, Facts, Idea, Keys, row
-from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
+from loadgauge.job_files.ideas import MISSING, TRANSFORMER_ENGINE, Dialect, Document, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,

@@ -6,8 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
-from loadgauge.job_files.ideas.lenses import fixed
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, fixed, names_in, row
 
 SIZES = names_in(
     """

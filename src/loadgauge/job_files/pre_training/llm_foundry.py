@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.job_files.ideas import words
-from loadgauge.job_files.ideas.lenses import fixed, when
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Unknown, fixed, row, when, words
 
 SHARDING = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "NO_SHARD": 0}
 PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32"}

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas.table import NEAREST, Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
+from loadgauge.job_files.ideas import NEAREST, TRANSFORMER_ENGINE, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.pre_training.megatron_model import MODEL
 
 CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}

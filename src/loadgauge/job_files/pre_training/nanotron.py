@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas.lenses import degree, product
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, degree, names_in, product, row
 
 M, P, T, OPTIMIZER = "model.model_config.", "parallelism.", "tokens.", "optimizer."
 SIZES = names_in(

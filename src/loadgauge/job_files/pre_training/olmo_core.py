@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import re
 
-from loadgauge.job_files.ideas.facts import SPLITS
-from loadgauge.job_files.ideas.lenses import degree, fixed
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import SPLITS, Dialect, Facts, Idea, Keys, degree, fixed, names_in, row
 from loadgauge.job_files.reading.calls import Calls
 
 SECTIONS = {

@@ -7,8 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.job_files.ideas.lenses import adapters, degree, fixed, quantised, when
-from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import (
+    Dialect,
+    Document,
+    Facts,
+    Idea,
+    Keys,
+    adapters,
+    degree,
+    fixed,
+    names_in,
+    quantised,
+    row,
+    when,
+)
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.calls import Calls
 

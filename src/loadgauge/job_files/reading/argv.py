@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
+from loadgauge.core.base.by_key import lists
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.shell import Shell
@@ -79,9 +80,7 @@ class Argv:
         self.words = self._chosen()
         self.skipped = tuple(dict.fromkeys(self.shell.notes))
         self.guessed = self.shell.guessed
-        self.options: dict[str, list[Option]] = {}
-        for option in _options(self.words):
-            self.options.setdefault(option.name, []).append(option)
+        self.options = lists((option.name, option) for option in _options(self.words))
 
     def _chosen(self) -> list[Word]:
         """The words of the command that trains: a program's with its launcher, without the words that start those."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, lists
 from loadgauge.job_files.ideas.table import MISSING
 
 MOST_NODES = 50_000
@@ -394,11 +394,12 @@ class Names:
     """
 
     def __init__(self, tree: ast.Module) -> None:
-        self.assigned: dict[str, list[tuple[int, ast.expr | None, bool]]] = {}
         plain = {id(statement) for statement in tree.body}
-        for node in ast.walk(tree):
-            for name, value in _assignments(node):
-                self.assigned.setdefault(name, []).append((getattr(node, "lineno", 0), value, id(node) in plain))
+        self.assigned = lists(
+            (name, (getattr(node, "lineno", 0), value, id(node) in plain))
+            for node in ast.walk(tree)
+            for name, value in _assignments(node)
+        )
 
     def of(self, name: str, line: int) -> ast.expr | None:
         """The value of a name at a line: the only one that it gets, or the last before, where nothing but the order of the lines

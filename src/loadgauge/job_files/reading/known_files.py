@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.files import read_text
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import read_data, read_text
 
 if TYPE_CHECKING:
     from loadgauge.job_files.ideas.table import Keys

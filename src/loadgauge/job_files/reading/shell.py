@@ -14,8 +14,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import read_text
+from loadgauge.core.base import ConfigError, read_text
 from loadgauge.job_files.reading.known_files import HERE
 from loadgauge.job_files.reading.shell_values import ASSIGNED, UNSET, Value, Values, Word, plain, quotient, settled
 from loadgauge.job_files.reading.shell_words import DEEPEST, MOST_WORDS, Listing, Node, Piece, Text, Token, Tree, tokens

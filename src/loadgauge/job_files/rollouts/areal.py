@@ -8,11 +8,21 @@ from __future__ import annotations
 import math
 import re
 
-from loadgauge.job_files.ideas.facts import trainer_gpus
-from loadgauge.job_files.ideas.lenses import adapters, engine, fixed, layers
-from loadgauge.job_files.ideas.micro_batches import fitted
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    adapters,
+    engine,
+    fitted,
+    fixed,
+    layers,
+    names_in,
+    row,
+    trainer_gpus,
+)
 
 A, G, M, V, S = "actor.", "gconfig.", "actor.megatron.", "vllm.", "sglang."
 OWN, THEIRS, OLD, COLOCATED = f"{A}backend", "rollout.backend", "allocation_mode", "rollout.scheduling_strategy.type"

@@ -9,11 +9,18 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.job_files.ideas.facts import split_of
-from loadgauge.job_files.ideas.lenses import layers
-from loadgauge.job_files.ideas.optimizers import instantiated
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import TRANSFORMER_ENGINE
+from loadgauge.job_files.ideas import (
+    TRANSFORMER_ENGINE,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    instantiated,
+    layers,
+    names_in,
+    row,
+    split_of,
+)
 from loadgauge.job_files.pre_training.megatron import machines
 from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     SIZES,

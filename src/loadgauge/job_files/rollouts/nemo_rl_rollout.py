@@ -6,8 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.lenses import engine, fixed
-from loadgauge.job_files.ideas.table import MISSING, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import MISSING, Facts, Idea, Keys, engine, fixed, names_in, row
 
 P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
 V = f"{G}vllm_cfg."

@@ -13,11 +13,25 @@ import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.huggingface import dropout, processes
-from loadgauge.job_files.ideas import lenses
-from loadgauge.job_files.ideas.facts import split_of
-from loadgauge.job_files.ideas.lenses import adapters, fixed, layers, product, refers, spelled, when
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    IDLE,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    adapters,
+    fixed,
+    layers,
+    lenses,
+    names_in,
+    product,
+    refers,
+    row,
+    spelled,
+    split_of,
+    when,
+)
 from loadgauge.job_files.pre_training.megatron import launched
 
 OLD = {

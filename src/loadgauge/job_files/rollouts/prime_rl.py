@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.facts import split_of
-from loadgauge.job_files.ideas.lenses import layers
-from loadgauge.job_files.ideas.table import MISSING, NEAREST, Dialect, Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas import MISSING, NEAREST, Dialect, Facts, Idea, Keys, layers, names_in, split_of
 
 V = "inference.vllm."
 TOKENS = "orchestrator.token_batch_size"

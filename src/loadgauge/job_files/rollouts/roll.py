@@ -9,9 +9,7 @@ import re
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.micro_batches import fitted
-from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION
+from loadgauge.job_files.ideas import ATTENTION, Dialect, Document, Facts, Idea, Keys, fitted, names_in, row
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,

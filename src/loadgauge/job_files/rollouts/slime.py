@@ -11,9 +11,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.facts import split_of
-from loadgauge.job_files.ideas.lenses import engine, fixed
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Unknown, engine, fixed, names_in, row, split_of
 from loadgauge.job_files.pre_training.megatron import (
     ATTENTION,
     FP8,

@@ -12,11 +12,22 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.job_files.ideas.facts import split_of
-from loadgauge.job_files.ideas.lenses import layers
-from loadgauge.job_files.ideas.micro_batches import fitted
-from loadgauge.job_files.ideas.table import IDLE, Dialect, Facts, Idea, Keys, Unknown, names_in, row
-from loadgauge.job_files.ideas.words import ATTENTION, BITSANDBYTES, TRANSFORMER_ENGINE
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    BITSANDBYTES,
+    IDLE,
+    TRANSFORMER_ENGINE,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Unknown,
+    fitted,
+    layers,
+    names_in,
+    row,
+    split_of,
+)
 from loadgauge.job_files.pre_training.automodel import LEFT
 from loadgauge.job_files.pre_training.bridge import TARGETS, grouped, groups
 from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute

@@ -8,10 +8,8 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.advice import advice
-from loadgauge.core.plan.advise.changes import NEXT, Run
-from loadgauge.core.plan.advise.changes import changes as listed
-from loadgauge.core.plan.advise.try_ import Tried, complete, try_change
-from loadgauge.core.plan.advise.try_ import flags as words
+from loadgauge.core.plan.advise.changes import NEXT, Run, changes as listed
+from loadgauge.core.plan.advise.try_ import Tried, complete, flags as words, try_change
 from loadgauge.core.resolve.setup import Setup
 
 MOST = 14

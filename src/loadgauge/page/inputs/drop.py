@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error, NotModelled
-from loadgauge.core.base.hooks import Door
-from loadgauge.core.base.optional_deps import needs_capture
+from loadgauge.core.base import ConfigError, Door, Error, NotModelled, needs_capture
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families.catalogue import model as catalogued
-from loadgauge.core.families.hf import LARGEST_FILE as LARGEST_CONFIG
-from loadgauge.core.families.hf import decode, from_dict
+from loadgauge.core.families.hf import LARGEST_FILE as LARGEST_CONFIG, decode, from_dict
 from loadgauge.page.inputs.uploads import own_name, plain_name
 from loadgauge.page.panels.traces import read_measurement, read_trace
 

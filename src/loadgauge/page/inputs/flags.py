@@ -7,14 +7,10 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_script
-from loadgauge.core.base.hooks import Door
+from loadgauge.core.base import ConfigError, Door, is_script
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.families.catalogue import Found, find, names_file
-from loadgauge.core.families.catalogue import keys as keys_of
-from loadgauge.core.families.catalogue import model as catalogued
+from loadgauge.core.families.catalogue import Found, find, keys as keys_of, model as catalogued, names_file
 from loadgauge.core.resolve.reproduce import completer
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import Error, NotModelled, first_line
-from loadgauge.core.base.hooks import Door
+from loadgauge.core.base import Door, Error, NotModelled, first_line
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import AXES, DEGREES, MODEL_PARALLEL
 from loadgauge.core.definitions.layout.layout import Layout

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from loadgauge.core.base.hooks import Door
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import Door, read_table
 from loadgauge.core.definitions.hardware.hardware import gpu_ids, gpus
 from loadgauge.core.definitions.job.job import Field, fields
 from loadgauge.core.families.catalogue import find_model, models

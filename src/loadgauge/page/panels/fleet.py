@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import Door
+from loadgauge.core.base import ConfigError, Door
 from loadgauge.core.base.sources import cite
 from loadgauge.page.inputs.flags import State, job_of
 from loadgauge.page.inputs.uploads import Uploads

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from loadgauge.core.answers.figures.lanes import KINDS, kind_of, lanes
 from loadgauge.core.answers.figures.network import network
-from loadgauge.core.answers.why.of_estimate import OF_LANES
-from loadgauge.core.answers.why.of_estimate import reason as reason_of
+from loadgauge.core.answers.why.of_estimate import OF_LANES, reason as reason_of
 from loadgauge.core.answers.why.of_needs import need_reason
 from loadgauge.core.answers.why.reason import Line, Reason
 from loadgauge.core.base.errors import ConfigError

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from loadgauge.core.answers.figures.trace_points import BACKWARD, BOTH, FORWARD, STEP, Bytes, Found, Sizes
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import Door
+from loadgauge.core.base import ConfigError, Door
 from loadgauge.page.inputs.uploads import plain_name
 
 PYTORCH = Door("pytorch")

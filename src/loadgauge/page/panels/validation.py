@@ -11,8 +11,7 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from loadgauge.core.base.hooks import Door
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import Door, read_data
 from loadgauge.core.definitions.training.software import software
 
 if TYPE_CHECKING:

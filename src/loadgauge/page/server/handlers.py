@@ -12,9 +12,7 @@ from loadgauge.core.answers.estimate import estimate_document
 from loadgauge.core.answers.figures import PANELS
 from loadgauge.core.answers.figures.network import what_if as adapter
 from loadgauge.core.answers.figures.trace_points import Found, dots
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import Door, load
-from loadgauge.core.base.verdict import host_holds
+from loadgauge.core.base import ConfigError, Door, host_holds, load
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup

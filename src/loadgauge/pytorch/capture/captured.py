@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from loadgauge.core.base.by_key import sums
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.pytorch.capture.symbols.sizes import Size, compiled
 
@@ -121,10 +122,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         changes = self.changes(**sizes)
         live = list(accumulate(changes))
         last = live.index(max(live)) + 1 if live else 0
-        found: dict[str, int] = {}
-        for (number, _), change in zip(self.events[:last], changes[:last], strict=True):
-            category = self.storages[number].category
-            found[category] = found.get(category, 0) + change
+        alive = zip(self.events[:last], changes[:last], strict=True)
+        found = sums((self.storages[number].category, change) for (number, _), change in alive)
         return {name: size for name, size in sorted(found.items(), key=lambda one: -one[1]) if size}
 
     def allocated(self, block: int = BLOCK, **sizes: int) -> int:
@@ -187,10 +186,7 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
 
 
 def _total(sizes: Iterable[Size]) -> Size:
-    terms: dict[str, int] = {}
-    for one in sizes:
-        for product, factor in one.terms:
-            terms[product] = terms.get(product, 0) + factor
+    terms = sums(term for size in sizes for term in size.terms)
     return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
 
 

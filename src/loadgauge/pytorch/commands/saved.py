@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.base import Error, needs_torch
 from loadgauge.pytorch.commands.torch_options import show
 
 

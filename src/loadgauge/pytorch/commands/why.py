@@ -19,8 +19,7 @@ from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.table import document as print_document
 from loadgauge.pytorch.text import why as report
-from loadgauge.pytorch.why.answer import Answer, answer, estimated
-from loadgauge.pytorch.why.answer import changes as list_changes
+from loadgauge.pytorch.why.answer import Answer, answer, changes as list_changes, estimated
 from loadgauge.pytorch.why.causes import NEEDS
 from loadgauge.pytorch.why.files import LARGEST_TEXT, content_of, is_pickle, read_stdin
 from loadgauge.pytorch.why.message import tells_of_memory

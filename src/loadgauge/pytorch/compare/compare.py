@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base import ConfigError, NotModelled, lists
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.memory.ledger import kept_by
@@ -324,11 +324,8 @@ def by_part(listed: Sequence[Line], done: Sequence[Line]) -> list[Cause]:
 
 def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
     """Alike lines of all blocks together, largest first."""
-    groups: dict[tuple[str, int], list[Line]] = defaultdict(list)
-    for line, sign in lines:
-        groups[any_layer(line.op), sign].append(line)
     result = []
-    for (op, sign), members in groups.items():
+    for (op, sign), members in lists(((any_layer(line.op), sign), line) for line, sign in lines).items():
         places = list(dict.fromkeys(line.place for line in members))
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1].removeprefix('block ')}"
         result.append(Cause(op, where, sign * sum(line.nbytes for line in members), len(members)))
@@ -386,12 +383,9 @@ def _at_peak(own: dict[str, float], rest: float, stream: Stream, place: int) -> 
 
 
 def _merged(causes: list[Cause]) -> list[Cause]:
-    groups: dict[tuple[str, str], list[Cause]] = defaultdict(list)
-    for cause in causes:
-        groups[cause.op, any_layer(cause.where)].append(cause)
     result = [
         Cause(op, where, sum(line.amount for line in members), sum(line.count for line in members))
-        for (op, where), members in groups.items()
+        for (op, where), members in lists(((cause.op, any_layer(cause.where)), cause) for cause in causes).items()
     ]
     return sorted(result, key=lambda cause: -abs(cause.amount))
 

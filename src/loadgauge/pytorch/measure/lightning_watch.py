@@ -21,12 +21,12 @@ class PredictionCallback(Callback):  # type: ignore[misc,unused-ignore]
     """Prints prediction beside measurement in the first steps, and warns before memory runs out.
 
     The arguments are those of `Watch`: an `Estimate`, a `Job`, or a MODEL with the flags of the job. A step is one of the
-    optimizer, with all the batches that are accumulated for it.
+    optimizer, with all the batches that are accumulated for it. evidence: as in `trainer_watch`
     """
 
     def __init__(self, predicted: Any, **arguments: Any) -> None:
         super().__init__()
-        say = arguments.pop("say", print)
+        say, self.evidence = arguments.pop("say", print), arguments.pop("evidence", None)
         self._main, self._open = True, False
         self.watch = Watch(predicted, say=lambda text: say(text) if self._main else None, **arguments)
 
@@ -44,4 +44,4 @@ class PredictionCallback(Callback):  # type: ignore[misc,unused-ignore]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stop the instruments if the training ends within a step; called by Lightning."""
-        self.watch.close()
+        self.watch.close(self.evidence if self._main else None)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import gib, in_gib, seconds
+from loadgauge.core.base import ConfigError, gib, in_gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.memory.phases import Phase
 from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.resolve.rescale import evidence_text
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.pytorch.measure.benchmarks import median
 from loadgauge.pytorch.measure.train_steps import Recorder, States, recorder, watch_steps
@@ -118,7 +118,7 @@ class Watch:
         if not isinstance(predicted, Estimate):
             job = predicted if isinstance(predicted, Job) else Job.of(str(predicted), flags)
             predicted = resolve_job(job).estimate()
-        self.expected, self.steps, self._say = Expected.of(predicted), steps, say
+        self.predicted, self.expected, self.steps, self._say = predicted, Expected.of(predicted), steps, say
         self.counters = counters or (cuda() if torch.cuda.is_available() else None)
         self.warnings: list[str] = []
         self.seconds: list[float] = []
@@ -169,9 +169,22 @@ class Watch:
         self._warn()
         self._begun = time.perf_counter() if recorded else now
 
-    def close(self) -> None:
-        """Stop the instruments, where the training ended within a step."""
+    def close(self, evidence: str | Path | None = None) -> None:
+        """Stop the instruments, where the training ended within a step. evidence: where to write the run as measured and as
+        predicted (`loadgauge evidence`)"""
         self._open.close()
+        if evidence is None or not self.seconds:
+            return
+        measured = {"step": f"{median(self.seconds):.4g}s"}
+        if self.peak is not None:
+            measured["allocated"] = gib(self.peak, 3)
+        try:
+            text = evidence_text(self.predicted, measured, torch.__version__)
+        except ConfigError as error:
+            self._say(f"loadgauge: no evidence is written: {error}")
+            return
+        Path(evidence).write_text(text, encoding="utf-8")
+        self._say(f"loadgauge: {evidence} is written, and sent nowhere")
 
     def _read_memory(self) -> None:
         peak = None

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from loadgauge.core.base.by_key import sums
+
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer states"
 SAVED, TEMPORARIES, INPUTS = "saved activations", "temporaries", "inputs"
 CATEGORIES = (WEIGHTS, GRADIENTS, OPTIMIZER, SAVED, TEMPORARIES, INPUTS)
@@ -123,9 +125,7 @@ class Stream:
 
     def live(self, event: int) -> dict[int, int]:
         """Return the storages that are live after an event: their numbers and bytes. event: index in the stream"""
-        sizes: dict[int, int] = {}
-        for number, change in zip(self.ids[: event + 1], self.changes[: event + 1], strict=True):
-            sizes[number] = sizes.get(number, 0) + change
+        sizes = sums(zip(self.ids[: event + 1], self.changes[: event + 1], strict=True))
         return {number: nbytes for number, nbytes in sizes.items() if nbytes}
 
     def phase_of(self, event: int) -> str:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import NothingFits
-from loadgauge.core.base.units import MIB
+from loadgauge.core.base import MIB, NothingFits
 from loadgauge.pytorch.record.allocations import Stream
 
 SMALLEST = 512

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadgauge.core.base.units import gib, in_gib
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.base import gib, in_gib, needs
 from loadgauge.core.text.table import Column, console, draw, heading, points
 
 if TYPE_CHECKING:

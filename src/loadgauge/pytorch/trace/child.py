@@ -9,8 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgauge.core.base.errors import Error, first_line
-from loadgauge.core.base.files import is_script
+from loadgauge.core.base import Error, first_line, is_script
 from loadgauge.pytorch.trace.no_compiler import quick_scan, without_compiler
 from loadgauge.pytorch.trace.programs.target import find_job
 from loadgauge.pytorch.trace.programs.training import Traceable

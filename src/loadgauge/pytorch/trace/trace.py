@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from loadgauge.core.base.units import gib
+from loadgauge.core.base import gib, lists
 from loadgauge.pytorch.device.kernels import cuda_kernels
 from loadgauge.pytorch.device.read import branches
 from loadgauge.pytorch.device.simulated import TESTED
@@ -272,10 +272,9 @@ def _advice(operator: str, records: Sequence[Record], why: str) -> Advice | None
 def _of_norms(records: Sequence[Record]) -> Advice | None:
     """A norm keeps its result for the next operation, and a number per row; a fused one keeps x besides, which a plain
     one does not where it keeps a wider copy of it."""
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in records:
-        if record.shape and record.shape[-1] > 1:
-            groups.setdefault((record.module, record.phase), []).append(record)
+    groups = lists(
+        ((record.module, record.phase), record) for record in records if record.shape and record.shape[-1] > 1
+    )
     modules, saves = [], 0
     for (module, _), made in groups.items():
         *inner, result = made

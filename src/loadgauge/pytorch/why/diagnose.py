@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import gib
+from loadgauge.core.base import ConfigError, gib
 from loadgauge.pytorch.record.allocations import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, any_layer
 from loadgauge.pytorch.why.causes import PIECES
 from loadgauge.pytorch.why.message import OutOfMemory

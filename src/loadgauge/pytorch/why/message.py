@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import GIB, KIB, MIB, TIB, gib
+from loadgauge.core.base import GIB, KIB, MIB, TIB, ConfigError, gib
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.pytorch.why.causes import (
     BESIDE,
@@ -22,6 +21,7 @@ from loadgauge.pytorch.why.causes import (
     LARGER,
     LIMIT,
     NEEDS,
+    OTHERS as OTHERS_HOLD,
     PIECES,
     POOLS,
     ROOM,
@@ -29,7 +29,6 @@ from loadgauge.pytorch.why.causes import (
     bare,
     tool,
 )
-from loadgauge.pytorch.why.causes import OTHERS as OTHERS_HOLD
 
 SIZES = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KIB, "MB": MIB, "GB": GIB,
          "TB": TIB, "B": 1}  # fmt: skip

@@ -101,8 +101,7 @@ def draw(axes: Any, result: Estimate) -> None:
                 )
         left, bottom, width, height = box
         axes.add_patch(_box(left, bottom, width, height, "none", 1.6))
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, HEIGHT)
+    axes.set(xlim=(0, 1), ylim=(0, HEIGHT))
     axes.set_axis_off()
     memory = result.memory
     axes.set_title(

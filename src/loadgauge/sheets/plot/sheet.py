@@ -9,20 +9,18 @@ from typing import Any
 
 from loadgauge.core.answers.figures.colours import EXPOSED, INK, LINE, MUTE
 from loadgauge.core.answers.figures.schedule import STAGES
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import in_gib, seconds
+from loadgauge.core.base import ConfigError, in_gib, seconds
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.sheets.plot import blocks, lanes, roofline, schedule
-from loadgauge.sheets.plot import memory_phases as through_step
+from loadgauge.sheets.plot import blocks, steps
 
 FIGURES: dict[str, tuple[str, Callable[[Any, Estimate], None]]] = {
     "bytes": ("Where every byte goes", blocks.draw),
-    "step": ("Memory through one step", through_step.draw),
-    "time": ("Where the time goes", lanes.draw),
-    "roofline": ("Roofline of the operations", roofline.draw),
-    "schedule": ("Pipeline schedule", schedule.draw),
+    "step": ("Memory through one step", steps.draw_moments),
+    "time": ("Where the time goes", steps.draw_lanes),
+    "roofline": ("Roofline of the operations", steps.draw_roofline),
+    "schedule": ("Pipeline schedule", steps.draw_schedule),
 }
 """Figures by name: heading, and what draws it."""
 TIMED = ("time", "roofline")

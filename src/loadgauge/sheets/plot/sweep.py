@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.answers.figures.colours import EXPOSED, INK, MUTE
-from loadgauge.core.answers.figures.colours import PARTS as COLOURS
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import GIB, in_gib
+from loadgauge.core.answers.figures.colours import EXPOSED, INK, MUTE, PARTS as COLOURS
+from loadgauge.core.base import GIB, ConfigError, in_gib
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.sheets.plot.sheet import new_figure, write
 
@@ -81,26 +79,20 @@ def _ticks(axes: Any, rows: Sequence[Row], name: str) -> None:
 
 def _grid(axes: Any, rows: Sequence[Row], fields: Mapping[str, Sequence[Any]]) -> None:
     """Memory by both fields, coloured by the verdict."""
+    from matplotlib.patches import Rectangle
+
     (down, ups), (across, steps) = fields.items()
     cells = {(row[down], row[across]): row for row in rows}
     for high, up in enumerate(ups):
         for wide, step in enumerate(steps):
             row = cells[up, step]
             colour = OUTCOMES.get(row["outcome"], NONE)
-            axes.add_patch(_rectangle((wide - 0.47, high - 0.44), 0.94, 0.88, color=colour))
+            axes.add_patch(Rectangle((wide - 0.47, high - 0.44), 0.94, 0.88, color=colour))
             text = f"{in_gib(row['memory_total'], 1)} GiB" if "memory_total" in row else "cannot tell"
             axes.text(wide, high - 0.08, text, ha="center", va="center", fontsize=9, color=INK)
             axes.text(wide, high + 0.22, row["outcome"], ha="center", va="center", fontsize=7, color=MUTE)
-    axes.set_xlim(-0.5, len(steps) - 0.5)
-    axes.set_ylim(len(ups) - 0.5, -0.5)
+    axes.set(xlim=(-0.5, len(steps) - 0.5), ylim=(len(ups) - 0.5, -0.5))
     axes.set_xticks(range(len(steps)), [f"{across.replace('_', ' ')} {step}" for step in steps])
     axes.set_yticks(range(len(ups)), [f"{down.replace('_', ' ')} {up}" for up in ups])
     axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
-
-
-def _rectangle(place: tuple[float, float], width: float, height: float, **style: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(place, width, height, **style)
+    axes.spines[:].set_visible(False)

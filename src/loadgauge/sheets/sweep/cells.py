@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge._version import __version__
-from loadgauge.core.base.errors import ConfigError, Error, NothingFits
-from loadgauge.core.base.files import read_text
+from loadgauge.core.base import ConfigError, Error, NothingFits, read_text
 from loadgauge.core.definitions.job.job import Field, fields
 from loadgauge.core.families.catalogue import models
 from loadgauge.core.plan.answer import Plan, answer

@@ -10,9 +10,7 @@ from typing import Any
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.units import in_gib
-from loadgauge.core.base.units import seconds as duration
+from loadgauge.core.base import Error, in_gib, lists, seconds as duration
 from loadgauge.core.plan.space.grid import DEATHS, Row, run
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.sheets.sweep.cells import cells, columns, lost, work
@@ -34,8 +32,7 @@ class Progress:
         if not sys.stderr.isatty():
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
 
         parts = (MofNCompleteColumn(), TextColumn("cells{task.description}"), TimeRemainingColumn())
         self.bar = Bar(BarColumn(), *parts, console=Console(stderr=True), transient=True)
@@ -239,9 +236,7 @@ def _reasons(target: Paper, rows: Sequence[Row], title: str, whole: int) -> None
     if not rows:
         return
     heading(target, f"{title}: {len(rows):,} of {whole:,} cells")
-    reasons: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        reasons.setdefault((row["model"], row["error"]), []).append(row)
+    reasons = lists(((row["model"], row["error"]), row) for row in rows)
     lines = []
     for (model, error), same in list(reasons.items())[:MOST_REASONS]:
         sizes = sorted({row.get("gpus") or 1 for row in same})

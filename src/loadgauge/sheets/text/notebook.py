@@ -7,8 +7,7 @@ from html import escape
 from loadgauge.core.answers.figures.colours import COMPUTE, EXPOSED, PARTS
 from loadgauge.core.base.units import GIB, count, gib, seconds
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.text.estimate.estimate import text as report_text
-from loadgauge.core.text.estimate.estimate import verdict
+from loadgauge.core.text.estimate.estimate import text as report_text, verdict
 from loadgauge.core.text.estimate.setup import batch_words
 from loadgauge.core.text.estimate.step_time import LANES, headline
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout as drop
-from torch.nn.functional import scaled_dot_product_attention, softmax
+from torch.nn.functional import dropout as drop, scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -10,8 +10,7 @@ from loadgauge.core.answers.equations.layers import LAYERS, subject
 from loadgauge.core.answers.equations.options import AXES, Choice, chosen
 from loadgauge.core.answers.equations.parts import by_part, listed, natural, written, written_latex
 from loadgauge.core.answers.equations.validity import origin, validity
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.definitions.training.precision import PRECISIONS

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError, closest
+from loadgauge.core.base import ConfigError, Size, closest
 from loadgauge.core.definitions.model.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe
 from loadgauge.core.estimate.symbols import Symbolic, letter, symbolic_block, symbolic_ends
 from loadgauge.core.families.catalogue import find_model

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.core.answers.equations.equation import Equation
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import parse, parse_count, share
+from loadgauge.core.base import ConfigError, parse, parse_count, share
 
 QUOTIENTS = {"f": ("serial", "total")}
 """A letter, and the two numbers whose quotient it is."""

@@ -7,8 +7,7 @@ from typing import Literal
 import msgspec
 
 from loadgauge.core.answers.equations.layers import Subject, subject
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.definitions.layout import axes
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.kernels import PAPER, Dtypes, Kernels

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from loadgauge.core.base.algebra import Size
+from loadgauge.core.base import Size, lists
 from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
 from loadgauge.core.definitions.model.model import Block, Moe
 from loadgauge.core.layers.attention.attention import CORE
@@ -120,9 +120,7 @@ def natural(whole: Any) -> Any:
     """
     import sympy
 
-    alike: dict[Any, list[Any]] = {}
-    for term in sympy.Add.make_args(sympy.sympify(whole)):
-        alike.setdefault(_place(term), []).append(term)
+    alike = lists((_place(term), term) for term in sympy.Add.make_args(sympy.sympify(whole)))
     return sympy.Add(*(_shortest(sympy.Add(*several)) for several in alike.values()))
 
 

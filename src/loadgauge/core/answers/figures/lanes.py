@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.answers.figures.treemap import apportion
+from loadgauge.core.base.by_key import sums
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.workings import TimedOperation
@@ -32,15 +33,11 @@ def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     time = result.time
     if time is None:
         return None
-    work: dict[str, Any] = dict.fromkeys(KINDS, 0)
-    for timed in result.workings.operations:
-        work[kind_of(timed)] = work[kind_of(timed)] + timed.each
+    work = dict.fromkeys(KINDS, 0) | sums((kind_of(timed), timed.each) for timed in result.workings.operations)
     computing = sum(time.parts[lane] for lane in COMPUTE)
     seconds = dict(zip(KINDS, apportion(computing, list(work.values())), strict=True))
     seconds.update((lane, time.parts[lane]) for lane in REST)
-    hidden: dict[str, float] = {}
-    for row in result.network:
-        hidden[row.lane] = hidden.get(row.lane, 0.0) + time.scale * max(0.0, row.seconds - row.exposed_seconds)
+    hidden = sums((row.lane, time.scale * max(0.0, row.seconds - row.exposed_seconds)) for row in result.network)
     components, start = [], 0.0
     for lane, value in seconds.items():
         beside = hidden.get(lane, 0.0)

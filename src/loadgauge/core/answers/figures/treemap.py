@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from loadgauge.core.base.algebra import Size
+from loadgauge.core.base import Size, lists, sums
 from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, Entry, Ledger
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
@@ -117,10 +117,7 @@ def _states(ledger: Ledger, part: str, total: float) -> list[Node]:
 def _pieces(ledger: Ledger) -> Iterable[tuple[str, int, tuple[Weight, ...]]]:
     """Yield what holds weights on the worst rank: its name, how many of it, its weights."""
     memory, stage = ledger.memory, ledger.stage
-    layers: dict[int, int] = {}
-    for (kind, _), count in ledger.counts.items():
-        layers[kind] = layers.get(kind, 0) + count
-    for kind, count in layers.items():
+    for kind, count in sums((kind, count) for (kind, _), count in ledger.counts.items()).items():
         yield ledger.names[kind], count, memory.facts[kind, False].layer.weights
     if stage.first:
         yield "embedding", 1, memory.embedding.weights
@@ -159,9 +156,7 @@ def _activations(ledger: Ledger) -> Iterator[Node]:
     """Each kind of layer by the operations and tensors that its entries in the ledger name."""
     for layer, entries in groupby(ledger.tensors(), key=lambda entry: entry.layer):
         kept, id = list(entries), f"activations/{layer}"
-        operations: dict[str, list[Entry]] = {}
-        for entry in kept:
-            operations.setdefault(entry.operation, []).append(entry)
+        operations = lists((entry.operation, entry) for entry in kept)
         if "" in operations:  # a layer's bytes that no operation keeps
             yield node("activations", id, kept[0].what, kept[0].nbytes)
             continue

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadgauge.core.answers.why.reason import Line, Reason, line, summed
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError, NotStated
+from loadgauge.core.base import ConfigError, NotStated, Size
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.definitions.layout.axes import COMMUNICATION

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from loadgauge.core.answers.why.reason import Line, Reason, line
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
 from loadgauge.core.definitions.model.model import Attention, Moe

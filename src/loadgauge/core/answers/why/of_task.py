@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.answers.why.reason import Line, Reason
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import gib
+from loadgauge.core.base import ConfigError, gib
 from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.layers.embedding_head import vocabulary
 from loadgauge.core.post_training.memory import BUCKET, PhaseMemory, PostMemory

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import click
 
+from loadgauge.core.base.by_key import lists
 from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.command_line.sizes import HELP as SIZES
 from loadgauge.core.definitions.job.job import fields
@@ -85,9 +86,7 @@ def group_of(option: click.Parameter) -> str:
 def groups(command: click.Command) -> dict[str, list[click.Option]]:
     """Return the flags of a command that are shown, by the titles of their groups, in order."""
     options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
-    by_group: dict[str, list[click.Option]] = {}
-    for each in options:
-        by_group.setdefault(group_of(each), []).append(each)
+    by_group = lists((group_of(each), each) for each in options)
     return {title: by_group[group] for group, title in TITLES.items() if group in by_group}
 
 

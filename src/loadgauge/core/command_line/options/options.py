@@ -9,12 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import need
+from loadgauge.core.base import ConfigError, need
 from loadgauge.core.command_line.options.param_types import Read
 from loadgauge.core.definitions.job.job import POSTTRAIN, WHOLE_RUN, Field, Job, fields
-from loadgauge.core.definitions.serving.inference import TASKS
-from loadgauge.core.definitions.serving.inference import fields as inference_fields
+from loadgauge.core.definitions.serving.inference import TASKS, fields as inference_fields
 
 AFTER = fields()["task"].choices
 """The tasks of preference tuning, distillation and reinforcement learning."""

@@ -13,10 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotStated
-from loadgauge.core.base.package_data import read_table
-from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
-from loadgauge.core.definitions.hardware.hardware import gpu as card_named
+from loadgauge.core.base import ConfigError, NotStated, read_table
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, gpu as card_named
 
 MEASURED_BEST, PER_WATT, SHARE, HIGHEST = 0.85, 0.27, 0.70, 0.85
 """Of a GPU without measured products: what the best one ever found loses when it is any, and runs long; the power of the watts

@@ -6,8 +6,7 @@ import functools
 from contextlib import suppress
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, read_table, suggest
 from loadgauge.core.definitions.job.job_text import positive_number
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from loadgauge.core.base.errors import closest
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import closest, read_table
 
 # Words of makers and drivers that tell no two cards apart: "NVIDIA GeForce RTX 4090 Laptop GPU" is "rtx4090laptop".
 _WORDS = re.compile(

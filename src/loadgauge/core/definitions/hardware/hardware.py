@@ -15,11 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotStated, closest
-from loadgauge.core.base.files import read_text
-from loadgauge.core.base.package_data import list_data, read_data
+from loadgauge.core.base import ConfigError, NotStated, closest, list_data, parse, read_data, read_text
 from loadgauge.core.base.sources import Source, cite
-from loadgauge.core.base.units import parse
 from loadgauge.core.definitions.hardware.gpu_names import find_id, nearest, split_size
 from loadgauge.core.definitions.hardware.topology import Topology
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, lists, read_table
 from loadgauge.core.definitions.job.job_text import positive_number
 
 
@@ -58,10 +57,11 @@ def listed() -> dict[str, tuple[Offer, ...]]:
     >>> [offer.cloud for offer in listed()["a10"]], "trainium3" in listed()
     (['lambda'], False)
     """
-    offers: dict[str, list[Offer]] = {}
-    for row in read_table("prices.toml")["offer"]:
-        for gpu, each in row["each"].items():
-            offers.setdefault(gpu, []).append(Offer(row["cloud"], row["kind"], each, row["read"], row["where"]))
+    offers = lists(
+        (gpu, Offer(row["cloud"], row["kind"], each, row["read"], row["where"]))
+        for row in read_table("prices.toml")["offer"]
+        for gpu, each in row["each"].items()
+    )
     return {gpu: tuple(sorted(some, key=lambda offer: offer.each)) for gpu, some in offers.items()}
 
 

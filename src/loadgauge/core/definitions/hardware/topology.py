@@ -14,9 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.base.package_data import list_data, read_data
-from loadgauge.core.base.units import parse
+from loadgauge.core.base import ConfigError, list_data, parse, read_data, suggest
 
 Kind = Literal["switch", "rail", "dragonfly", "torus", "ocs", "link"]
 FIBRE = 4.9e-6

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.package_data import read_table
-from loadgauge.core.base.units import parse
+from loadgauge.core.base import parse, read_table
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.hardware.hardware import Gpu, Quantity
 

@@ -21,39 +21,8 @@ def kinds_of_flags() -> dict[str, Any]:
     }
 
 
-_KINDS = kinds_of_flags()
+KINDS = kinds_of_flags()
 Flags = TypedDict(  # type: ignore[misc]
-    "Flags", {name: kind for name, kind in _KINDS.items() if name not in ("gpu", *POSTTRAIN)}, total=False
+    "Flags", {name: kind for name, kind in KINDS.items() if name not in ("gpu", *POSTTRAIN)}, total=False
 )
-TaskFlags = TypedDict("TaskFlags", _KINDS, total=False)  # type: ignore[misc]
-
-
-def stub() -> str:
-    """Return the text of `flag_types.pyi`."""
-
-    def lines(names: list[str]) -> list[str]:
-        words = {name: ", ".join(f'"{word}"' for word in get_args(_KINDS[name])) for name in names}
-        flat = {name: f"Literal[{words[name]}]" if words[name] else _KINDS[name].__name__ for name in names}
-        return [
-            f"    {name}: {kind}" if len(kind) < 110 else f"    {name}: Literal[\n        {words[name]}\n    ]"
-            for name, kind in flat.items()
-        ]
-
-    own = list(Flags.__annotations__)
-    return "\n".join(
-        [
-            '"""The fields of `Job` as keywords with types: written by docs/generate.py."""',
-            "",
-            "from typing import Any, Literal, TypedDict",
-            "",
-            "class Flags(TypedDict, total=False):",
-            *lines(own),
-            "",
-            "class TaskFlags(Flags, total=False):",
-            *lines([name for name in _KINDS if name not in own]),
-            "",
-            "def kinds_of_flags() -> dict[str, Any]: ...",
-            "def stub() -> str: ...",
-            "",
-        ]
-    )
+TaskFlags = TypedDict("TaskFlags", KINDS, total=False)  # type: ignore[misc]

@@ -10,8 +10,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.definitions.job.file_fields import OfFiles
-from loadgauge.core.definitions.job.job_field import Field as Field
-from loadgauge.core.definitions.job.job_field import about as _field
+from loadgauge.core.definitions.job.job_field import Field as Field, about as _field
 from loadgauge.core.definitions.job.picture_fields import OfPictures
 from loadgauge.core.definitions.job.posttrain_fields import OfModel, OfTask
 from loadgauge.core.definitions.layout.axes import RANK_ORDER

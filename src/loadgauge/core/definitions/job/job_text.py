@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from itertools import groupby
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import parse_count
+from loadgauge.core.base import ConfigError, parse_count
 
 
 def whole_number(text: str, low: int, high: int) -> int:

@@ -7,8 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, shard
-from loadgauge.core.base.errors import ConfigError, LayoutError
+from loadgauge.core.base import ConfigError, LayoutError, Size, ceil_div, maximum, minimum, shard
 from loadgauge.core.definitions.layout.axes import RANK_ORDER, SIZES
 from loadgauge.core.definitions.model.model import (
     Attention,

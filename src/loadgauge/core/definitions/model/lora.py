@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.definitions.model.tuners import TUNERS
 
 LATENT_TARGETS = frozenset({"query_down", "query_up", "key_value_down", "key_value_up", "key_value"})

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.definitions.model.own_code import WRITTEN
 
 

@@ -65,8 +65,3 @@ TUNERS: dict[str, Tuner] = {
 
 ADAPTERS = ("lora", *TUNERS)
 """The words of `--adapter`."""
-NOT_MODELLED = {
-    "boft": "BOFT", "prefix": "prefix tuning", "fourierft": "FourierFT", "bone": "Bone", "miss": "MiSS", "llamapro": "LLaMA Pro",
-    "longlora": "LongLoRA", "reft": "ReFT", "adapter": "bottleneck adapters", "llama-adapter": "LLaMA-Adapter",
-}  # fmt: skip
-"""Methods that tools offer and that are refused by name."""

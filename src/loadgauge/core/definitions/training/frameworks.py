@@ -13,9 +13,13 @@ from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.layout.layout import SCHEDULES, Schedule
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
-from loadgauge.core.definitions.model.attention_kernels import SDPA, Choice, flash_kernel
-from loadgauge.core.definitions.model.attention_kernels import TORCHTITAN as TORCHTITAN_ATTENTION
-from loadgauge.core.definitions.model.attention_kernels import TRANSFORMER_ENGINE as TRANSFORMER_ENGINE_ATTENTION
+from loadgauge.core.definitions.model.attention_kernels import (
+    SDPA,
+    TORCHTITAN as TORCHTITAN_ATTENTION,
+    TRANSFORMER_ENGINE as TRANSFORMER_ENGINE_ATTENTION,
+    Choice,
+    flash_kernel,
+)
 from loadgauge.core.definitions.model.kernels import Kernels, LowPrecision, with_compile
 from loadgauge.core.definitions.training.memory_range import Stack
 from loadgauge.core.definitions.training.precision import ALIASES, TORCHAO, TRANSFORMER_ENGINE
@@ -28,8 +32,8 @@ from loadgauge.core.definitions.training.stacks import (
     NON_REENTRANT,
     RERUNS,
     Habit,
+    Stack as Releases,
 )
-from loadgauge.core.definitions.training.stacks import Stack as Releases
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):

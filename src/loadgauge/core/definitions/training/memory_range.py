@@ -12,8 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, read_table
 
 Counter = Literal["allocated", "active", "reserved", "nvidia-smi"]
 """What a peak is read from: `torch.cuda.max_memory_allocated`, `active_bytes.all.peak` of `memory_stats`,

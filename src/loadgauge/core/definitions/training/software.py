@@ -15,8 +15,7 @@ import tomllib
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, read_table
 
 USUAL = "usual"
 TUNINGS = ("recipe", USUAL, "first")

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, maximum
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.model import Attention, ModelSpec
 from loadgauge.core.definitions.training.training import Training

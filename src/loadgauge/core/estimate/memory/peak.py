@@ -8,8 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.verdict import Verdict, judge
+from loadgauge.core.base import ConfigError, Verdict, judge
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.memory.around import host_for_saving

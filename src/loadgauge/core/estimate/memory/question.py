@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.units import gib
-from loadgauge.core.base.verdict import RANK, Verdict, judge
+from loadgauge.core.base import RANK, Verdict, gib, judge
 from loadgauge.core.estimate.memory.counters import Reading
 
 

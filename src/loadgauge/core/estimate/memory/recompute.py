@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.layers.attention.attention import CORE

@@ -34,8 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import LayoutError
+from loadgauge.core.base import LayoutError, Size
 
 F, B, W, BW, PAIR_WAIT, PAIR_F, PAIR_BW, PAIR_END = range(8)
 """Kinds of work, as stored. A pair is four entries: wait for what its BW needs, F, BW, and then hand on F's output."""

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from loadgauge.core.base.algebra import Size, maximum, minimum
-from loadgauge.core.base.errors import LayoutError, NotModelled
+from loadgauge.core.base import LayoutError, NotModelled, Size, maximum, minimum
 from loadgauge.core.estimate.schedule.orders import SCHEDULES, Order, Work, order_of_work, violation
 from loadgauge.core.estimate.schedule.timeline import Event, Simulation, Times, run
 

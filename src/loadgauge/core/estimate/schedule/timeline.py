@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import LayoutError
+from loadgauge.core.base import LayoutError, Size
 from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_END, PAIR_F, PAIR_WAIT, B, F, Order, W
 
 Times: TypeAlias = "float | Sequence[float] | Sequence[Sequence[float]]"

@@ -22,8 +22,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import minimum
-from loadgauge.core.base.units import GIB, KIB, MIB
+from loadgauge.core.base import GIB, KIB, MIB, minimum
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.definitions.layout.layout import Layout

@@ -7,8 +7,7 @@ from operator import add
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, minimum, spread, where
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size, minimum, spread, where
 from loadgauge.core.definitions.model.lora import base_format
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS, Optimizer
 from loadgauge.core.definitions.training.precision import Precision

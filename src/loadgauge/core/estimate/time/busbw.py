@@ -13,9 +13,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import read_text
-from loadgauge.core.base.units import parse, parse_count
+from loadgauge.core.base import ConfigError, lists, parse, parse_count, read_text
 from loadgauge.core.definitions.hardware.calibration import Wire
 from loadgauge.core.estimate.time.collectives import Fabric, Group, Kind, bus_factor, seconds
 
@@ -77,10 +75,7 @@ def on(fabric: Fabric, points: Iterable[Measured]) -> Fabric:
 
     Between more ranks than a domain has, the network's rate for all collectives follows from it.
     """
-    by_kind: dict[tuple[str, int], list[Measured]] = {}
-    for point in points:
-        by_kind.setdefault((point.kind, point.ranks), []).append(point)
-    for (kind, ranks), timed in by_kind.items():
+    for (kind, ranks), timed in lists(((point.kind, point.ranks), point) for point in points).items():
         largest = max(timed, key=lambda point: point.nbytes)
         start = min(point.seconds for point in timed) if len(timed) > 1 else NOTHING
         rate = largest.nbytes * float(bus_factor(kind, ranks)) / max(largest.seconds - start, NOTHING)

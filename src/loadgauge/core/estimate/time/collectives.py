@@ -14,7 +14,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from loadgauge.core.base.algebra import (
+from loadgauge.core.base import (
+    MIB,
+    ConfigError,
     Size,
     ceil_div,
     common_divisor,
@@ -25,8 +27,6 @@ from loadgauge.core.base.algebra import (
     square_root,
     where,
 )
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.units import MIB
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, Wire
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.topology import Tier

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, Size
 
 DAY = 86_400
 HOUR = 3_600

@@ -7,13 +7,13 @@ communication counts by its exposed part only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, same, where
-from loadgauge.core.base.errors import NotStated
+from loadgauge.core.base import NotStated, Size, ceil_div, maximum, minimum, same, where
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.host import HOST_UPDATES
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
@@ -39,7 +39,6 @@ from loadgauge.core.layers.embedding_head import head_layer, prediction_layer
 from loadgauge.core.layers.operations.operations import Layer, Operation, Recompute
 
 LANES = ("forward", "backward", "recompute", "loss", "host", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
-
 TINY = 1e-30
 """Seconds: nothing, and no divisor of 0."""
 ROUNDS = 3
@@ -176,9 +175,22 @@ class StepModel:
         self.layout, self.training = memory.layout, memory.training
         self.overlap = self.training.overlap
         self.groups = groups or layout_groups(self.layout)
+        self._seconds: dict[int, list[OperationTime]] = {}  # by the identity of a layer of the model
+        self._time_layers()
+
+    def _time_layers(self) -> None:
+        memory = self.memory
         self.layers = {key: self.of_layer(facts) for key, facts in memory.facts.items()}
         self.embedding = self.of_end(memory.embedding)
         self.head = self.of_end(memory.head)
+
+    def overlapping(self, memory: MemoryModel) -> StepModel:
+        """Return the step of a training that differs in what communication is hidden; compute is not timed again."""
+        other = copy(self)
+        other.memory, other.training, other.overlap = memory, memory.training, memory.training.overlap
+        vars(other).pop("by_stage", None)
+        other._time_layers()
+        return other
 
     # -- one micro-batch ------------------------------------------------------------------------------------------------
 
@@ -266,7 +278,9 @@ class StepModel:
 
     def operation_times(self, layer: Layer) -> list[OperationTime]:
         """Return the time of each operation of a layer [s]."""
-        return [operation_seconds(operation, self.machine) for operation in layer]
+        if id(layer) not in self._seconds:
+            self._seconds[id(layer)] = [operation_seconds(operation, self.machine) for operation in layer]
+        return self._seconds[id(layer)]
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""

@@ -37,8 +37,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, same, shard, where
-from loadgauge.core.base.errors import ConfigError, LayoutError
+from loadgauge.core.base import ConfigError, LayoutError, Size, same, shard, sums, where
 from loadgauge.core.definitions.layout.axes import FACTORS, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
@@ -169,13 +168,10 @@ def _shards(group: Group, replicas: Size) -> Group:
 
 def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Group], fabric: Fabric) -> dict[str, Size]:
     """Return the seconds of a list of collectives, by axis."""
-    total: dict[str, Size] = {}
-    for collective in collectives:
-        group = by_axis[collective.axis]
-        total[collective.axis] = total.get(collective.axis, 0) + seconds(
-            collective.kind, collective.nbytes, group, fabric, copies=collective.copies, rows=collective.rows
-        )
-    return total
+    return sums(
+        (sent.axis, seconds(sent.kind, sent.nbytes, by_axis[sent.axis], fabric, copies=sent.copies, rows=sent.rows))
+        for sent in collectives
+    )
 
 
 def entry(
@@ -227,9 +223,7 @@ def entry(
 def expose(rows: Iterable[Traffic], lanes: Mapping[str, Size]) -> tuple[Traffic, ...]:
     """Return the rows with a step's exposed seconds by component, split in proportion to the seconds of each row."""
     listed = tuple(rows)
-    total: dict[str, Size] = {}
-    for row in listed:
-        total[row.lane] = total.get(row.lane, 0) + row.seconds
+    total = sums((row.lane, row.seconds) for row in listed)
     return tuple(
         msgspec.structs.replace(row, exposed_seconds=row.seconds * lanes[row.lane] / total[row.lane])
         if row.lane in lanes and total[row.lane]

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum, minimum, same, shard, spread
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, maximum, minimum, same, shard, spread
 from loadgauge.core.definitions.model.model import Attention
 from loadgauge.core.layers.adapters.adapters import JOINT, joint_adapted
 from loadgauge.core.layers.attention.context_parallel import exchange

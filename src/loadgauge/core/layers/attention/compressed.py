@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, minimum
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, minimum
 from loadgauge.core.definitions.model.model import CompressedAttention
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, shard
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, shard
 from loadgauge.core.definitions.model.model import Mlp
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Operation, Tensor, Weight

@@ -10,8 +10,7 @@ activation keeps them all, since it reads a view.
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, minimum, several
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, minimum, several
 from loadgauge.core.definitions.model.model import ShortConvolution
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight

@@ -18,8 +18,7 @@ Megatron does; cp ranks exchange tokens for heads.
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, shard, spread
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, ceil_div, maximum, minimum, shard, spread
 from loadgauge.core.definitions.model.model import GatedDeltaNet
 from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, heads_for_tokens, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder

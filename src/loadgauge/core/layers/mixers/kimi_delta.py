@@ -12,8 +12,7 @@ inverted system, l wide. transformers' own PyTorch code keeps more, and is not m
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, maximum, minimum, shard, spread
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, maximum, minimum, shard, spread
 from loadgauge.core.definitions.model.model import KimiDelta
 from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, heads_for_tokens, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder

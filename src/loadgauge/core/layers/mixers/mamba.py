@@ -18,8 +18,7 @@ Tensor parallelism shards heads and groups, as Megatron's MambaMixer does; cp ra
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, shard, spread
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, ceil_div, maximum, minimum, shard, spread
 from loadgauge.core.definitions.model.model import Mamba2
 from loadgauge.core.layers.mixers.convolution import causal_convolution, chunk_pairs, heads_for_tokens, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder

@@ -15,8 +15,7 @@ tests/core/oracle/test_hybrids.py counts the former.
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, ceil_div
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, Size, ceil_div
 from loadgauge.core.definitions.model.model import Mamba1
 from loadgauge.core.layers.mixers.convolution import causal_convolution, whole_mixer
 from loadgauge.core.layers.operations.builder import Builder

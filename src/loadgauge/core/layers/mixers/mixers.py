@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.definitions.model.model import (
     GatedDeltaNet,
     KimiDelta,
+    LightningAttention,
     LinearMixer,
     Mamba1,
     Mamba2,
@@ -20,17 +23,17 @@ from loadgauge.core.layers.mixers.mamba1 import mamba1
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Tensor
 
+MIXERS: dict[type, Callable[..., Tensor]] = {
+    Mamba2: mamba2,
+    Mamba1: mamba1,
+    GatedDeltaNet: gated_delta_net,
+    KimiDelta: kimi_delta,
+    ShortConvolution: short_convolution,
+    LightningAttention: lightning_attention,
+}
+"""The function that lists the operations of each kind of mixer."""
+
 
 def linear_mixer(build: Builder, x: Tensor, spec: LinearMixer, hidden_size: Size) -> Tensor:
     """Adds a mixer without softmax to the list; `x` is its (normed) input. Returns the output projection."""
-    if isinstance(spec, Mamba2):
-        return mamba2(build, x, spec, hidden_size)
-    if isinstance(spec, Mamba1):
-        return mamba1(build, x, spec, hidden_size)
-    if isinstance(spec, GatedDeltaNet):
-        return gated_delta_net(build, x, spec, hidden_size)
-    if isinstance(spec, KimiDelta):
-        return kimi_delta(build, x, spec, hidden_size)
-    if isinstance(spec, ShortConvolution):
-        return short_convolution(build, x, spec, hidden_size)
-    return lightning_attention(build, x, spec, hidden_size)
+    return MIXERS[type(spec)](build, x, spec, hidden_size)

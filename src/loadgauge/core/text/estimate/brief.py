@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from loadgauge.core.base.hooks import provider
-from loadgauge.core.base.units import days_words, gib, in_gib, seconds
-from loadgauge.core.base.verdict import Needs
+from loadgauge.core.base import Needs, days_words, gib, in_gib, provider, seconds
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job

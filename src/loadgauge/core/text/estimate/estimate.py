@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 
 from loadgauge.core.answers.estimate import Estimated
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
+from loadgauge.core.base import Error, count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import STRETCHES, Estimate, Memory

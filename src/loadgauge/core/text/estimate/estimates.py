@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.errors import NO, ConfigError
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.units import in_gib, seconds
-from loadgauge.core.base.verdict import exit_code
-from loadgauge.core.plan.space.estimates import CANNOT_TELL
-from loadgauge.core.plan.space.estimates import columns as columns_of
+from loadgauge.core.base import NO, ConfigError, exit_code, in_gib, need, seconds, sums
+from loadgauge.core.plan.space.estimates import CANNOT_TELL, columns as columns_of
 from loadgauge.core.plan.space.grid import Row
 from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.core.text.verdict import WORDS
@@ -59,10 +55,7 @@ def write(answer: Swept, target: Paper, *, brief: bool = False) -> None:
     _cells(target, rows, list(axes))
     if len(axes) == 2 and all(len(values) > 1 for values in axes.values()):
         _grid(target, rows, axes)
-    wrong: dict[str, int] = {}
-    for row in rows:
-        if "error" in row:
-            wrong[row["error"]] = wrong.get(row["error"], 0) + 1
+    wrong = sums((row["error"], 1) for row in rows if "error" in row)
     target.print()
     if wrong:
         points(

@@ -8,16 +8,14 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.units import in_gib, parse_count, seconds, share
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.base import in_gib, needs, parse_count, seconds, share
 from loadgauge.core.definitions.hardware.prices import listed
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.plan import inverse
 from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
-from loadgauge.core.plan.request import PlanRequest, models_named
-from loadgauge.core.plan.request import cases as planned_cases
+from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, models_named
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
 from loadgauge.core.resolve.resolve import asks_for_files

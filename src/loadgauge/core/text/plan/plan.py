@@ -20,10 +20,8 @@ from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.replan import Replanned, what_next, what_would_fit
-from loadgauge.core.plan.answer import Plan
-from loadgauge.core.plan.answer import answer as find_plan
-from loadgauge.core.plan.request import PlanRequest, file_estimate
-from loadgauge.core.plan.request import cases as planned_cases
+from loadgauge.core.plan.answer import Plan, answer as find_plan
+from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, file_estimate
 from loadgauge.core.plan.search import (
     Case,
     Objective,

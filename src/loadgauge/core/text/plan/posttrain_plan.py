@@ -7,9 +7,7 @@ from typing import Any
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.post_training import answered, time_document
 from loadgauge.core.answers.why.of_task import TOPICS
-from loadgauge.core.base.errors import NO, YES
-from loadgauge.core.base.units import gib, in_gib
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.base import NO, YES, gib, in_gib, needs
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan.posttrain import Choice, Found, Space, find_value, plan_task
 from loadgauge.core.resolve.posttrain import resolve_posttrain

@@ -6,9 +6,7 @@ from typing import Any
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.serving import TOPICS, served
-from loadgauge.core.base.errors import NO, YES
-from loadgauge.core.base.units import gib, in_gib, seconds
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.base import NO, YES, gib, in_gib, needs, seconds
 from loadgauge.core.plan.serving import Choice, Plan, Sought
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed

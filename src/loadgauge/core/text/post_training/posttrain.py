@@ -10,8 +10,7 @@ from loadgauge.core.post_training.memory import PhaseMemory, PostMemory
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.post_training.posttrain_time import headline
-from loadgauge.core.text.post_training.posttrain_time import write as report_time
+from loadgauge.core.text.post_training.posttrain_time import headline, write as report_time
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.core.text.verdict import WORDS, host_words, left_out_words, unread_words, verdict_words
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size as Number
-from loadgauge.core.base.algebra import same
+from loadgauge.core.base.algebra import Size as Number, same
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.model.own_code import Written
 from loadgauge.core.layers.operations.operations import (

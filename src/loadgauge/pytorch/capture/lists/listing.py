@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from typing import Any
 
+from loadgauge.core.base.by_key import lists
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.lists.blocks import Blocks
 from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, ListedRow, Listing, Segment
@@ -363,10 +364,7 @@ class Lister:
 
     def _behind(self) -> dict[int, list[Op]]:
         """The operations of backward, by the place of the operation of the forward."""
-        found: dict[int, list[Op]] = {}
-        for _, op in self.backward:
-            found.setdefault(self.maker_of(op.order), []).append(op)
-        return found
+        return lists((self.maker_of(op.order), op) for _, op in self.backward)
 
     def _segment(
         self, number: int, forward: Any, bare: Any, backward: Any, behind: dict[int, list[Op]], owned: dict[int, int]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from loadgauge.core.base.by_key import lists
 from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
 from loadgauge.core.resolve.trained import ENDS, SHARE, after_share, chosen_by, pattern_in, places, words_of
 from loadgauge.pytorch.capture.lists.blocks import Stack, blocks
@@ -189,9 +190,7 @@ def _train(module: nn.Module, words: str) -> None:
 
 
 def _named(module: nn.Module) -> list[Named]:
-    names: dict[int, list[str]] = {}
-    for name, one in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(one), []).append(name)
+    names = lists((id(one), name) for name, one in module.named_parameters(remove_duplicate=False))
     for getter, words in (("get_input_embeddings", "embedding.tokens"), ("get_output_embeddings", "head.logits")):
         try:
             found = getattr(module, getter)()

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, NotModelled, read_table
 from loadgauge.pytorch.device.facts.fact_kinds import Known, Rows, Same
 
 MOST = "most"

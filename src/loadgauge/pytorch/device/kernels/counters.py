@@ -12,8 +12,7 @@ import torch
 from loadgauge.core.base.units import GIB, MIB
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.pytorch.device.kernels.streams import DEFAULT, Event, Stream, current, set_current, within
-from loadgauge.pytorch.record.allocations import Stream as Allocations
-from loadgauge.pytorch.record.allocations import round_up
+from loadgauge.pytorch.record.allocations import Stream as Allocations, round_up
 from loadgauge.pytorch.record.caching_allocator import SMALLEST, Allocator
 
 DEVICES = 8

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.base import ConfigError, needs_torch
 from loadgauge.core.definitions.job.job import Job
 
 if TYPE_CHECKING:

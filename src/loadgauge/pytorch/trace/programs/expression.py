@@ -22,8 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
 
-from loadgauge.core.base.errors import ConfigError, first_line
-from loadgauge.core.base.files import is_script, no_function
+from loadgauge.core.base import ConfigError, first_line, is_script, no_function
 from loadgauge.pytorch.device.patches import default_dtype, removing
 from loadgauge.pytorch.device.simulated import fake_tensors
 from loadgauge.pytorch.trace.programs.call import Call, fake_like, trace_call, where

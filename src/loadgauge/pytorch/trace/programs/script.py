@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.pytorch.device.fake import FakeMode
-from loadgauge.pytorch.device.kernels.counters import DEVICES, Counters, index_of
-from loadgauge.pytorch.device.kernels.counters import NAME as GPU
+from loadgauge.pytorch.device.kernels.counters import DEVICES, NAME as GPU, Counters, index_of
 from loadgauge.pytorch.device.kernels.vision_ops import torchvision
 from loadgauge.pytorch.device.patches import casting_on, replaced
 from loadgauge.pytorch.record.tracker import OWN

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_script
+from loadgauge.core.base import ConfigError, is_script
 from loadgauge.core.families.catalogue import find_model, keys
 from loadgauge.core.families.hf import model_types
 from loadgauge.pytorch.trace.programs.jobs import ConfigJob

@@ -170,8 +170,8 @@ def write(document: Report, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m loadgauge.pytorch.compare.gpu_runs --gpu NAME FILE.json`; `--device cpu` tries it with less work."""
-    parser = argparse.ArgumentParser(prog="loadgauge.pytorch.compare.gpu_runs", description=main.__doc__)
+    """`python tools/gpu_runs.py --gpu NAME FILE.json`; `--device cpu` tries it with less work."""
+    parser = argparse.ArgumentParser(prog="gpu_runs.py", description=main.__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--gpu", help="which GPU it is (`loadgauge gpus` lists them); default: by its name")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

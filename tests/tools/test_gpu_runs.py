@@ -11,15 +11,15 @@ import msgspec
 import pytest
 import torch
 
+import gpu_runs
 from command_line import typed
+from gpu_runs import CASES, ON_CPU, Report, case, find_gpu_by_name, main, report, row, write
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.hardware.hardware import gpu, gpu_ids
 from loadgauge.evidence.published.tables import read
 from loadgauge.evidence.validate.validate import validate
-from loadgauge.pytorch.compare import gpu_runs
 from loadgauge.pytorch.compare.compare import Formula
-from loadgauge.pytorch.compare.gpu_runs import CASES, ON_CPU, Report, case, find_gpu_by_name, main, report, row, write
 from loadgauge.pytorch.measure import benchmarks
 from loadgauge.pytorch.measure.benchmarks import Sizes
 from loadgauge.pytorch.measure.train_steps import MeasuredSteps

@@ -1,0 +1,33 @@
+"""Sums and lists of what has the same key, in the order in which keys come first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def sums(pairs: Iterable[tuple[Key, Any]]) -> dict[Key, Any]:
+    """Return the sum of the values of each key.
+
+    >>> sums([("weights", 2), ("gradients", 4), ("weights", 1)])
+    {'weights': 3, 'gradients': 4}
+    """
+    total: dict[Key, Any] = {}
+    for key, value in pairs:
+        total[key] = total.get(key, 0) + value
+    return total
+
+
+def lists(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key.
+
+    >>> lists([("forward", "a"), ("backward", "b"), ("forward", "c")])
+    {'forward': ['a', 'c'], 'backward': ['b']}
+    """
+    listed: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        listed.setdefault(key, []).append(value)
+    return listed

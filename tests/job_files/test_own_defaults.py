@@ -1,0 +1,58 @@
+"""Defaults that belong to one program of a tool, or to PEFT, and not to the tool's other programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.job_files.exchange import read
+
+ALIGN = "deepspeed examples/{}.py --model_name_or_path meta-llama/Llama-2-7b-hf --use_lora 1 --lora_r 8 --disable_group_texts 1\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "batch", "length", "recompute", "optimizer", "task"),
+    [
+        # `args.py` of LMFlow 1.0: DPOAlignerArguments, DPOv2AlignerArguments, FinetunerArguments.
+        ("dpo_train", (4, 4), 1024, "full", "paged-adamw-32bit", "dpo"),
+        ("dpov2_train", (8, 1), 2048, "none", "adamw", "dpo"),
+        ("finetune", (8, 1), 512, "none", "adamw", None),
+    ],
+)
+def test_a_program_of_lmflow_has_its_own_defaults(
+    program: str, batch: tuple[int, int], length: int, recompute: str, optimizer: str, task: str | None
+) -> None:
+    job = read(ALIGN.format(program), file="run.sh", given={"gpus": 1}).job
+    assert (job.micro_batch, job.global_batch) == (batch[0], batch[0] * batch[1])
+    assert (job.seq_len, job.recompute, job.optimizer, job.task) == (
+        length, recompute, optimizer, task,
+    )  # fmt: skip
+    assert job.precision == ("bf16" if program == "dpo_train" else "fp32")
+    assert ("wte" in str(job.lora_targets)) == (program == "dpo_train")
+
+
+def test_pairs_have_an_optimizer_by_another_name() -> None:
+    text = ALIGN.format("dpo_train").rstrip() + " --optimizer_type adamw_bnb_8bit --max_length 2048\n"
+    job = read(text, file="run.sh").job
+    assert (job.optimizer, job.seq_len) == ("adamw-8bit", 2048)
+
+
+@pytest.mark.parametrize(("alone", "whole"), [("--only_optimize_lora", None), ("", "embed_tokens,lm_head")])
+def test_adapters_of_deepspeed_chat_freeze_what_they_adapt(alone: str, whole: str | None) -> None:
+    """`dschat/utils/module/lora.py`: the weight below an adapter is frozen, whatever else is trained."""
+    text = f"deepspeed main.py --model_name_or_path facebook/opt-1.3b --max_seq_len 512 --lora_dim 128 {alone}\n"
+    job = read(text, file="run.sh").job
+    assert (job.lora_rank, job.modules_to_save) == (128, whole)
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-1.7B", "openai-community/gpt2", "tiiuae/falcon-7b"])
+def test_without_names_peft_chooses_the_layers(model: str) -> None:
+    constants = pytest.importorskip("peft.utils.constants")
+    text = f"model_name_or_path: {model}\nuse_peft: true\npacking: false\nmax_length: 1024\noutput_dir: o\n"
+    setup = resolve_job(read(text, "trl", file="run.yaml").job)
+    chosen = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[setup.model.model_type]
+    named = read(text + f"lora_target_modules: [{', '.join(chosen)}]\n", "trl", file="run.yaml")
+    lora, other = setup.training.lora, resolve_job(named.job).training.lora
+    assert lora is not None
+    assert other is not None
+    assert lora.targets == other.targets
