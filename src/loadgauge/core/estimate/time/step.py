@@ -22,7 +22,7 @@ from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
-from loadgauge.core.estimate.states.states import RankWeights, gathered_bytes
+from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
@@ -32,6 +32,7 @@ from loadgauge.core.estimate.time.traffic import (
     collective_seconds,
     exchange,
     expose,
+    gather_seconds,
     layout_groups,
     stage_traffic,
 )
@@ -340,17 +341,6 @@ class StepModel:
         links = self.on_network(sent, ahead, returned, back)
         return MicroBatch(ahead, back, time.weight_gradient, links), time.forward, time.backward
 
-    def gather_seconds(self, weights: RankWeights) -> Size:
-        """Return the seconds to gather some weights under ZeRO-3."""
-        precision, lora = self.training.precision, self.training.lora
-        base = lora is not None and lora.quantised
-        gather: Size = 0
-        for part, name in ((weights.dense, "zero"), (weights.expert, "expert_dp")):
-            if not same(part.total, 0):
-                nbytes = gathered_bytes(part, precision, base)
-                gather = gather + seconds("all_gather", nbytes, self.groups[name], self.fabric)
-        return gather
-
     def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
         """Return the seconds to gather some weights, and to reduce-scatter their gradients, under ZeRO-3."""
         scatter: Size = 0
@@ -358,18 +348,17 @@ class StepModel:
             (weights.dense, self.groups["zero"], self.groups["replicas"]),
             (weights.expert, self.groups["expert_dp"], self.groups["expert_replicas"]),
         ):
-            reduced = self.reduced_bytes * part.trainable
-            if same(part.total, 0):
-                continue
-            scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
-            scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
+            if not same(part.total, 0):
+                reduced = self.reduced_bytes * part.trainable
+                scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
+                scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
         how = exchange(self.layout, self.training)
         if how.after:
             scatter = 0  # at the end of the step: `once`
         elif not how.reduces:
             # With the last micro-batch alone; spread over all, which take equally long here.
             scatter = scatter / self.layout.num_microbatches
-        return self.read(self.gather_seconds(weights)), self.read(scatter)
+        return self.read(gather_seconds(weights, self.training, self.groups, self.fabric)), self.read(scatter)
 
     def read(self, value: Size) -> Size:
         """Return a size unchanged; array versions of this class override it."""

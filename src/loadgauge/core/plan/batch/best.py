@@ -164,7 +164,7 @@ class Best:
         return contenders
 
     def may(self, score: Any, limit: float) -> May:
-        """Whether a layout can matter: by its least memory and its least time it fits, and might be kept or on the front."""
+        """Return whether a layout can matter: by its least memory and its least time it fits, and might be kept or on the front."""
 
         def matters(low: Any, least: Any) -> Any:
             return (low <= limit) & self.contenders(score, low, least)
@@ -191,17 +191,17 @@ class Estimates(Sequence[Estimate]):
         return self.number
 
     @overload
-    def __getitem__(self, place: int) -> Estimate: ...
+    def __getitem__(self, index: int) -> Estimate: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Estimate, ...]: ...
-    def __getitem__(self, place: int | slice) -> Estimate | tuple[Estimate, ...]:
-        if isinstance(place, slice):
-            return tuple(self.make(number) for number in range(*place.indices(self.number)))
-        return self.make(range(self.number)[place])
+    def __getitem__(self, index: slice) -> tuple[Estimate, ...]: ...
+    def __getitem__(self, index: int | slice) -> Estimate | tuple[Estimate, ...]:
+        if isinstance(index, slice):
+            return tuple(self.make(number) for number in range(*index.indices(self.number)))
+        return self.make(range(self.number)[index])
 
 
 Rank = tuple[Any, ...]
-"""What layouts are ranked by: the word of the verdict, the score, and what decides between equals."""
+"""A place in the ranking: the word of the verdict, the score, and what decides between equals."""
 
 
 class Ranked:
@@ -217,23 +217,23 @@ class Ranked:
         self.rows, self.exact, self.rank, self.close = rows, exact, rank, close
         self.done: list[tuple[Rank, int, Estimate]] = []
 
-    def at(self, place: int) -> Estimate:
+    def at(self, rank: int) -> Estimate:
         """The estimate at a place of the ranking."""
-        while len(self.done) < len(self.rows) and not self._settled(place):
+        while len(self.done) < len(self.rows) and not self._settled(rank):
             number = len(self.done)
             estimate = self.exact(self.rows[number])
             insort(self.done, (self.rank(self.rows[number], estimate), number, estimate), key=lambda entry: entry[:2])
-        return self.done[place][2]
+        return self.done[rank][2]
 
-    def _settled(self, place: int) -> bool:
-        """Whether no layout that is not yet estimated can come before this place."""
-        if not self.close or len(self.done) <= place:
+    def _settled(self, rank: int) -> bool:
+        """Return whether no layout that is not yet estimated can come before this place."""
+        if not self.close or len(self.done) <= rank:
             return False
-        word, score = self.done[place][0][:2]
+        word, score = self.done[rank][0][:2]
         following = self.rows[len(self.done)].score
         return word == 0 and bool(score < following - abs(following) * CLOSE)
 
     @property
     def moved(self) -> int:
         """How many of those estimated changed places."""
-        return sum(1 for place, (_, number, _) in enumerate(self.done) if place != number)
+        return sum(1 for rank, (_, number, _) in enumerate(self.done) if rank != number)

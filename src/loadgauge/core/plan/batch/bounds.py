@@ -40,7 +40,7 @@ class LeastStep(ArrayStep):
     gather: Callable[[RankWeights], Size] | None = None
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
-        """As in `StepModel`, with what of the gathers cannot hide, and without what travels to the host [s]."""
+        """Return the time of a layer with what of the gathers cannot hide, without what travels to the host [s]."""
         time = self.computed(facts)
         if self.gather is not None:
             gather = self.gather(facts.weights)
@@ -50,7 +50,7 @@ class LeastStep(ArrayStep):
         return time
 
     def of_end(self, layer: Layer) -> MicroBatch:
-        """As in `StepModel`, without gathers [s]."""
+        """Return the time of an end without gathers [s]."""
         return self.computed_end(layer)[0]
 
     def work(self, whole: Stage) -> Work:

@@ -6,16 +6,15 @@ A class is a number of stages, a ZeRO stage and what is computed again. Its boun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.plan.batch.bounds import Filling, May
 from loadgauge.core.plan.batch.memory import weights_key
+from loadgauge.core.plan.space.constraints import Constraints
 from loadgauge.core.plan.space.space import COMBINED, Grid, Structure
-
-if TYPE_CHECKING:
-    from loadgauge.core.plan.batch.evaluate import BatchEvaluator, LeastEvaluator
 
 Key = tuple[object, ...]
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13)
@@ -42,6 +41,20 @@ class Bounded(NamedTuple):
         return Bounded(*(column[mark] for column in self))
 
 
+class Bounds(Protocol):
+    """A grid's lower bounds. with_replicas: the constraints on the same grid with replicas"""
+
+    with_replicas: Constraints
+
+    def start(self, pp: int) -> None:
+        """Move on to another number of pipeline stages."""
+        ...
+
+    def bounded(self, structure: Structure, lines: Lines, first: int) -> Bounded:
+        """The combinations of a structure's class; first: the number of the grid's first one."""
+        ...
+
+
 class Lines(NamedTuple):
     """The pipelines of a class: the least that any has ahead, and its first and last stages with the layers they may have."""
 
@@ -64,7 +77,11 @@ class Classes:
     """The classes of one grid. of: the combinations of each; valid: how many layouts each structure has, with replicas"""
 
     def __init__(
-        self, grid: Grid, parts: list[tuple[Grid, LeastEvaluator]], structures: Mapping[int, list[Structure]]
+        self,
+        grid: Grid,
+        parts: Sequence[tuple[Grid, Bounds]],
+        structures: Mapping[int, list[Structure]],
+        stages: Callable[..., list[Stage]],
     ) -> None:
         import numpy
 
@@ -73,7 +90,7 @@ class Classes:
         self.of: dict[Key, Bounded] = {}
         self.valid: dict[Structure, int] = {}
         each: dict[Key, list[Bounded]] = {}
-        lines = self._lines(parts[0][1].whole)
+        lines = self._lines(stages)
         first = 0
         for part, evaluator in parts:
             for pp, several in structures.items():
@@ -90,30 +107,30 @@ class Classes:
         for key, some in each.items():
             self.of[key] = Bounded(*map(numpy.concatenate, zip(*some, strict=True)))
         columns = [part.columns for part, _ in parts]
-        self.columns = {name: numpy.concatenate([one[name] for one in columns]) for name in COMBINED}
+        self.columns = {name: numpy.concatenate([column[name] for column in columns]) for name in COMBINED}
 
-    def _lines(self, whole: BatchEvaluator) -> dict[Key, Lines]:
-        """What the pipelines of each class have."""
+    def _lines(self, stages_of: Callable[..., list[Stage]]) -> dict[Key, Lines]:
+        """Return the pipelines of each class."""
         of_pipelines: dict[object, tuple[Filling, Stage, Stage]] = {}
         lines: dict[Key, Lines] = {}
-        for one in (structure for several in self.structures.values() for structure in several):
-            pipeline = one.pp, one.vpp, one.schedule, one.stage_layers
+        for structure in itertools.chain.from_iterable(self.structures.values()):
+            pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
             if pipeline not in of_pipelines:
-                every = whole.stages(*pipeline)
-                of_pipelines[pipeline] = Filling.of(every, one.schedule), every[0], every[-1]
+                every = stages_of(*pipeline)
+                of_pipelines[pipeline] = Filling.of(every, structure.schedule), every[0], every[-1]
             own, *ends = of_pipelines[pipeline]
-            mine = lines.setdefault(key_of(one), Lines(own, {}, {}))
+            mine = lines.setdefault(key_of(structure), Lines(own, {}, {}))
             filling = Filling(*map(min, mine.filling, own))
             for stages, stage in zip(mine[1:], ends, strict=True):
-                again = stage.counts(one.recompute, stage.start, stage.stop)
+                again = stage.counts(structure.recompute, stage.start, stage.stop)
                 stages.setdefault((weights_key(stage), *again.items()), stage)
-            lines[key_of(one)] = mine._replace(filling=filling)
+            lines[key_of(structure)] = mine._replace(filling=filling)
         return lines
 
     def kept(self, may: May) -> Classes:
         """Return the classes without combinations that bounds rule out."""
         numpy = self.numpy
-        marks = {key: may(one.low, one.least) for key, one in self.of.items()}
+        marks = {key: may(own.low, own.least) for key, own in self.of.items()}
         rows = numpy.unique(numpy.concatenate([self.of[key].rows[mark] for key, mark in marks.items()] or [[]]))
         return self.at(rows.astype("int64"), marks)
 
@@ -123,9 +140,9 @@ class Classes:
         other.__dict__.update(self.__dict__)
         other.columns = {name: column[rows] for name, column in self.columns.items()}
         other.of = {
-            key: one._replace(rows=numpy.searchsorted(rows, one.rows))
+            key: own._replace(rows=numpy.searchsorted(rows, own.rows))
             for key, mark in marks.items()
-            for one in (self.of[key].at(mark),)
+            for own in (self.of[key].at(mark),)
         }
         return other
 
@@ -136,8 +153,8 @@ class Classes:
             yield self
             return
         for pp, structures in self.structures.items():
-            mine = {key: one for key, one in self.of.items() if key[0] == pp}
-            rows = numpy.unique(numpy.concatenate([one.rows for one in mine.values()]))
+            mine = {key: own for key, own in self.of.items() if key[0] == pp}
+            rows = numpy.unique(numpy.concatenate([own.rows for own in mine.values()]))
             part = self.at(rows, {key: slice(None) for key in mine})
             part.structures = {pp: structures}
             yield part
@@ -164,14 +181,14 @@ def promising(pools: list[Classes], may: May) -> Iterator[tuple[Classes, list[li
 
     entries: list[Entry] = []
     for number, pool in enumerate(pools):
-        for key, one in pool.of.items():
-            inside = may(one.low, one.least)
-            most = one.low[inside].max(initial=0.0)
+        for key, own in pool.of.items():
+            inside = may(own.low, own.least)
+            most = own.low[inside].max(initial=0.0)
             for share in SHARES:
-                fitting = numpy.flatnonzero(inside & (one.low <= share * most))
-                for best in fitting[numpy.argsort(one.least[fitting])[:EACH]]:
+                fitting = numpy.flatnonzero(inside & (own.low <= share * most))
+                for best in fitting[numpy.argsort(own.least[fitting])[:EACH]]:
                     entries.append(
-                        Entry(float(one.least[best]), float(one.low[best]), number, key, int(one.rows[best]))
+                        Entry(float(own.least[best]), float(own.low[best]), number, key, int(own.rows[best]))
                     )
     entries = sorted(set(entries), key=lambda entry: entry[:3])
     front, lowest = [], float("inf")
@@ -181,14 +198,14 @@ def promising(pools: list[Classes], may: May) -> Iterator[tuple[Classes, list[li
             lowest = entry.low
     spread = {round(n * (len(front) - 1) / MOST) for n in range(MOST + 1)} if front else ()
     quick = [entry for entry in entries if entry.key[3] != 3] or entries
-    chosen = [*quick[:MOST], *(front[place] for place in sorted(spread))]
+    chosen = [*quick[:MOST], *(front[index] for index in sorted(spread))]
     for number, pool in enumerate(pools):
         mine = [entry for entry in chosen if entry.pool == number]
         if not mine:
             continue
         keys = {entry.key for entry in mine}
         rows = numpy.unique(numpy.array([entry.row for entry in mine]))
-        marks = {key: numpy.isin(one.rows, rows) for key, one in pool.of.items()}
+        marks = {key: numpy.isin(own.rows, rows) for key, own in pool.of.items()}
         tried: list[list[Structure]] = []
         for several in pool.structures.values():
             pipelines: dict[object, list[Structure]] = {}

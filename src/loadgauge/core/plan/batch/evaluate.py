@@ -27,8 +27,7 @@ from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory,
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
-from loadgauge.core.estimate.time.step import StepModel
-from loadgauge.core.estimate.time.traffic import layout_groups
+from loadgauge.core.estimate.time.traffic import gather_seconds, layout_groups
 from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes
 from loadgauge.core.plan.batch.classes import SHARES, Bounded, Classes, Lines, key_of, promising
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
@@ -150,9 +149,11 @@ class BatchEvaluator:
     def families(self) -> Families:
         """The structures of the space."""
         families: Families = {}
-        for one in self.space.structures():
-            pipelines = families.setdefault(one.sequence_parallel, {}).setdefault(one.pp, {})
-            pipelines.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
+        for structure in self.space.structures():
+            pipelines = families.setdefault(structure.sequence_parallel, {}).setdefault(structure.pp, {})
+            pipelines.setdefault((structure.pp, structure.vpp, structure.schedule, structure.stage_layers), []).append(
+                structure
+            )
         return families
 
     def narrowed(
@@ -167,7 +168,7 @@ class BatchEvaluator:
                     grid = Grid(self.space, values, spread)
                     each = [(part, LeastEvaluator(self, part)) for part in grid.parts()]
                     if each:
-                        pools.append((spread, Classes(grid, each, structures)))
+                        pools.append((spread, Classes(grid, each, structures, self.stages)))
             left = [(spread, classes.kept(may)) for spread, classes in pools]
             for _ in range(ROUNDS):
                 if seed is None or sum(len(classes.columns["tp"]) for _, classes in left) <= FEW:
@@ -432,7 +433,7 @@ class GridEvaluator:
 
     @property
     def alike(self) -> bool:
-        """Whether ranks of a group are as far apart with any number of stages: not where the pipeline is numbered before them."""
+        """Return whether ranks of a group are as far apart with any number of stages: not where these are numbered first."""
         return set(self.space.base.order[-2:]) == {"dp", "pp"}
 
     @property
@@ -494,7 +495,7 @@ class LeastEvaluator(GridEvaluator):
         self.part, self.with_replicas = part, Constraints(part)
 
     def start(self, pp: int) -> None:
-        """As in `GridEvaluator`."""
+        """Move on to another number of pipeline stages."""
         super().start(pp)
         self.with_replicas.forget()
 
@@ -549,14 +550,9 @@ class LeastEvaluator(GridEvaluator):
         """The least seconds to gather weights, over all replicas that a row may have."""
         layout = self.space.layout(structure, self.part.sizes, self.part.ragged)
 
-        def step() -> StepModel:
-            model = StepModel.__new__(StepModel)
-            model.training, model.fabric = self.training.under(3), self.whole.fabric
-            model.groups = known_groups(layout)
-            return model
-
         def make() -> Any:
-            seconds = self.of_pp.once("with replicas", step).gather_seconds(weights)
+            groups = self.of_pp.once("with replicas", lambda: known_groups(layout))
+            seconds = gather_seconds(weights, self.training.under(3), groups, self.whole.fabric)
             exists = self.with_replicas.mask(structure).any(axis=1, keepdims=True)
             return self.numpy.where(exists, seconds, self.numpy.inf).min(axis=2, keepdims=True)
 

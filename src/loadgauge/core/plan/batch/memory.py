@@ -101,7 +101,7 @@ class ArrayMemory(MemoryModel):
         return not apart and precision.compute == precision.weight
 
     def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
-        """As in `MemoryModel`, once for pipelines with and without both ends on one stage."""
+        """The facts of one kind of layer, once for pipelines with and without both ends on one stage."""
         if self.lazy or self.engine is not None:
             return super()._facts_of(kind, layer)
         key = "facts", kind, self.layout.recompute, self.layout.splits_backward

@@ -60,11 +60,11 @@ class ArrayStep(StepModel):
         return self._at(*self.operations[key])
 
     def operation_times(self, layer: Layer) -> list[OperationTime]:
-        """As in `StepModel`, once for all kinds of recomputation."""
+        """The time of each operation of a layer, once for all kinds of recomputation."""
         return self.operations.once(("times", ByIdentity(layer)), super().operation_times, layer)
 
     def comm(self, layer: Layer, direction: str, recompute: Recompute | None = None) -> dict[str, Size]:
-        """As in `StepModel`, once for all kinds of recomputation."""
+        """The seconds of collectives, once for all kinds of recomputation."""
         if recompute is not None:
             return super().comm(layer, direction, recompute)
         return self.operations.once(("comm", ByIdentity(layer), direction), super().comm, layer, direction)
