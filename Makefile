@@ -9,7 +9,7 @@ PAGES  := $(if $(filter .venv,$(VENV)),.venv/installed-dev)
 RUN    := PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough quick cpus versions parsers lint docs planner runs operators serving rollout range examples accuracy bench drift stack gpu dist sbom clean
+.PHONY: help demo test thorough quick cpus versions parsers peers lint docs planner runs operators serving rollout range examples accuracy bench drift stack gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -61,6 +61,10 @@ versions:        ## what must hold with the oldest and a middle PyTorch and tran
 parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-Core, axolotl, LLaMA-Factory and verl themselves
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/parsers -r tests/support/parsers.txt
 	PYTHONPATH=$(VENV)/parsers $(BIN)/python -m pytest -rs tests/job_files/test_formats_parsers.py tests/job_files/test_formats_coverage.py tests/job_files/test_formats_proven.py
+
+# Environments of their own: what these tools ask for is not what loadgauge does.
+peers:           ## docs/peers.md: what other tools answer, asked anew (some minutes, 2 GB for DeepSpeed's PyTorch)
+	$(PYTHON) tools/peers/run.py
 
 lint: $(VENV)/installed-dev ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

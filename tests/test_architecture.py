@@ -27,6 +27,8 @@ LEVELS = [  # a module of the core imports only from rows above its own, or from
 LEVEL = {name: row for row, names in enumerate(LEVELS) for name in names}
 ROOMS = {"core", "job_files", "pytorch", "page", "fleets", "sheets", "train", "evidence"}
 FACADE = {"__init__", "_version", "api"}
+DOORS = {"core/base": 35, "job_files/ideas": 5}
+"""Folders whose names others import from the folder itself, and how many files may still pass by that door twice."""
 pytestmark = pytest.mark.slow  # the whole package is parsed
 HEAVY = {"torch", "transformers", "matplotlib", "sympy", "numpy", "rich", "starlette", "uvicorn", "ray", "pyarrow"}
 
@@ -117,6 +119,25 @@ def test_the_core_imports_no_other_room() -> None:
 
 def test_nobody_inside_imports_the_facade() -> None:
     assert not [module for module, others in graph().items() if "__init__" in others]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_folders_with_a_door_are_entered_by_it(door: str) -> None:
+    tree = ast.parse((PACKAGE / door / "__init__.py").read_text(encoding="utf-8"))
+    names = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    inner = f"loadgauge.{door.replace('/', '.')}."
+    others = [path for path in PACKAGE.rglob("*.py") if PACKAGE / door not in path.parents]
+    past = {
+        path: {
+            node.module
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.ImportFrom)
+            and (node.module or "").startswith(inner)
+            and {alias.name for alias in node.names} <= names
+        }
+        for path in others
+    }
+    assert sum(len(modules) > 1 for modules in past.values()) <= DOORS[door]
 
 
 def test_no_imports_in_a_circle() -> None:

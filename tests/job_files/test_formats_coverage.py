@@ -34,6 +34,8 @@ TOOLS = {
     "llm-foundry": ("llm-foundry",), "maxtext": ("maxtext",), "open-instruct": ("open-instruct",),
     "qwen-vl-finetune": ("transformers", "qwen-vl-finetune"), "deepspeed-chat": ("deepspeed-chat",), "lmflow": ("transformers",),
     "roll": ("roll",), "areal": ("areal",), "primus": ("primus",), "olmo-core": ("olmo-core",), "xtuner": ("xtuner",),
+    "diffusers": ("diffusers",), "finetrainers": ("finetrainers",), "musubi-tuner": ("musubi-tuner",),
+    "simpletuner": ("simpletuner",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
 SWITCHED_ON = (

@@ -105,7 +105,6 @@ def test_part_of_the_optimizer_that_stays_on_the_gpu_is_named() -> None:
     [
         ("deepspeed main.py -a resnet50 --deepspeed_config x.json", "no language model"),
         ("deepspeed cifar10_deepspeed.py --deepspeed_config x.json", "no language model"),
-        ("accelerate launch train_sd_lora.py --train_batch_size 1 --output_dir x", "diffusion"),
         ("python chat.py --model_path x", "chat.py: is no training job"),
         ("bash sweep/run_one.sh 2", "starts sweep/run_one.sh, which is not there"),
         ("python train_x.py --checkpoint_dir ./x", "starts train_x.py, none of whose options"),

@@ -70,7 +70,7 @@ def differs(asked: Job, text: str, name: str, syntax: str) -> dict[str, tuple[An
     return pairs
 
 
-READ = {"areal", "primus", "olmo-core", "xtuner"}
+READ = {"areal", "primus", "olmo-core", "xtuner", "diffusers", "finetrainers", "musubi-tuner", "simpletuner"}
 """Dialects that are written in part only: an export lists what it leaves out."""
 
 

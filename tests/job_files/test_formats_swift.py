@@ -323,16 +323,6 @@ def test_the_file_that_a_command_names(tmp_path: Path) -> None:
     assert "has its arguments in other.yaml, which is not there" in found.err
 
 
-def test_a_script_of_diffusers_is_recognised(tmp_path: Path) -> None:
-    place = tmp_path / "run.sh"
-    place.write_text(
-        "accelerate launch train_dreambooth_lora_flux.py --pretrained_model_name_or_path=x --train_batch_size=1\n"
-    )
-    found = typed(f"estimate {place}")
-    assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "train_dreambooth_lora_flux.py: trains a diffusion model" in found.err
-
-
 def test_llamafactory_with_megatron() -> None:
     """mcore_adapter's arguments beside LLaMA-Factory's own: no distributed optimizer unless it is said, and whole layers."""
     text = V0 + "gradient_accumulation_steps: 8\npipeline_model_parallel_size: 2\nrecompute_granularity: full\n"

@@ -514,12 +514,14 @@ def options_of(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         named = isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if not isinstance(node, ast.Call) or named not in ("add_argument", "reset_arg"):
+        if not isinstance(node, ast.Call) or named not in ("add_argument", "reset_arg", "ConfigField"):
             continue
-        word = next((one for one in node.args if isinstance(one, ast.Constant | ast.JoinedStr)), None)
-        if word is None:
+        words = {keyword.arg: keyword.value for keyword in node.keywords}
+        places = [*node.args, words.get("arg_name")]
+        word = next((one for one in places if isinstance(one, ast.Constant | ast.JoinedStr)), None)
+        if word is None or (isinstance(word, ast.Constant) and not str(word.value).startswith("-")):
             continue
-        given = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
+        given = words.get("default", words.get("default_value"))
         try:
             default = None if given is None else ast.literal_eval(given)
         except ValueError:
@@ -529,6 +531,21 @@ def options_of(path: Path) -> dict[str, Any]:
             name = "".join(str(one.value) if isinstance(one, ast.Constant) else role for one in parts)
             found[name.lstrip("-").replace("-", "_")] = plain(default)
     return found
+
+
+def programs(title: str, *patterns: str, each: tuple[str, ...] = ()) -> Callable[[list[Path]], Iterator[Section]]:
+    """The options of all programs of a tool together, each with the default that is met first; of each program those of `each`."""
+
+    def sections(roots: list[Path]) -> Iterator[Section]:
+        found: dict[str, Any] = {}
+        for path in (path for root in roots for pattern in patterns for path in sorted(root.glob(pattern))):
+            own = options_of(path)
+            found = own | found
+            if each:
+                yield f"{title}: {path.stem}", {key: value for key, value in own.items() if key in each}
+        yield title, {key: value for key, value in found.items() if not {"actor", "critic"} & set(key.split("_"))}
+
+    return sections
 
 
 def openrlhf(roots: list[Path]) -> Iterator[Section]:
@@ -602,8 +619,19 @@ INSTALLED: dict[str, Callable[[], Iterator[Section]]] = {
     "peft": peft,
 }  # fmt: skip
 SOURCES = {"megatron": megatron, "megatron-bridge": bridge}
+SIZES = (
+    "train_batch_size", "resolution", "rank", "lora_rank", "max_sequence_length", "height", "width", "max_num_frames",
+)  # fmt: skip
+DIFFUSERS = (
+    "text_to_image", "dreambooth", "controlnet", "unconditional_image_generation", "cogvideo", "instruct_pix2pix", "flux-control",
+    "t2i_adapter", "custom_diffusion", "consistency_distillation", "advanced_diffusion_training",
+)  # fmt: skip
 FOLDERS: dict[str, Callable[[list[Path]], Iterator[Section]]] = {
     "openrlhf": openrlhf, "slime": slime, "nemo-rl": nemo_rl, "prime-rl": prime_rl,
+    "diffusers": programs("diffusers 0.42: examples", *(f"examples/{name}/train_*.py" for name in DIFFUSERS), each=SIZES),
+    "finetrainers": programs("finetrainers 0.2: args", "finetrainers/args.py", "finetrainers/trainer/*/config.py"),
+    "musubi-tuner": programs("musubi-tuner 0.3: programs", "training/parser_common.py", "*_train*.py"),
+    "simpletuner": programs("SimpleTuner 4.0: fields", "**/field_registry/**/*.py"),
 }  # fmt: skip
 """Tools whose folders are given: `--folder openrlhf=DIR,DIR`."""
 

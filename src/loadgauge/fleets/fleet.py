@@ -128,8 +128,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def step(self) -> float:
         """Seconds of a step, as the planner has it."""
-        assert self.estimate.time is not None
-        return self.estimate.time.step
+        return self.estimate.timing.step
 
     @property
     def days(self) -> tuple[float, float, float]:
@@ -182,8 +181,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document: seconds, bytes, byte/s, shares and plain counts."""
-        time, run = self.estimate.time, self.run
-        assert time is not None
+        time, run = self.estimate.timing, self.run
         return {
             "model": {"name": self.estimate.model.name},
             "gpu": self.estimate.gpu,
@@ -310,9 +308,8 @@ def _recovery(result: Estimate, options: Options) -> Recovery:
 
 def steady(result: Estimate, options: Options) -> float:
     """Return the tokens of progress a second by the closed form, without simulating: to rank layouts by."""
-    assert result.time is not None
-    long = 1000 * DAY / result.time.step * result.time.tokens
-    return closed_form(case(result, long, options).run) * result.time.tokens / result.time.step
+    long = 1000 * DAY / result.timing.step * result.timing.tokens
+    return closed_form(case(result, long, options).run) * result.timing.tokens / result.timing.step
 
 
 def replicas_left(options: Options, gpus: int, node: int) -> Callable[[Size], Size]:
@@ -400,8 +397,7 @@ def _interval(
 
 def _slow(result: Estimate, options: Options, hosts: int) -> tuple[tuple[float, float], float | None]:
     """By how much machines and a power cap slow a step down, and the watts of a GPU."""
-    time = result.time
-    assert time is not None
+    time = result.timing
     low = high = 0.0
     if options.machines is not None and float(options.machines.rstrip(" %")) != 0:
         low, high = slowest(share(options.machines, "machines"), hosts)

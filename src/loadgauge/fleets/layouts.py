@@ -47,14 +47,12 @@ def most_goodput(request: PlanRequest, options: Options, say: Say = _quiet) -> t
     setup, searches = cases(request)
     plan = answer(request, setup, [msgspec.structs.replace(case, fleet=options) for case in searches])
     best, first = plan.result.layouts[0], plan.result.pareto[0]
-    assert first.time is not None
-    assert best.time is not None
     way = f"The best of {plan.result.valid:,} layouts"
     if best.layout == first.layout:
         way += ", by its step and by goodput alike."
     else:
         way += (
-            f" by goodput: {layout_flags(best)}; the fastest step, {first.time.step / best.time.step - 1:+.1%}, has"
+            f" by goodput: {layout_flags(best)}; the fastest step, {first.timing.step / best.timing.step - 1:+.1%}, has"
             f" {layout_flags(first)}."
         )
     assumed = {

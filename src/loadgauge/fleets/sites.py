@@ -156,10 +156,8 @@ def local(result: Estimate, sites: Sites) -> Local:
 
     Raises `LayoutError` where its data-parallel ranks are not whole sites.
     """
-    assert result.time is not None
     part = on_one_site(result, sites.sites)
-    assert part.time is not None
-    step, rounds = part.time.step, sites.inner_steps
+    step, rounds = part.timing.step, sites.inner_steps
     speeds = sites.speeds or (1.0,) * sites.sites
     # As long as the fastest site takes for its steps; the others run fewer. Without speeds all are alike.
     fastest = max(speeds)
@@ -173,7 +171,7 @@ def local(result: Estimate, sites: Sites) -> Local:
     exchange = sent / sites.between + light if sent else 0.0
     shown = max(0.0, exchange - compute) if sites.stale else exchange
     wall = compute + shown
-    tokens = sum(steps) * part.time.tokens
+    tokens = sum(steps) * part.timing.tokens
     return Local(
         estimate=part,
         sites=sites,
@@ -186,7 +184,7 @@ def local(result: Estimate, sites: Sites) -> Local:
         needed=sent / max(compute - light, 1e-9) if sent else 0.0,
         outer=OUTER_BYTES * result.params / part.layout.gpus,
         tokens_per_second=tokens / wall,
-        one=result.time.tokens / result.time.step,
+        one=result.timing.tokens / result.timing.step,
     )
 
 
@@ -210,8 +208,7 @@ def across(result: Estimate, sites: Sites) -> tuple[Across, ...]:
     HSDP: gradients are reduced inside a site first, and each site sends 2 (s - 1)/s of them once a step, under the backward of the
     last micro-batch. Pipeline: activations and their gradients cross s - 1 borders, once for each micro-batch of every replica.
     """
-    time, layout = result.time, result.layout
-    assert time is not None
+    time, layout = result.timing, result.layout
     number = sites.sites
     if number == 1:
         return ()

@@ -48,6 +48,10 @@ FILES = {
     "primus": "pre_training.primus",
     "olmo-core": "pre_training.olmo_core",
     "xtuner": "pre_training.xtuner",
+    "diffusers": "hugging_face.diffusers",
+    "finetrainers": "hugging_face.diffusers",
+    "musubi-tuner": "hugging_face.diffusion_tuners",
+    "simpletuner": "hugging_face.diffusion_tuners",
 }
 """Dialects, and the modules of this room that have them, each under its name in capitals."""
 BUILT_ON = {
@@ -64,6 +68,13 @@ ALIASES = {
 }  # fmt: skip
 MARK = 10
 STARTED = {
+    "musubi-tuner": re.compile(
+        r"\b(?:hv|hv_1_5|wan|fpack|flux_kontext|flux_2|qwen_image|zimage|kandinsky5|krea2|hidream_o1|ideogram4)_train\w*\.py\b"
+    ),
+    "diffusers": re.compile(
+        r"\btrain_(?:dreambooth|text_to_image|control|custom_diffusion|unconditional|instruct_pix2pix|lcm|t2i_adapter|sd|cogvideox"
+        r"|diffusion_dpo)\w*\.py\b"
+    ),
     "xtuner": re.compile(r"\bxtuner[./]v1[./]train[./]cli[./](?:sft|rl)\b"),
     "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
     "litgpt": re.compile(r"(?:^|\s)litgpt [a-z]|\blitgpt/\w+/\w+\.py\b"),
@@ -123,10 +134,6 @@ def _constant(name: str, constant: str) -> Dialect:
     return chosen
 
 
-DIFFUSION = re.compile(
-    r"\btrain_(?:dreambooth|text_to_image|controlnet|custom_diffusion|unconditional|instruct_pix2pix|lcm|t2i_adapter|sd)\w*\.py\b"
-)
-"""diffusers' scripts, and those that are named as they are."""
 IMAGES = re.compile(r"\S*(?:imagenet|cifar|mnist|resnet)\S*|\bgan_\w+\.py\b")
 """Words of a command that trains on images alone."""
 IN_GENERAL = "`loadgauge capture FILE.py:function` works out the training of any module from its own code"
@@ -138,8 +145,6 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
     Raises `ConfigError` for a script that trains another kind of model.
     """
     program = " ".join(getattr(document, "program", ()))
-    if (script := DIFFUSION.search(program)) is not None:
-        raise ConfigError(f"trains a diffusion model, which is not modelled; {IN_GENERAL}", key=script[0], file=file)
     for name, pattern in STARTED.items():
         if pattern.search(program):
             return dialect(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -37,12 +38,13 @@ from loadgauge.job_files.reading.configured import Over, configured, launch_opti
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
 from loadgauge.job_files.reading.renamed import Renamed, Without
+from loadgauge.job_files.reading.shell import Shell
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
 LARGEST_NOTEBOOK = 5_000_000
 """Bytes of a notebook, which may hold the pictures that it printed."""
-SYNTAXES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+SYNTAXES = {".env": "json", ".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
 OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
 """Programs of the tools that have readers of their own for them."""
@@ -173,6 +175,8 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
 
             own = script(text)
             return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
+        if file.endswith(".env"):  # variables, which are options
+            text = json.dumps({name.lower(): value for name, value in Shell(text).variables.items()})
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
         if chosen is None or not chosen.layers:
             return reader(text, sections)

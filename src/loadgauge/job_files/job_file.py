@@ -19,7 +19,7 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.definitions.training.training import training
-from loadgauge.core.families.catalogue import models, repositories
+from loadgauge.core.families.catalogue import Found, models, repositories
 from loadgauge.core.families.named.derived import derive
 from loadgauge.core.resolve.adapters import LORA_RANK
 from loadgauge.core.resolve.model import found_model
@@ -59,7 +59,7 @@ def is_job_file(text: str) -> bool:
         start = load(text)
     except ConfigError:
         return False
-    return not any(f'"{key}"' in start for key in CONFIG_KEYS)
+    return "model_family" in start or not any(f'"{key}"' in start for key in CONFIG_KEYS)
 
 
 class FromFile(NamedTuple):
@@ -91,12 +91,12 @@ def from_job_file(job: Job) -> FromFile:
         whole, extra = combine(files, inside)
         if job.base_model is not None:
             extra = msgspec.structs.replace(extra, config=None)
-        asked = whole.replace(road=job.road, inputs=job.inputs)
-        model, remark = model_of(msgspec.structs.replace(files[0], job=asked, extra=extra))
+        asked = whole.replace(road=job.road, lora_rank=whole.lora_rank or None)
+        found, remark = model_of(msgspec.structs.replace(files[0], job=asked, extra=extra))
     else:
         whole, extra = combine(files, inside | {"model": job.model})
-        model = found_model(whole.replace(model=job.model, road=job.road, inputs=job.inputs, hub=False)).spec
-        remark = ""
+        found, remark = found_model(whole.replace(model=job.model, road=job.road, hub=False)), ""
+    model, whole = found.spec, whole.replace(**dict(found.usual))
     if extra.head is not None:
         whole = whole.replace(eval_batch=None, eval_batches=None)  # of labels alone, which is less than the update
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
@@ -369,7 +369,7 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     return job.replace(**changes, **{name: None for name, drop in meaningless.items() if drop})
 
 
-def model_of(file: JobFile) -> tuple[ModelSpec, str]:
+def model_of(file: JobFile) -> tuple[Found, str]:
     """The model that a job file has the sizes or the name of, and a remark where only a similar name is known.
 
     Raises `ConfigError` where it has neither.
@@ -377,7 +377,7 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
     if file.extra.config is not None:
         from loadgauge.core.families.hf import from_dict
 
-        return from_dict(file.extra.config, file.file, Path(file.file).stem), ""
+        return Found(from_dict(file.extra.config, file.file, Path(file.file).stem)), ""
     name = file.job.model
     if not name:
         if file.job.gpus is None:
@@ -395,8 +395,8 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
         text = f"its model {name} is a folder that is not here: add --model NAME" if missing else str(error)
         raise ConfigError(text, file=file.file) from None
     if found.spec.listed is not None:
-        return found.spec, f"; {found.spec.name} is {found.how}"
-    return found.spec, f"; its model {name} is taken for {found.spec.name}" if found.how else ""
+        return found, f"; {found.spec.name} is {found.how}"
+    return found, f"; its model {name} is taken for {found.spec.name}" if found.how else ""
 
 
 def find_alike(name: str) -> str | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from loadgauge.core.base import seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.text.estimate.estimate import text
@@ -40,3 +43,20 @@ def test_a_table_where_micro_batch_and_recomputation_are_unsaid(more: dict[str, 
         assert [row.split()[0] for row in rows] == ["1", "2", "4", "8"]
         again = resolve_job(job.replace(micro_batch=8, recompute="full")).estimate()
         assert f"{again.memory.total / 2**30:.1f} " in rows[-1]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"model": "mixtral-8x22b", "gpus": 128, "tp": 2, "pp": 8, "ep": 8},
+        {"model": "llama-3.1-70b", "gpus": 64, "zero": 3},
+    ],
+)
+def test_the_ends_of_a_step_are_those_that_the_flag_gives(flags: dict[str, Any]) -> None:
+    """What is printed as `--overlap all: 5.01 s` is what `--overlap all` gives."""
+    job = Job(gpu="h100-sxm5-80gb", seq_len=4096, global_batch=256, micro_batch=1, **flags)
+    shown = resolve_job(job).estimate().assumed["--overlap"]
+    for word in ("all", "none"):
+        time = resolve_job(job.replace(overlap=word)).estimate().time
+        assert time is not None
+        assert f"--overlap {word}: {seconds(time.step)}" in shown

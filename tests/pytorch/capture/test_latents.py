@@ -44,7 +44,11 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 PUBLISHED = {"flux.1-dev": 11.9e9, "wan2.1-14b": 14.3e9, "wan2.2-5b": 5.0e9, "hunyuan-video": 12.8e9, "qwen-image": 20.4e9,
-             "cogvideox-5b": 5.57e9, "ltx-video-2b": 1.92e9, "sd-1.5": 0.86e9, "sdxl": 2.57e9, "sd3.5-large": 8.06e9}  # fmt: skip
+             "cogvideox-5b": 5.57e9, "ltx-video-2b": 1.92e9, "sd-1.5": 0.86e9, "sdxl": 2.57e9, "sd3.5-large": 8.06e9,
+             "sd-2.1": 0.866e9,
+             "flux.2-dev": 32.2e9, "flux.2-klein-4b": 3.88e9, "flux.2-klein-9b": 9.08e9, "chroma1": 8.9e9, "lumina-2": 2.61e9,
+             "z-image": 6.15e9, "cogview4-6b": 6.37e9, "wan2.1-i2v-14b": 16.4e9, "wan2.2-i2v-14b": 14.3e9,
+             "ddpm": 113.7e6}  # fmt: skip
 """Parameters as the models' cards and papers round them."""
 
 
@@ -109,3 +113,47 @@ def test_a_transformer_of_diffusers_is_estimated(tmp_path: Path) -> None:
     theirs = diffusers.SD3Transformer2DModel(**keys)
     assert found.params == sum(one.numel() for one in theirs.parameters())
     assert any("encodes texts and pictures" in line for line in found.not_counted)
+
+
+def test_a_base_in_four_bits_is_as_diffusers_loads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loader on the CPU, which it asks a GPU for, puts the same layers in as many bytes."""
+    diffusers, bnb = pytest.importorskip("diffusers"), pytest.importorskip("bitsandbytes")
+    pytest.importorskip("accelerate")
+    import torch
+
+    from loadgauge.pytorch.capture.lists.quantised import elements, quantise
+    from loadgauge.pytorch.capture.requests.regime import Regime, Tuned
+
+    loader = "diffusers.quantizers.bitsandbytes.bnb_quantizer.BnB4BitDiffusersQuantizer.validate_environment"
+    monkeypatch.setattr(loader, lambda *_, **__: None)
+    keys = {
+        "num_layers": 1,
+        "num_attention_heads": 2,
+        "attention_head_dim": 20,
+        "caption_projection_dim": 40,
+        "sample_size": 32,
+    }
+    whole = diffusers.SD3Transformer2DModel(**keys)
+    whole.save_pretrained(tmp_path)
+    how = diffusers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    theirs = diffusers.SD3Transformer2DModel.from_pretrained(
+        tmp_path, quantization_config=how, torch_dtype=torch.bfloat16, device_map={"": "cpu"}
+    )
+    with torch.device("meta"):
+        ours = diffusers.SD3Transformer2DModel(**keys).to(torch.bfloat16)
+    quantise(ours, Regime(tuned=Tuned(rank=4, base="nf4", upcast="none")))
+
+    def packed(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+        return {
+            name: (
+                one.weight.numel(),
+                one.weight.quant_state.absmax.numel(),
+                one.weight.quant_state.state2.absmax.numel(),
+            )
+            for name, one in module.named_modules()
+            if isinstance(one, bnb.nn.Linear4bit)
+        }
+
+    assert packed(ours) == packed(theirs)
+    assert len(packed(ours)) > 10
+    assert elements(ours) == sum(one.numel() for one in whole.parameters())

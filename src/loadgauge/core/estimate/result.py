@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, load, needs
+from loadgauge.core.base import ConfigError, NotStated, load, needs
 from loadgauge.core.definitions.hardware.hardware import Cluster, gpu as find_gpu
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.definitions.layout.layout import Layout
@@ -67,6 +67,19 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 card = find_gpu(self.gpu)
         scale = 1.0 if self.time is None else self.time.scale
         return Workings(self.model, self.layout, self.training, card, self.cluster, scale=scale)
+
+    @property
+    def timing(self) -> Time:
+        """The time of a step. Raises `NotStated` where there is none.
+
+        >>> from loadgauge import Layout, estimate
+        >>> result = estimate("gpt2", Layout(seq_len=1024), gpu="a100-sxm4-80gb")
+        >>> result.timing is result.time
+        True
+        """
+        if self.time is None:
+            raise NotStated(self.untimed)
+        return self.time
 
     def replace(self, **changes: Any) -> Estimate:
         """Return the estimate with some fields changed, such as notes or the range, and with its workings."""

@@ -68,8 +68,7 @@ def overlap_ends(result: Estimate) -> tuple[Time, dict[str, float]]:
     >>> ends["all"] < time.step <= ends["none"], time.low < own.time.low, time.high >= own.time.high
     (True, True, True)
     """
-    time = result.time
-    assert time is not None
+    time = result.timing
     ends = {word: result.workings.overlapping(Overlap.parse(word)).timed[0].step for word in ("all", "none")}
     low, high = (time.low / time.step * min(ends.values()), time.high / time.step * max(ends.values()))
     return msgspec.structs.replace(time, low=min(low, time.low), high=max(high, time.high)), ends

@@ -117,7 +117,9 @@ class Workings:
         other = Workings(self.model, self.layout, kind, self.gpu, self.cluster, self.efficiencies, self.scale)
         other.memory = copy(self.memory)
         other.memory.training = kind
-        other.flops, other.step = self.flops, self.step.overlapping(other.memory)
+        other.flops = self.flops
+        if overlap.launch == self.training.overlap.launch:  # else kernels take another time
+            other.step = self.step.overlapping(other.memory)
         return other
 
     # -- memory -------------------------------------------------------------------------------------------------------

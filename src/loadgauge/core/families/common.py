@@ -110,6 +110,17 @@ def layers(reader: Reader, *keys: str) -> int:
     return reader.whole(*keys, maximum=MOST_LAYERS)
 
 
+def sizes(reader: Reader, *own: str) -> tuple[int, int, int]:
+    """Return the hidden size, the heads and the layers. own: a config's other names for these, in this order
+
+    >>> sizes(Reader({"n_embd": 768, "n_head": 12, "num_hidden_layers": 2}, "gpt"), "n_embd", "n_head", "n_layer")
+    (768, 12, 2)
+    """
+    usual = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    width, heads, count = ((*own[at : at + 1], name) for at, name in enumerate(usual))
+    return reader.whole(*width), reader.whole(*heads), layers(reader, *count)
+
+
 def head_width(reader: Reader, hidden_size: int, heads: int, key: str = "hidden_size") -> int:
     """Channels of a head: `hidden_size` over the number of heads; `ConfigError`, naming `key`, where that leaves a rest."""
     if hidden_size % heads:

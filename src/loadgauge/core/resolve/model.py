@@ -16,12 +16,12 @@ def found_model(job: Job) -> Found:
     Raises ConfigError or NotModelled where there is none.
     """
     script = is_script(job.model)
+    of_library = getattr(provider("MODEL_SOURCES"), "of_library", bool)
     for name in ("inputs", "rows"):
-        if getattr(job, name) is not None and not script:
+        if getattr(job, name) is not None and not script and not (name == "inputs" and of_library(job.model)):
             raise ConfigError("is for script.py:function; what a MODEL is called with is known", key=name)
     if script and job.road == "written":
         raise ConfigError("a module of one's own has no written family: --road captured", key="road")
-    of_library = getattr(provider("MODEL_SOURCES"), "of_library", bool)
     library = ":" in job.model and not script and of_library(job.model)
     if script or library or job.road == "captured":
         recorded: Found = need("MODEL_SOURCES").model(job, "")

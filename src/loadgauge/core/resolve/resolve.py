@@ -61,7 +61,7 @@ from loadgauge.core.resolve.unsaid import (
     with_kernel,
 )
 
-JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
+JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch", "env")
 """Endings of files that may be another tool's."""
 SEQ_LEN = 4096
 

@@ -186,9 +186,12 @@ def _headline(answer: Inferred) -> list[str]:
         f" ({seconds(last * known.token_low)} to {seconds(last * known.token_high)});"
         f" {answer.tokens_per_second:,.0f} tokens/s over all GPUs in the mean.",
     ]
-    if answer.money_per_million is not None:
-        lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
-    return lines
+    return lines + _money(answer)
+
+
+def _money(answer: Inferred) -> list[str]:
+    price = answer.money_per_million
+    return [] if price is None else [f"A million generated tokens: {price:,.2f}, prompts included."]
 
 
 def _served(answer: Inferred, found: Steady) -> list[str]:
@@ -207,9 +210,7 @@ def _served(answer: Inferred, found: Steady) -> list[str]:
         whole = rates.engines[asked.server or ""].reserved == 1
         held = "its whole answer reserved" if whole else "half answered"
         lines.append(f"The cache holds {found.running:,.0f} of them, each {held}; the others wait.")
-    if answer.money_per_million is not None:
-        lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
-    return lines
+    return lines + _money(answer)
 
 
 def _work(target: Paper, answer: Inferred) -> None:

@@ -301,8 +301,7 @@ def estimated_gib(**job: Any) -> Size:
 
 def estimated_step(**job: Any) -> Size:
     """Return what `loadgauge estimate` has a step of a job take [s]."""
-    time = resolve_job(Job(**job)).estimate().time
-    assert time is not None
+    time = resolve_job(Job(**job)).estimate().timing
     return time.step
 
 

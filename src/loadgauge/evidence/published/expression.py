@@ -26,7 +26,7 @@ from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training as trained
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.layers import View, block_layer
-from loadgauge.core.resolve.recompute_words import REMAT, of_kinds, resolve_recompute
+from loadgauge.core.resolve.recompute_words import MODULES, REMAT, resolve_recompute
 from loadgauge.evidence.published import assumptions, recipes, vocabulary
 from loadgauge.evidence.published.free_text import Flags, named
 from loadgauge.evidence.published.models import Inexpressible, describe
@@ -437,11 +437,6 @@ def _recompute(word: str, facts: assumptions.Facts, model: ModelSpec, training: 
     return RecomputePolicy.parse(mapped)
 
 
-def _names(model: ModelSpec, training: Training) -> list[frozenset[str]]:
-    view = View(tokens=1, pairs=1, kernels=training.kernels)
-    return [block_layer(block, model.hidden_size, view).names for block in model.blocks]
-
-
 def _per_op(facts: assumptions.Facts, model: ModelSpec, training: Training) -> RecomputePolicy:
     """torchtitan's: attention and every second matrix product keep their outputs, all else runs again."""
     again = frozenset(resolve_recompute("per-op", model, training).split(","))
@@ -453,22 +448,7 @@ def _per_op(facts: assumptions.Facts, model: ModelSpec, training: Training) -> R
 
 def _modules(modules: list[str], model: ModelSpec, training: Training) -> RecomputePolicy:
     """Megatron-LM's list of modules that run again."""
-    per_block = _names(model, training)
-    chosen: dict[bool, set[str]] = {}
-    every: dict[bool, frozenset[str]] = {}
-    for module in modules:
-        if module not in vocabulary.RECOMPUTE_MODULES:
-            raise Inexpressible(f"recompute: module {module!r} is not mapped")
-        for word in vocabulary.RECOMPUTE_MODULES[module]:
-            for block, names in zip(model.blocks, per_block, strict=True):
-                experts = isinstance(block.mlp, Moe)
-                every[experts] = every.get(experts, frozenset()) | names
-                wanted = chosen.setdefault(experts, set())
-                if (word == "dense" and not experts) or (word == "experts" and experts):
-                    wanted |= {name for name in names if name.startswith("mlp.") and name != "mlp.residual"}
-                elif word == "experts.activation" and experts:
-                    wanted |= names & {"mlp.activation", "mlp.multiply", "mlp.split"}
-                else:
-                    wanted |= {name for name in names if name == word or name.startswith(f"{word}.")}
-    ops = of_kinds(chosen, every)
-    return RecomputePolicy(mode="ops", ops=ops) if ops else RecomputePolicy()
+    unknown = [module for module in modules if module not in MODULES]
+    if unknown:
+        raise Inexpressible(f"recompute: module {unknown[0]!r} is not mapped")
+    return RecomputePolicy.parse(resolve_recompute(f"modules:{','.join(modules)}", model, training))

@@ -72,22 +72,6 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
     memory_kind: str = ""
     notes: str = ""
 
-    @property
-    def series(self) -> str:
-        """The prefix of the source: the second part of the id, or the id itself where it has no parts."""
-        parts = self.id.split("-")
-        return parts[1] if len(parts) > 2 else self.id
-
-    @property
-    def configuration(self) -> tuple[object, ...]:
-        """Return what makes two rows measurements of one thing: source, model, hardware, number of GPUs and layout.
-
-        Precision, sequence length and batch are not part of it, so a sweep over them weighs as much as one run.
-        """
-        schedule = next((part.strip() for part in self.other_flags.split(";") if "schedule " in part), "")
-        layout = (self.tp, self.pp, self.vpp, self.cp, self.ep, self.sharding, self.recompute, schedule)
-        return (self.series, self.model, self.hardware, self.gpus, *layout)
-
 
 CARRIED = frozenset({"split", "arch_source", "throughput_reported", "memory_reported", "derived_fields"})
 """Columns for people to read."""

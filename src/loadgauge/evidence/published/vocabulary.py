@@ -137,21 +137,6 @@ RECOMPUTE: dict[str, str] = {
 """`remat_policy` is MaxText's (`remat:` of `resolve_recompute`), `per-op` torchtitan's; `selective` alone is
 Megatron's, or torchtitan's default (`per-op`)."""
 
-RECOMPUTE_MODULES: dict[str, tuple[str, ...]] = {
-    "core_attn": ("attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"),
-    "layernorm": ("attention.norm", "mlp.norm"),
-    "mla_up_proj": (
-        *("attention.query_up", "attention.key_value_up", "attention.rotary_q", "attention.rotary_k"),
-        *("attention.query_joined", "attention.key_joined", "attention.value"),
-    ),
-    "mlp": ("dense",),
-    "moe": ("experts",),
-    "moe_act": ("experts.activation",),
-    "shared_experts": ("mlp.shared",),
-}
-"""Megatron-LM's `--recompute-modules`, as operations of a layer; `dense`, `experts` and `experts.activation` are the MLP
-of layers of one kind."""
-
 OPTIMIZER: dict[str, str] = {
     "": "adamw",
     "AdamW": "adamw",

@@ -162,8 +162,7 @@ def _time(run: Run, setup: Setup, others: Others, record: Record, efficiencies: 
 
     def factor(other: Setup) -> float:
         # What a variant takes is compared with what was measured if it is the variant.
-        time = _estimate(other, machine(other), fitted).time
-        assert time is not None
+        time = _estimate(other, machine(other), fitted).timing
         return time.step / predicted * (measured / step_seconds(run, other))
 
     for values in _by_knob(others, factor):

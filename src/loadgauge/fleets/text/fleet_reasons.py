@@ -24,10 +24,9 @@ TOPICS = ("days", "goodput", "failures", "checkpoint", "tokens-per-second", "gpu
 
 def reason(found: Fleet, topic: str) -> Reason:
     """Return why a number is what it is. Raises `ConfigError` for an unknown topic."""
-    run, time = found.run, found.estimate.time
+    run, time = found.run, found.estimate.timing
     lines: tuple[Line, ...] = ()
     notes: tuple[str, ...] = ()
-    assert time is not None
     name = topic.replace("-", " ")
     if name in NAMES:
         share = found.names[name]

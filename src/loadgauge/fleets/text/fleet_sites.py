@@ -42,11 +42,10 @@ def bandwidth(value: float) -> str:
 
 
 def _plain(one: Local) -> dict[str, Any]:
-    assert one.estimate.time is not None
     return {
         "sites": one.sites.sites,
         "inner_steps": list(one.steps),
-        "step": one.estimate.time.step,
+        "step": one.estimate.timing.step,
         "round": one.compute,
         "sent": one.sent,
         "exchange": one.exchange,
@@ -85,8 +84,7 @@ def split(result: Estimate, given: dict[str, Any], searched: str, job: Job, assu
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write what the sites take."""
     asked, found, others, searched, tokens, days, hours, price = answer.shown
-    time = found.estimate.time
-    assert time is not None
+    time = found.estimate.timing
     target.print(
         f"{found.ratio:.1%} OF ONE SITE  {asked.sites} sites of {found.estimate.layout.gpus:,} GPUs, {max(found.steps)} local steps"
         f" between exchanges: {count(found.tokens_per_second)} tokens/s against {count(found.one)}",

@@ -51,8 +51,7 @@ def export_plan(plan: Plan, *, as_json: bool) -> dict[str, Any]:
         click.echo(text, nl=not text.endswith("\n"))
     else:
         write_text(request.out, text)
-    assert estimate.time is not None
-    step, memory = seconds(estimate.time.step), estimate.memory.total / GIB
+    step, memory = seconds(estimate.timing.step), estimate.memory.total / GIB
     click.echo(f"loadgauge: {layout_flags(estimate)}: a step of {step}, {memory:,.1f} GiB", err=True)
     if dialect != FLAGS:
         title = dialect_of(dialect)

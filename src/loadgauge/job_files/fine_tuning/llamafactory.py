@@ -31,6 +31,7 @@ from loadgauge.job_files.ideas import (
     names_in,
     product,
     quantised,
+    reads,
     row,
     sayable,
     tower,
@@ -301,47 +302,40 @@ def _stage() -> Idea:
     )
 
 
-def _trains() -> Idea:
+@reads()
+def _trains(keys: Keys) -> Facts:
     """Return whether a file trains at all: one that writes a model, predicts or starts a server does not (`do_train`, `cli.py`)."""
     train, predict, export = "do_train", "do_predict", "export_dir"
     usual = ("dataset", "per_device_train_batch_size", "learning_rate", "output_dir", "cutoff_len")
-
-    def read(keys: Keys) -> Facts:
-        if keys.has(export) and not keys.flag(train):
-            raise keys.idle(export, "writes a model with its adapters; the file trains nothing")
-        for key in (predict, "do_eval"):
-            if keys.flag(key) and not keys.flag(train):
-                raise keys.idle(key, f"without {train} trains nothing; the file is no training job")
-        if keys.has("infer_backend") and not keys.has(train, *usual):
-            raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
-        return {}
-
-    return Idea(keys=(), facts=(), read=read, write=lambda facts, keys: {})
+    if keys.has(export) and not keys.flag(train):
+        raise keys.idle(export, "writes a model with its adapters; the file trains nothing")
+    for key in (predict, "do_eval"):
+        if keys.flag(key) and not keys.flag(train):
+            raise keys.idle(key, f"without {train} trains nothing; the file is no training job")
+    if keys.has("infer_backend") and not keys.has(train, *usual):
+        raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
+    return {}
 
 
 LOSSES = ("use_dft_loss", "use_eaft_loss", "use_asft_loss")
 
 
-def _losses() -> Idea:
+@reads(
+    *LOSSES,
+    facts="loss",
+    write=lambda facts, keys: {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES),
+)
+def _losses(keys: Keys) -> Facts:
     """Other losses than cross-entropy's mean, of float32 logits (`train/trainer_utils.py`)."""
     _, entropic, anchored = LOSSES
-
-    def read(keys: Keys) -> Facts:
-        if not any(keys.flag(name) for name in LOSSES):
-            return {}
-        if keys.flag(entropic):
-            keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
-        if keys.flag(anchored):
-            why = "compares with a frozen copy of the model, whose logits are kept too"
-            keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)
-        return {"loss": "float32"}
-
-    return Idea(
-        keys=LOSSES,
-        facts=("loss",),
-        read=read,
-        write=lambda facts, keys: {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES),
-    )
+    if not any(keys.flag(name) for name in LOSSES):
+        return {}
+    if keys.flag(entropic):
+        keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
+    if keys.flag(anchored):
+        why = "compares with a frozen copy of the model, whose logits are kept too"
+        keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)
+    return {"loss": "float32"}
 
 
 ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disabled": "eager"}
@@ -361,7 +355,7 @@ LLAMAFACTORY = Dialect(
         "argv": "torchrun src/train.py --stage sft --do_train True --output_dir output\n",
     },
     ideas=(
-        _trains(),
+        _trains,
         *SHARED,
         started("ray_num_workers"),
         _stage(),
@@ -376,7 +370,7 @@ LLAMAFACTORY = Dialect(
         _precision(),
         row("attention", "flash_attn", words=ATTENTION, default="flash"),
         liger("enable_liger_kernel", "use_liger_kernel"),
-        _losses(),
+        _losses,
         dropout("lora_dropout"),
         row(
             "activation_offload",

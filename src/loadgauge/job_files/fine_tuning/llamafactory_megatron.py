@@ -47,7 +47,7 @@ LLAMAFACTORY_MEGATRON = Dialect(
         "argv": "torchrun src/train.py --stage sft --do_train True --tensor_model_parallel_size 1\n",
     },
     ideas=(
-        _trains(),
+        _trains,
         launched(),
         started("ray_num_workers"),
         row("model", "model_name_or_path", kind="word"),

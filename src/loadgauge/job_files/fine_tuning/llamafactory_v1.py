@@ -12,7 +12,19 @@ from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import dropout, targets
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas import IDLE, Dialect, Facts, Idea, Keys, freeze, quantised, row, sayable, whole_and_dora
+from loadgauge.job_files.ideas import (
+    IDLE,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    freeze,
+    quantised,
+    reads,
+    row,
+    sayable,
+    whole_and_dora,
+)
 from loadgauge.job_files.pre_training.megatron import launched
 
 METHOD, SHARDED, KERNELS, QUANTISED = "peft_config.name", "dist_config.name", "kernel_config.name", "quant_config.name"
@@ -124,37 +136,29 @@ def _adapter() -> Idea:
     )
 
 
-def _pairs() -> Idea:
+@reads("train_dataset")
+def _pairs(keys: Keys) -> Facts:
     """Preferences, by the names of the file and of its data: of their trainers the release has none (`launcher.py`)."""
-    key = "train_dataset"
-
-    def read(keys: Keys) -> Facts:
-        if "dpo" in words_of_path(keys.file, 1) | words_of_path(str(keys.raw(key)), 1):
-            why = "is of pairs, whose trainer 0.9.5 does not have; counted as SFT, without a reference"
-            keys.note(key, why, "costs", "weights gathered activations loss")
-        return {}
-
-    return Idea(keys=(key,), facts=(), read=read, write=lambda facts, keys: {})
+    if "dpo" in words_of_path(keys.file, 1) | words_of_path(str(keys.raw("train_dataset")), 1):
+        why = "is of pairs, whose trainer 0.9.5 does not have; counted as SFT, without a reference"
+        keys.note("train_dataset", why, "costs", "weights gathered activations loss")
+    return {}
 
 
-def _kernels() -> Idea:
+@reads(
+    KERNELS,
+    facts="kernels loss",
+    write=lambda facts, keys: {KERNELS: "liger_kernel" if facts.get("kernels") == "liger" else None},
+)
+def _kernels(keys: Keys) -> Facts:
     """Liger's kernels, whose loss is left out as the trainer needs the logits (`require_logits`)."""
-
-    def read(keys: Keys) -> Facts:
-        names = keys.words(KERNELS) or []
-        others = [name for name in names if name != "liger_kernel"]
-        if others:
-            keys.note(
-                KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5
-            )
-        return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}
-
-    return Idea(
-        keys=(KERNELS,),
-        facts=("kernels", "loss"),
-        read=read,
-        write=lambda facts, keys: {KERNELS: "liger_kernel" if facts.get("kernels") == "liger" else None},
-    )
+    names = keys.words(KERNELS) or []
+    others = [name for name in names if name != "liger_kernel"]
+    if others:
+        keys.note(
+            KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5
+        )
+    return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}
 
 
 V1 = Dialect(
@@ -177,12 +181,12 @@ V1 = Dialect(
         row("seq_len", "cutoff_len", default=2048),
         _adapter(),
         dropout("peft_config.lora_dropout", lambda keys: 0.05 if keys.word(METHOD) == "lora" else None),
-        _pairs(),
+        _pairs,
         freeze(METHOD, "peft_config."),
         row("recompute", "enable_activation_checkpointing", words={"true": "full", "false": "none"}, default="full"),
         _precision(),
         row("attention", "flash_attn", words=ATTENTION | {"eager": "eager", "flash_attention_2": "fa2"}, default="flash"),
-        _kernels(),
+        _kernels,
     ),
     programs={r"\bllamafactory-cli merge\b": IDLE},
 )  # fmt: skip

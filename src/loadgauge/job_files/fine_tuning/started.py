@@ -69,5 +69,4 @@ def started(*own: str) -> Idea:
         keys=(*(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE)), *own),
         facts=("gpus", "gpus_per_node", "nodes"),
         read=read,
-        write=lambda facts, keys: {},
     )

@@ -165,9 +165,7 @@ def environment() -> Idea:
             return {"gpus_per_node": Fact(ranks * shared, VISIBLE), "nodes": nodes or 1, "pp": Fact(shared, VISIBLE)}
         return {"gpus_per_node": Fact(ranks, name), "nodes": nodes or 1}
 
-    return Idea(
-        keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement", "pp"), read=read, write=lambda facts, keys: {}
-    )
+    return Idea(keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement", "pp"), read=read)
 
 
 PRUNED = "adalora_init_r"

@@ -61,7 +61,6 @@ def _head() -> Idea:
         keys=(number,),
         facts=("head",),
         read=lambda keys: {"head": keys.whole(number) or (1 if _texts(keys) > 1 else None)},
-        write=lambda facts, keys: {},
     )
 
 
@@ -304,9 +303,7 @@ def _task() -> Idea:
         return facts
 
     names = tuple(f"args.{key}" for key in inner.keys)
-    return Idea(
-        keys=(*names, LOSS, "model.gpu_memory_utilization"), facts=inner.facts, read=read, write=lambda facts, keys: {}
-    )
+    return Idea(keys=(*names, LOSS, "model.gpu_memory_utilization"), facts=inner.facts, read=read)
 
 
 SCRIPT = """from unsloth import FastLanguageModel
@@ -362,10 +359,9 @@ UNSLOTH = Dialect(
         Idea(
             keys=(),
             facts=("loss", "zero", "offload"),
-            write=lambda facts, keys: {},
             read=lambda keys: {"loss": "chunked", "zero": 0, "offload": "none"},
         ),
-        Idea(keys=(REWARDS,), facts=(), read=_rewards, write=lambda facts, keys: {}),
+        Idea(keys=(REWARDS,), facts=(), read=_rewards),
         evaluation("args.", lambda keys: 4 if _own(keys) else 8),
     ),
     programs=trl_tasks.OTHERS,

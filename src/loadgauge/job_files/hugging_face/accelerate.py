@@ -196,7 +196,7 @@ ACCELERATE = Dialect(
         _degrees(),
         _accumulation(),
         # DeepSpeed's configuration in a file of its own, which is read alongside this one.
-        Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}, write=lambda facts, keys: {}),
+        Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}),
         saving(f"{F}state_dict_type", switches=(f"{D}zero3_save_16bit_model",)),
         row("precision", "mixed_precision", words={"bf16": "bf16", "fp16": "fp16", "no": "fp32"}),
     ),

@@ -11,6 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
+from loadgauge.job_files.ideas import reads
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
@@ -108,41 +109,32 @@ def _precision() -> Idea:
     return Idea(keys=(*base.keys, *HALF), facts=base.facts, read=read, write=base.write)
 
 
-def _task() -> Idea:
+@reads(
+    *OF_PPO,
+    facts="task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload",
+)
+def _task(keys: Keys) -> Facts:
     """The step: PPO's by its actor, the others by the folder of the script."""
-
-    def read(keys: Keys) -> Facts:
-        if not keys.has(ACTOR, *OF_PPO):
-            words = words_of_path(keys.file, 8)
-            task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
-            if task is not None:
-                keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = (
-                    None
-                )
-            return {"task": task}
-        each = keys.whole(EACH) or 16
-        frozen = bool(keys.flag("offload_reference_model"))
-        return {
-            "task": "ppo",
-            **_scorers(keys),
-            "samples": 1,
-            "generated": each * (keys.whole("generation_batches") or 1),
-            "micro_batch": keys.whole(STEP) or 16,
-            "epochs": keys.whole("ppo_epochs") or 1,
-            "answers": str(keys.whole("max_answer_seq_len") or 256),
-            "prompt_len": keys.whole("max_prompt_seq_len") or 256,
-            "rollout": f"hf:batch={each}",
-            "frozen_offload": frozen or None,
-        }
-
-    return Idea(
-        keys=OF_PPO,
-        facts=names_in(
-            "task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload"
-        ),
-        read=read,
-        write=lambda facts, keys: {},
-    )
+    if not keys.has(ACTOR, *OF_PPO):
+        words = words_of_path(keys.file, 8)
+        task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
+        if task is not None:
+            keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = None
+        return {"task": task}
+    each = keys.whole(EACH) or 16
+    frozen = bool(keys.flag("offload_reference_model"))
+    return {
+        "task": "ppo",
+        **_scorers(keys),
+        "samples": 1,
+        "generated": each * (keys.whole("generation_batches") or 1),
+        "micro_batch": keys.whole(STEP) or 16,
+        "epochs": keys.whole("ppo_epochs") or 1,
+        "answers": str(keys.whole("max_answer_seq_len") or 256),
+        "prompt_len": keys.whole("max_prompt_seq_len") or 256,
+        "rollout": f"hf:batch={each}",
+        "frozen_offload": frozen or None,
+    }
 
 
 def _scorers(keys: Keys) -> Facts:
@@ -156,23 +148,20 @@ def _scorers(keys: Keys) -> Facts:
     return {}
 
 
-def _model() -> Idea:
+@reads(
+    *NAMED,
+    SIZES,
+    facts="model config head",
+    write=lambda facts, keys: {NAMED[0]: facts.get("model")},
+)
+def _model(keys: Keys) -> Facts:
     """The model that is trained. Raises `ConfigError` where a script leaves it to a variable without a value."""
-
-    def read(keys: Keys) -> Facts:
-        key = next((key for key in NAMED if keys.has(key)), NAMED[0])
-        value = keys.raw(key)
-        if value is True:
-            raise Unknown("is empty", key=keys.document.shown(key), file=keys.file)
-        bert = {"head": HEAD} if keys.has("bert_model") else {}
-        return bert | ({"model": keys.word(key)} if keys.has(*NAMED) else _sizes(keys))
-
-    return Idea(
-        keys=(*NAMED, SIZES),
-        facts=("model", "config", "head"),
-        read=read,
-        write=lambda facts, keys: {NAMED[0]: facts.get("model")},
-    )
+    key = next((key for key in NAMED if keys.has(key)), NAMED[0])
+    value = keys.raw(key)
+    if value is True:
+        raise Unknown("is empty", key=keys.document.shown(key), file=keys.file)
+    bert = {"head": HEAD} if keys.has("bert_model") else {}
+    return bert | ({"model": keys.word(key)} if keys.has(*NAMED) else _sizes(keys))
 
 
 def _sizes(keys: Keys) -> Facts:
@@ -244,7 +233,7 @@ DEEPSPEED_CHAT = Dialect(
     ideas=(
         launched(),
         processes(),
-        _model(),
+        _model,
         row(
             "seq_len", "max_seq_len", "max_seq_length", "max_length", "seq_length", "block_size",
             default=lambda keys: None if keys.has(ACTOR) or _own(keys) else 512, add=False,
@@ -252,7 +241,7 @@ DEEPSPEED_CHAT = Dialect(
         attention(),
         _micro(),
         _accumulation(),
-        _task(),
+        _task,
         _engine(),
         _adapters(),
         _precision(),

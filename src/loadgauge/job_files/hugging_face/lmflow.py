@@ -121,7 +121,6 @@ LMFLOW = Dialect(
             keys=("beta_dpo",),
             facts=("task",),
             read=lambda keys: {"task": "dpo"} if _program(keys, "dpo_train") or _program(keys, "dpov2_train") else {},
-            write=lambda facts, keys: {},
         ),
         _adapters(),
         dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) or _program(keys, "dpo_train") else None),

@@ -14,7 +14,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     processes,
     sharding,
 )
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapters, dora, fixed, quantised, row, tower
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapters, dora, fixed, quantised, reads, row, tower
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -58,16 +58,14 @@ def _task() -> Idea:
     return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
 
 
-def _kernels() -> Idea:
-    def read(keys: Keys) -> Facts:
-        stated = next(
-            (flag for name in LIGER if (flag := keys.flag(name)) is not None), not _program(keys, "train_grpo")
-        )
-        return {"kernels": "liger" if stated and not _program(keys, "train_dpo", "train_cls") else "native"}
-
-    return Idea(
-        keys=LIGER, facts=("kernels",), read=read, write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"}
-    )
+@reads(
+    *LIGER,
+    facts="kernels",
+    write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"},
+)
+def _kernels(keys: Keys) -> Facts:
+    stated = next((flag for name in LIGER if (flag := keys.flag(name)) is not None), not _program(keys, "train_grpo"))
+    return {"kernels": "liger" if stated and not _program(keys, "train_dpo", "train_cls") else "native"}
 
 
 QWEN_VL = Dialect(
@@ -93,7 +91,7 @@ QWEN_VL = Dialect(
         _task(),
         ADAPTERS,
         dropout("lora_dropout", lambda keys: 0.05 if keys.flag(LORA) else None),
-        _kernels(),
+        _kernels,
         tower("freeze_vision_tower", "freeze_merger", "image_max_pixels", "trained"),
         evaluation(),
         SAVING,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys, Read, Write, names_in, row
 from loadgauge.job_files.ideas.words import stored
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -48,7 +48,16 @@ def fixed(*keys: str, **facts: Any) -> Idea:
     def read(document: Keys) -> Facts:
         return {name: value(document) if callable(value) else value for name, value in facts.items()}
 
-    return Idea(keys=keys, facts=tuple(facts), read=read, write=lambda facts, keys: {})
+    return Idea(keys=keys, facts=tuple(facts), read=read)
+
+
+def reads(*keys: str, facts: str = "", write: Write = lambda facts, keys: {}) -> Callable[[Read], Idea]:
+    """Make a function that reads keys an idea. facts: those that it returns, by their names; write: nothing is, by default
+
+    >>> reads("dtype", facts="precision")(lambda keys: {"precision": keys.word("dtype")}).facts
+    ('precision',)
+    """
+    return lambda read: Idea(keys=keys, facts=names_in(facts), read=read, write=write)
 
 
 class Spelled(Keys):

@@ -318,13 +318,14 @@ Write = Callable[[Facts, Keys], dict[str, Any]]
 class Idea(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a file says, in a few keys.
 
-    read: facts from the keys, with the tool's defaults; write: values of keys from facts, None to remove a key
+    read: facts from the keys, with the tool's defaults; write: values of keys from facts, None to remove a key; of what is read
+        alone none
     """
 
     keys: tuple[str, ...]
     facts: tuple[str, ...]
     read: Read
-    write: Write
+    write: Write = lambda facts, keys: {}
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):

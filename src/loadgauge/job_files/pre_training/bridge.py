@@ -14,7 +14,7 @@ import msgspec
 
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import MISSING, TRANSFORMER_ENGINE, Dialect, Document, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas import MISSING, TRANSFORMER_ENGINE, Dialect, Document, Facts, Idea, Keys, reads, row
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,
@@ -121,25 +121,18 @@ def recipe(document: Document) -> dict[str, Any]:
     return below
 
 
-def _recipe() -> Idea:
-    def read(keys: Keys) -> Facts:
-        name = keys.raw("recipe")
-        if keys.document.syntax == "argv" and keys.has("recipe") and not keys.has("model.hf_model_id"):
-            note = f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted"
-            keys.add(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
-        for key, what in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
-            if keys.flag(f"model.{key}"):
-                shown = keys.document.shown(f"model.{key}")
-                note = f"{shown}: {what} is not trained, and is counted as if it were"
-                keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
-        return {}
-
-    return Idea(
-        keys=(*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model"),
-        facts=(),
-        read=read,
-        write=lambda facts, keys: {},
-    )
+@reads(*CHOSEN, *SHORT, "model.freeze_language_model", "model.freeze_vision_model")
+def _recipe(keys: Keys) -> Facts:
+    name = keys.raw("recipe")
+    if keys.document.syntax == "argv" and keys.has("recipe") and not keys.has("model.hf_model_id"):
+        note = f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted"
+        keys.add(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
+    for key, what in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
+        if keys.flag(f"model.{key}"):
+            shown = keys.document.shown(f"model.{key}")
+            note = f"{shown}: {what} is not trained, and is counted as if it were"
+            keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+    return {}
 
 
 def _zero() -> Idea:
@@ -226,7 +219,7 @@ BRIDGE = Dialect(
     beneath=recipe,
     ideas=(
         launched(),
-        _recipe(),
+        _recipe,
         tensor_parallel("model.tensor_model_parallel_size", "model.sequence_parallel"),
         pipeline(
             {

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, fixed, names_in, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, fixed, names_in, reads, row
 
 SIZES = names_in(
     """
@@ -78,24 +78,21 @@ def _read(keys: Keys) -> Facts:
 EXPERTS, EVERY, TOP = "moe_num_experts", "moe_expert_interval", "moe_top_k"
 
 
-def _experts() -> Idea:
+@reads(EXPERTS, EVERY, TOP)
+def _experts(keys: Keys) -> Facts:
     """The idea of experts, each a block's whole MLP: the others than the first are named with their bytes, and not counted."""
-
-    def read(keys: Keys) -> Facts:
-        count = keys.whole(EXPERTS) or 1
-        config = _read(keys).get("config") if count > 1 else None
-        if config is None:
-            return {}
-        hidden, layers = keys.whole("hidden_size") or 0, keys.whole("num_layers") or 0
-        wide = config.get("intermediate_size") or config["n_inner"]
-        matrices = 3 if (keys.word("activation") or "gelu").lower() in GATED else 2
-        more = (count - 1) * matrices * hidden * wide * (layers // (keys.whole(EVERY, minimum=1) or 1))
-        note = f"{EXPERTS} = {count}: {more / 1e6:.0f} M parameters of the other experts are not counted"
-        parts, tokens = ("activations", "transient"), float(keys.whole(TOP) or 1)
-        keys.add(Uncounted(note, EXPERTS, high=18.0 * more, effect="costs", parts=parts, share=tokens))
+    count = keys.whole(EXPERTS) or 1
+    config = _read(keys).get("config") if count > 1 else None
+    if config is None:
         return {}
-
-    return Idea(keys=(EXPERTS, EVERY, TOP), facts=(), read=read, write=lambda facts, keys: {})
+    hidden, layers = keys.whole("hidden_size") or 0, keys.whole("num_layers") or 0
+    wide = config.get("intermediate_size") or config["n_inner"]
+    matrices = 3 if (keys.word("activation") or "gelu").lower() in GATED else 2
+    more = (count - 1) * matrices * hidden * wide * (layers // (keys.whole(EVERY, minimum=1) or 1))
+    note = f"{EXPERTS} = {count}: {more / 1e6:.0f} M parameters of the other experts are not counted"
+    parts, tokens = ("activations", "transient"), float(keys.whole(TOP) or 1)
+    keys.add(Uncounted(note, EXPERTS, high=18.0 * more, effect="costs", parts=parts, share=tokens))
+    return {}
 
 
 def _layout() -> Idea:
@@ -187,6 +184,6 @@ GPT_NEOX = Dialect(
         row("task", "train_impl", words={"normal": None, "dpo": "dpo", "kto": "kto", "rm": "reward"}),
         fixed("dpo_reference_free", reference=_reference),
         Idea(keys=SIZES, facts=("config",), read=_read, write=lambda facts, keys: {}),
-        _experts(),
+        _experts,
     ),
 )

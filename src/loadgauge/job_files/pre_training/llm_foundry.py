@@ -116,6 +116,6 @@ LLM_FOUNDRY = Dialect(
         row("lora_targets", PEFT[2], kind="joined", add=False),
         row("attention", *ATTENTION[:3], words=KERNELS, add=False),
         when(lambda keys: keys.flag(ATTENTION[3]), fixed(ATTENTION[3], attention="flash")),
-        Idea(keys=MODEL, facts=("model", "config"), read=_read, write=lambda facts, keys: {}),
+        Idea(keys=MODEL, facts=("model", "config"), read=_read),
     ),
 )

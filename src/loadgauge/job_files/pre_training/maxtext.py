@@ -7,6 +7,7 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.ideas import reads
 from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, row
 
 NAMES = {
@@ -70,25 +71,23 @@ def _read(keys: Keys) -> Facts:
     return {"config": config}
 
 
-def _layout() -> Idea:
-    def read(keys: Keys) -> Facts:
-        size: dict[str, int] = {}
-        rest = []
-        for key in SHARED:
-            axis = AXES[key.split("_", 1)[1].removesuffix("_parallelism")]
-            usual = -1 if key in ("ici_fsdp_parallelism", "dcn_data_parallelism") else 1
-            number = keys.whole(key, -1)
-            number = usual if number is None else number
-            size[axis] = size.get(axis, 1) * max(1, number)
-            rest += [key] if number == -1 and key.startswith("ici") else []
-        facts: Facts = {axis: size[axis] for axis in ("tp", "cp", "pp", "ep")}
-        sharded = size["zero"] > 1 or any("fsdp" in key for key in rest)
-        facts["zero"] = 3 if sharded else 0
-        if not rest:
-            facts["gpus"] = math.prod(size.values())
-        return facts
-
-    return Idea(keys=SHARED, facts=("gpus", "tp", "cp", "pp", "ep", "zero"), read=read, write=lambda facts, keys: {})
+@reads(*SHARED, facts="gpus tp cp pp ep zero")
+def _layout(keys: Keys) -> Facts:
+    size: dict[str, int] = {}
+    rest = []
+    for key in SHARED:
+        axis = AXES[key.split("_", 1)[1].removesuffix("_parallelism")]
+        usual = -1 if key in ("ici_fsdp_parallelism", "dcn_data_parallelism") else 1
+        number = keys.whole(key, -1)
+        number = usual if number is None else number
+        size[axis] = size.get(axis, 1) * max(1, number)
+        rest += [key] if number == -1 and key.startswith("ici") else []
+    facts: Facts = {axis: size[axis] for axis in ("tp", "cp", "pp", "ep")}
+    sharded = size["zero"] > 1 or any("fsdp" in key for key in rest)
+    facts["zero"] = 3 if sharded else 0
+    if not rest:
+        facts["gpus"] = math.prod(size.values())
+    return facts
 
 
 def _remat() -> Idea:
@@ -138,13 +137,11 @@ def _batch() -> Idea:
     return Idea(keys=(micro, count), facts=("micro_batch", "accumulation"), read=read, write=write)
 
 
-def _precision() -> Idea:
-    def read(keys: Keys) -> Facts:
-        compute = keys.choice("dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}) or "bf16"
-        weights = keys.choice("weight_dtype", {"bfloat16": "bf16", "float32": "fp32"}) or "fp32"
-        return {"precision": compute if weights == "fp32" else f"{compute}-pure"}
-
-    return Idea(keys=("dtype", "weight_dtype"), facts=("precision",), read=read, write=lambda facts, keys: {})
+@reads("dtype", "weight_dtype", facts="precision")
+def _precision(keys: Keys) -> Facts:
+    compute = keys.choice("dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}) or "bf16"
+    weights = keys.choice("weight_dtype", {"bfloat16": "bf16", "float32": "fp32"}) or "fp32"
+    return {"precision": compute if weights == "fp32" else f"{compute}-pure"}
 
 
 ATTENTION = {
@@ -165,11 +162,11 @@ MAXTEXT = Dialect(
     style="hydra",
     blank={"yaml": "", "argv": "python3 -m maxtext.train base.yml\n"},
     ideas=(
-        _layout(),
+        _layout,
         _batch(),
         row("seq_len", "max_target_length", default=2048),
         _remat(),
-        _precision(),
+        _precision,
         row("attention", "attention", words=ATTENTION),
         row("optimizer", "opt_type", words=OPTIMIZERS, default="adamw"),
         Idea(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import NEAREST, TRANSFORMER_ENGINE, Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import NEAREST, TRANSFORMER_ENGINE, Dialect, Facts, Idea, Keys, names_in, reads, row
 from loadgauge.job_files.pre_training.megatron_model import MODEL
 
 CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
@@ -45,17 +45,10 @@ def launched(per_node: str = "nproc_per_node", nodes: str = "nnodes", *, argv: b
     return Idea(keys=(per_node, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
 
 
-def started_by_deepspeed() -> Idea:
+@reads("num_gpus", "num_nodes", facts="gpus_per_node nodes")
+def started_by_deepspeed(keys: Keys) -> Facts:
     """The idea of the number of GPUs as `deepspeed` takes it, of a node and nodes; another launcher's are written."""
-
-    def read(keys: Keys) -> Facts:
-        return (
-            {"gpus_per_node": keys.whole("num_gpus"), "nodes": keys.whole("num_nodes")} if keys.has("num_gpus") else {}
-        )
-
-    return Idea(
-        keys=("num_gpus", "num_nodes"), facts=("gpus_per_node", "nodes"), read=read, write=lambda facts, keys: {}
-    )
+    return {"gpus_per_node": keys.whole("num_gpus"), "nodes": keys.whole("num_nodes")} if keys.has("num_gpus") else {}
 
 
 def scheduled(keys: Keys) -> Facts:
@@ -564,7 +557,7 @@ MEGATRON = Dialect(
     blank={"argv": "torchrun --nproc-per-node 1 --nnodes 1 pretrain_gpt.py\n", "yaml": "language_model:\nmodel_parallel:\n"},
     ideas=(
         launched(),
-        started_by_deepspeed(),
+        started_by_deepspeed,
         *LAYOUT,
         zero(),
         recompute(switch="recompute_activations"),

@@ -66,7 +66,6 @@ MODEL = Idea(
     keys=(*(f"{M}{name}" for name in (*DEFAULTS, *SIZES, *EXPERTS, *OLDER)), STEP),
     facts=("config",),
     read=_read,
-    write=lambda facts, keys: {},
 )
 
 

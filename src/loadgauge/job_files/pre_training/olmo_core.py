@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from loadgauge.job_files.ideas import SPLITS, Dialect, Facts, Idea, Keys, degree, fixed, names_in, row
+from loadgauge.job_files.ideas import SPLITS, Dialect, Facts, Idea, Keys, degree, fixed, names_in, reads, row
 from loadgauge.job_files.reading.calls import Calls
 
 SECTIONS = {
@@ -83,10 +83,6 @@ def _zero(keys: Keys) -> Facts:
     return {"zero": kind, "replicas": copies, "shards": None if copies else keys.whole("dp.shard_degree")}
 
 
-def _read_only(*keys: str, facts: str, read: object) -> Idea:
-    return Idea(keys=keys, facts=names_in(facts), read=read, write=lambda facts, keys: {})  # type: ignore[arg-type]
-
-
 OLMO_CORE = Dialect(
     name="olmo-core", title="OLMo-core's scripts", versions="OLMo-core 2.0 - 2.5", syntaxes=("python",), framework="torchtitan",
     script=document,
@@ -94,12 +90,12 @@ OLMO_CORE = Dialect(
                      "train = TransformerTrainModuleConfig(max_sequence_length=4096)\nloader = NumpyDataLoaderConfig(seed=1)\n"
                      "dp = TransformerDataParallelConfig(reduce_dtype=DType.float32)\n"},
     ideas=(
-        _read_only(facts="model", read=_model),
+        reads(facts="model")(_model),
         Idea(keys=BATCH, facts=names_in("seq_len micro_batch global_batch"), read=_batch, write=lambda facts, keys: {
             key: facts[name] * (1 if name == "seq_len" else facts.get("seq_len") or 4096)
             for key, name in zip(BATCH, ("seq_len", "micro_batch", "global_batch"), strict=True) if facts.get(name)}),
-        _read_only("dp.name", "dp.num_replicas", "dp.shard_degree", facts="zero replicas shards", read=_zero),
-        _read_only(*MADE, facts="recompute", read=lambda keys: {"recompute": _recompute(keys)}),
+        reads("dp.name", "dp.num_replicas", "dp.shard_degree", facts="zero replicas shards")(_zero),
+        reads(*MADE, facts="recompute")(lambda keys: {"recompute": _recompute(keys)}),
         *(degree(axis, f"{axis}.degree") for axis in (*SPLITS, "ep")),
         fixed(cp_comm=lambda keys: "all_to_all" if "TransformerContextParallelConfig.ulysses" in _program(keys) else None),
         fixed(optimizer=lambda keys: next((OPTIMIZERS[name] for name in _program(keys) if name in OPTIMIZERS), "adamw")),

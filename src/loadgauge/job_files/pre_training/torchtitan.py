@@ -11,6 +11,7 @@ from typing import Any
 
 from loadgauge.core.base.files import read_text
 from loadgauge.job_files.hugging_face.huggingface import compiled
+from loadgauge.job_files.ideas import reads
 from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, row
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.nested import toml_document
@@ -61,15 +62,11 @@ def named_file(document: Document) -> Mapping[str, Any]:
     return {}
 
 
-def _file() -> Idea:
-    def read(keys: Keys) -> Facts:
-        if keys.has(FILE) and not named_file(keys.document):
-            raise keys.wrong(
-                FILE, f"names {str(keys.raw(FILE))[:60]}, which is not there; give its TOML, or lay it beside"
-            )
-        return {}
-
-    return Idea(keys=(FILE,), facts=(), read=read, write=lambda facts, keys: {})
+@reads(FILE)
+def _file(keys: Keys) -> Facts:
+    if keys.has(FILE) and not named_file(keys.document):
+        raise keys.wrong(FILE, f"names {str(keys.raw(FILE))[:60]}, which is not there; give its TOML, or lay it beside")
+    return {}
 
 
 def _recompute() -> Idea:
@@ -292,7 +289,7 @@ TORCHTITAN = Dialect(
     blank={"argv": "torchrun --nproc_per_node 1 --nnodes 1 -m torchtitan.train\n", "toml": ""},
     ideas=(
         launched(),
-        _file(),
+        _file,
         _model(),
         _tensor_parallel(),
         _pipeline(),

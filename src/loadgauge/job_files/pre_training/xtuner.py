@@ -5,8 +5,6 @@ A program is parsed and never run: the arguments of the classes that it calls, o
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadgauge.job_files.ideas import (
     Dialect,
     Document,
@@ -16,8 +14,8 @@ from loadgauge.job_files.ideas import (
     adapters,
     degree,
     fixed,
-    names_in,
     quantised,
+    reads,
     row,
     when,
 )
@@ -127,10 +125,6 @@ def _length(keys: Keys) -> int:
     return 2048 if _older(keys) else 4096 if keys.document.syntax == "argv" else 32_768
 
 
-def _said(facts: str, read: Any, *keys: str) -> Idea:
-    return Idea(keys=keys, facts=names_in(facts), read=read, write=lambda facts, keys: {})
-
-
 FSDP = ("param_dtype", "hsdp_sharding_size", "cpu_offload", "reshard_after_forward", "torch_compile")
 XTUNER = Dialect(
     name="xtuner", title="xtuner", versions="xtuner 0.1 - 1.0", syntaxes=("argv", "python"), framework="torchtitan", style="value",
@@ -140,8 +134,8 @@ XTUNER = Dialect(
         launched(),
         Idea(keys=("load_from", "model_cfg"), facts=("model",), read=_model,
              write=lambda facts, keys: {"load_from": facts.get("model")}),
-        _said("framework zero precision weights compile offload shards", _engine, "wrapper.dtype", "llm.torch_dtype",
-              *(f"fsdp_config.{name}" for name in FSDP)),
+        reads("wrapper.dtype", "llm.torch_dtype", *(f"fsdp_config.{name}" for name in FSDP),
+              facts="framework zero precision weights compile offload shards")(_engine),
         row("seq_len", "pack_max_length", default=_length),
         row("micro_batch", "intra_layer_micro_batch", default=1),
         row("accumulation", "accumulative_counts"),

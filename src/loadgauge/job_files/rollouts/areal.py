@@ -162,7 +162,7 @@ AREAL = Dialect(
     ideas=(
         row("model", f"{A}path", kind="model"),
         Idea(keys=(OWN, THEIRS, OLD, COLOCATED, f"{M}ddp.use_distributed_optimizer", "cluster.n_gpus_per_node",
-                   "rollout.max_head_offpolicyness"), read=_layout, write=lambda facts, keys: {},
+                   "rollout.max_head_offpolicyness"), read=_layout,
              facts=names_in("framework tp pp cp ep etp sequence_parallel zero cp_comm gradient_sync gpus placement staleness"
                             " gpus_per_node")),
         Idea(keys=(*BATCH, *ANSWERS), facts=names_in("seq_len prompts samples prompt_len answers epochs global_batch micro_batch"),
@@ -170,7 +170,7 @@ AREAL = Dialect(
                  BATCH[0]: facts.get("global_batch"), BATCH[1]: facts.get("seq_len"),
                  BATCH[2]: (facts.get("micro_batch") or 1) * (facts.get("seq_len") or 1024)}),
         fixed(*(f"{A}{name}" for name in TASK), "ref.path", "critic.path", "teacher.path", "enable_offload"),
-        Idea(keys=(), facts=names_in("task reference old_logprobs rollout_offload"), read=_task, write=lambda facts, keys: {}),
+        Idea(keys=(), facts=names_in("task reference old_logprobs rollout_offload"), read=_task),
         Idea(keys=SELECTIVE, facts=("recompute",), read=lambda keys: {"recompute": _recompute(keys)},
              write=lambda facts, keys: {SELECTIVE[0]: facts.get("recompute") != "none"}),
         row("optimizer", f"{A}optimizer.type", default="adamw",

@@ -26,6 +26,7 @@ from loadgauge.job_files.ideas import (
     lenses,
     names_in,
     product,
+    reads,
     refers,
     row,
     spelled,
@@ -200,7 +201,7 @@ def _gpus() -> Idea:
     return when(_generates, Idea(keys=owned, facts=facts, read=read, write=write))
 
 
-LAUNCHED = msgspec.structs.replace(when(_trains_alone, launched()), write=lambda facts, keys: {})
+LAUNCHED = msgspec.structs.replace(when(_trains_alone, launched()))
 """The launcher of a trainer; of one on Ray the models' own GPUs are said, and machines are those of the whole Ray cluster."""
 
 
@@ -325,19 +326,15 @@ def _engine() -> Idea:
     return msgspec.structs.replace(inner, write=write)
 
 
-def _moved() -> Idea:
+@reads(
+    MOVED,
+    facts="rollout_offload",
+    write=lambda facts, keys: {MOVED: facts.get("rollout_offload") in ("optimizer", "all")},
+)
+def _moved(keys: Keys) -> Facts:
     """The idea of what DeepSpeed moves while vLLM generates: everything but the 16-bit weights."""
-
-    def read(keys: Keys) -> Facts:
-        host = keys.flag(MOVED) and not keys.flag("ds.adam_offload")
-        return {"rollout_offload": "optimizer" if host else "none"}
-
-    return Idea(
-        keys=(MOVED,),
-        facts=("rollout_offload",),
-        read=read,
-        write=lambda facts, keys: {MOVED: facts.get("rollout_offload") in ("optimizer", "all")},
-    )
+    host = keys.flag(MOVED) and not keys.flag("ds.adam_offload")
+    return {"rollout_offload": "optimizer" if host else "none"}
 
 
 def _longest(keys: Keys) -> int:
@@ -555,7 +552,7 @@ IDEAS = (
     row("model", "model", kind="word"),
     _gpus(),
     _task(),
-    when(_generates, product(_engine(), _moved())),
+    when(_generates, product(_engine(), _moved)),
     _lengths(),
     _batch(),
     _deepspeed(),

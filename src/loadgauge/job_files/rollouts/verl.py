@@ -25,6 +25,7 @@ from loadgauge.job_files.ideas import (
     fitted,
     layers,
     names_in,
+    reads,
     row,
     split_of,
 )
@@ -99,20 +100,16 @@ def _gpus() -> Idea:
     )
 
 
-def _placement() -> Idea:
+@reads("async_training.staleness_threshold", "async_training.trigger_parameter_sync_step", facts="placement staleness")
+def _placement(keys: Keys) -> Facts:
     """Return whether the rollout has GPUs of its own, and how many updates its answers may be behind."""
-    behind, each = "async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"
-
-    def read(keys: Keys) -> Facts:
-        if not has_actor(keys):
-            return {}
-        if not on_its_own(keys) and not keys.whole(APART[1][1], minimum=0):
-            return {}
-        per_node, count, width, others = _pools(keys)
-        late = max(1, math.ceil(keys.real(behind) or 0))
-        return {"placement": f"split:{per_node * count}+{width * others}", "staleness": late} if others else {}
-
-    return Idea(keys=(behind, each), facts=("placement", "staleness"), read=read, write=lambda facts, keys: {})
+    if not has_actor(keys):
+        return {}
+    if not on_its_own(keys) and not keys.whole(APART[1][1], minimum=0):
+        return {}
+    per_node, count, width, others = _pools(keys)
+    late = max(1, math.ceil(keys.real("async_training.staleness_threshold") or 0))
+    return {"placement": f"split:{per_node * count}+{width * others}", "staleness": late} if others else {}
 
 
 def _layout() -> Idea:
@@ -243,7 +240,7 @@ def _known_gpus(keys: Keys) -> int | None:
     """GPUs of the trainer, where they are known: a flag's, or the file's."""
     try:
         facts = _gpus().read(keys)
-        split = split_of(_placement().read(keys).get("placement"))
+        split = split_of(_placement.read(keys).get("placement"))
     except Unknown:
         facts, split = {}, None
     if split is not None:
@@ -546,7 +543,7 @@ VERL = Dialect(
     ideas=(
         row("model", f"{W}path", kind="model"),
         _gpus(),
-        _placement(),
+        _placement,
         _layout(),
         _batch(),
         _micro_batch(),

@@ -117,7 +117,11 @@ def _why(findings: Findings) -> dict[str, Any]:
 
 
 def _is_config(content: Any) -> bool:
-    return isinstance(content, dict) and any(key in content for key in JOB_FILES.CONFIG_KEYS)
+    return (
+        isinstance(content, dict)
+        and "model_family" not in content
+        and any(key in content for key in JOB_FILES.CONFIG_KEYS)
+    )
 
 
 def _too_long(path: Path, is_text: bool) -> NoReturn:

@@ -125,7 +125,6 @@ def _key(layout: Layout) -> object:
 
 def _point(memory: float, step: float, layout: Layout, best: Estimate) -> list[Any]:
     """One row. Of the same batch on the same GPUs, utilisation is inversely proportional to the time."""
-    assert best.time is not None
     stages = layout.stage_layers
     texts = {
         "recompute": str(layout.recompute),
@@ -133,7 +132,7 @@ def _point(memory: float, step: float, layout: Layout, best: Estimate) -> list[A
         "sequence_parallel": layout.sequence_parallel,
         "stage_layers": "" if stages is None else stage_words(stages),
     }
-    mfu = best.time.mfu * best.time.step / step
+    mfu = best.timing.mfu * best.timing.step / step
     return [memory, mfu, step, *(texts[name] if name in texts else int(getattr(layout, name)) for name in COLUMNS[3:])]
 
 

@@ -158,7 +158,6 @@ def _fit(result: Estimate) -> dict[str, Any]:
 
 
 def _step(result: Estimate, _: str) -> dict[str, Any]:
-    assert result.time is not None
     found = reason_of(result, "time")
     steps = [
         Step(f"lane.{lane['lane']}", lane["seconds"], "s", f"lane/{lane['lane']}")
@@ -166,7 +165,7 @@ def _step(result: Estimate, _: str) -> dict[str, Any]:
         if lane["seconds"]
     ]
     ends = [line for line in found.lines if line.letters in ENDS]
-    return shown(result.time.step, "s", found, ends, steps)
+    return shown(result.timing.step, "s", found, ends, steps)
 
 
 def _figure(topic: str, name: str, unit: str, kept: str = "") -> Callable[[Estimate, str], dict[str, Any]]:
@@ -183,8 +182,7 @@ def _lane(result: Estimate, lane: str) -> dict[str, Any]:
     drawn = next((one for one in lanes(result) or () if one["lane"] == lane), None)
     if drawn is None:
         raise _none(f"lane/{lane}")
-    assert result.time is not None
-    seconds, scale = drawn["seconds"], result.time.scale
+    seconds, scale = drawn["seconds"], result.timing.scale
     if lane in KINDS:
         found = reason_of(result, lane)
         timed = sorted((one for one in result.workings.operations if kind_of(one) == lane), key=lambda one: -one.each)

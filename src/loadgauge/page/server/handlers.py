@@ -111,9 +111,8 @@ def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
     ends: list[dict[str, Any]] = []
     for step in (result.time.low, result.time.high):
         other = msgspec.structs.replace(result, time=msgspec.structs.replace(result.time, step=step))
-        assert other.time is not None
         budget = given.budget(other)
-        ends.append({**other.time.to_dict(), **({} if budget is None else budget.to_dict())})
+        ends.append({**other.timing.to_dict(), **({} if budget is None else budget.to_dict())})
     return {
         name: sorted(end[name] for end in ends) for name in RANGED if all(end.get(name) is not None for end in ends)
     }

@@ -29,6 +29,7 @@ from loadgauge.core.resolve import resolve
 from loadgauge.pytorch.capture.inputs.libraries import (
     NO_ENCODERS,
     Encoders,
+    check_attention,
     encoders,
     is_library,
     latents,
@@ -130,6 +131,8 @@ class OnDemand(Family):
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
         needs_capture()
+        if self.library:
+            check_attention(self.keys or {}, self.target, regime.attention == "flash")
         if self.where == "nowhere":
             raise NotYet(self.target, OWN, self.keys or {}, regime, sizes)
         from loadgauge.pytorch.trace.subprocess import Request, named_in_child
@@ -262,7 +265,7 @@ def road(job: Job, why: str) -> Found:
 
     Raises ConfigError or NotModelled where it cannot be captured.
     """
-    inputs = job.inputs or latents(job.model, job.pictures or "", job.video or "")
+    inputs = ",".join(filter(None, (latents(job.model, job.pictures or "", job.video or ""), job.inputs)))
     usual: tuple[tuple[str, str], ...] = ()
     beside = NO_ENCODERS
     if is_library(keys := {} if is_script(job.model) else config_keys(job.model)):

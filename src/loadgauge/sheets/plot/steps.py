@@ -21,8 +21,7 @@ WORKED = {True: "seconds", False: "in units of one forward"}
 def draw_lanes(axes: Any, result: Estimate) -> None:
     """Draw the components of step time: exposed communication in red, what overlaps with compute pale."""
     components = lanes(result) or []
-    assert result.time is not None
-    step = result.time.step
+    step = result.timing.step
     for row, lane in enumerate(components):
         for span in lane["spans"]:
             colour = (

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from loadgauge.core.answers.figures.lanes import kind_of as bound_by
 from loadgauge.core.answers.why.reason import Line, Reason, line, summed
 from loadgauge.core.base import ConfigError, NotStated, Size
 from loadgauge.core.base.sources import cite
@@ -277,12 +278,7 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
     """Operations that are bound alike, with what the roofline says of the largest."""
     work, passes, machine = result.workings, result.workings.passes, result.workings.step.machine
 
-    def which(one: TimedOperation) -> str:
-        if one.operation.kind == "attention":
-            return "attention"
-        return "matmul" if one.operation.gemms else "memory-bound"
-
-    found = sorted((one for one in work.operations if which(one) == kind and one.each), key=lambda one: -one.each)
+    found = sorted((one for one in work.operations if bound_by(one) == kind and one.each), key=lambda one: -one.each)
     if not found:
         raise ConfigError(f"this run has no {kind} operations", key="explain")
     each = sum(one.each for one in found)

@@ -131,8 +131,8 @@ VALUES: dict[str, dict[str, str]] = {
                   "adam8bit": "adamw-8bit"},
     "recompute": _ON, "framework": {"mcore": "megatron", "megatron-core": "megatron", "ds": "deepspeed", "pytorch-fsdp": "fsdp"},
     "zero": {"stage0": "0", "stage1": "1", "stage2": "2", "stage3": "3", "zero2": "2", "zero3": "3"},
-    "task": {"pretrain": "train", "finetune": "train", "rlhf": "ppo", "inference": "generate", "infer": "generate",
-             "serve": "generate", "serving": "generate"},
+    "task": {"pretrain": "train", "finetune": "train", "diffusion": "train", "dreambooth": "train", "rlhf": "ppo",
+             "inference": "generate", "infer": "generate", "serve": "generate", "serving": "generate"},
     "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all"},
 }  # fmt: skip
 """Values that other tools have, by the field, and what each is here."""

@@ -86,10 +86,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     tiled: bool = False
     source: str = "trl"
 
-    def role(self, name: str) -> Role:
-        """Return a role by its name."""
-        return next(role for role in self.roles if role.name == name)
-
     @property
     def trained(self) -> Role:
         """The role that the task is about: policy or actor."""

@@ -31,6 +31,7 @@ Read off deepspeed 0.19.8, `runtime/zero`, and seen in its allocations (`make st
 from __future__ import annotations
 
 from loadgauge.core.base.algebra import Size, maximum, minimum, where
+from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
 from loadgauge.core.estimate.memory.points import At
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.stages import Stage
@@ -63,10 +64,15 @@ def gradients(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     return terms
 
 
+def _engine(memory: MemoryModel) -> ZeroEngine:
+    engine = memory.training.framework.engine
+    assert engine is not None
+    return engine
+
+
 def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     """Return the bytes of buckets, gathered weights and buffers at a point of the step, by description."""
-    engine, training, zero = memory.training.framework.engine, memory.training, memory.layout.zero
-    assert engine is not None
+    engine, training, zero = _engine(memory), memory.training, memory.layout.zero
     compute, weights = training.precision.compute, memory.weighed(stage)[1]
     in_backward = point.doing not in (*BEFORE_BACKWARD, "clip", "step")
     terms: dict[str, Size] = {}
@@ -120,8 +126,7 @@ def pools(memory: MemoryModel, stage: Stage, point: At) -> dict[str, tuple[Size,
 
 def _whole(memory: MemoryModel, stage: Stage) -> Size:
     """Elements of weights that are not shared out, as they are small."""
-    engine = memory.training.framework.engine
-    assert engine is not None
+    engine = _engine(memory)
     layers = [
         (memory.facts[key].layer, number) for key, number in memory.counts(stage, stage.start, stage.stop).items()
     ]
@@ -135,8 +140,7 @@ def _whole(memory: MemoryModel, stage: Stage) -> Size:
 
 def _buckets(memory: MemoryModel) -> int:
     """How many buckets gradients are collected in."""
-    engine, zero = memory.training.framework.engine, memory.layout.zero
-    assert engine is not None
+    engine, zero = _engine(memory), memory.layout.zero
     return 2 if zero < 3 and engine.overlaps(zero) else 1
 
 
@@ -156,8 +160,7 @@ def first_full(memory: MemoryModel, stage: Stage) -> tuple[int, ...]:
 
     Of later ones the bucket is as full, and fewer activations are left.
     """
-    engine, zero = memory.training.framework.engine, memory.layout.zero
-    assert engine is not None
+    engine, zero = _engine(memory), memory.layout.zero
     if zero < 2:
         return ()
     done: Size = memory.head_trainable
@@ -172,8 +175,7 @@ def first_full(memory: MemoryModel, stage: Stage) -> tuple[int, ...]:
 
 def _gathered(memory: MemoryModel, stage: Stage, point: At) -> tuple[Size, Size]:
     """Elements of weights that ZeRO 3 has gathered, and of the flat buffers they came in."""
-    engine = memory.training.framework.engine
-    assert engine is not None
+    engine = _engine(memory)
     total, near = memory.weighed(stage)[1].total, _ahead(memory)
     request = engine.prefetch + _largest_of_layers(memory)
     fetched = minimum(total, request)
@@ -196,8 +198,7 @@ def _gathered(memory: MemoryModel, stage: Stage, point: At) -> tuple[Size, Size]
 
 def _ahead(memory: MemoryModel) -> Size:
     """Elements of weights that are there at once, of a model that has more."""
-    engine = memory.training.framework.engine
-    assert engine is not None
+    engine = _engine(memory)
     uses = (
         3 if memory.layout.recompute.mode == "full" else 2
     )  # of a weight between the end of its forward and its next use
@@ -218,8 +219,7 @@ def before_step(memory: MemoryModel, stage: Stage) -> Size:
 
     The most of: the last reduction, the float64 copy of a gradient for its norm, and the float32 copy of the share.
     """
-    engine, precision, zero = memory.training.framework.engine, memory.training.precision, memory.layout.zero
-    assert engine is not None
+    engine, precision, zero = _engine(memory), memory.training.precision, memory.layout.zero
     weights, share = memory.weighed(stage)[1], updated(memory, memory.weighed(stage)[1])
     largest, bucket = memory.largest_trained, engine.bucket
     compute, several = precision.compute, where(memory.layout.num_microbatches > 1, 1, 0)
@@ -257,8 +257,7 @@ def before_step(memory: MemoryModel, stage: Stage) -> Size:
 
 def in_step(memory: MemoryModel, stage: Stage) -> Size:
     """Return the bytes of temporaries of the optimizer step: float32 gradients of the share, and the optimizer's own."""
-    engine, step = memory.training.framework.engine, step_temporaries(memory, stage)
-    assert engine is not None
+    engine, step = _engine(memory), step_temporaries(memory, stage)
     if "gradients" in memory.offloaded:
         return step
     share = updated(memory, memory.weighed(stage)[1])
@@ -285,8 +284,7 @@ def _done(memory: MemoryModel, stage: Stage, point: At) -> Size:
 
 def _flushed(memory: MemoryModel, stage: Stage, point: At, *, before: bool = False) -> Size:
     """1 where the bucket has been full before the backward at work is over (`before`: before it began), else 0."""
-    engine = memory.training.framework.engine
-    assert engine is not None
+    engine = _engine(memory)
     done = _done(memory, stage, point)
     if point.layer is not None and not before:
         done = done + memory.facts[point.layer].weights.all.trainable

@@ -25,9 +25,7 @@ def gpt2(
     """
     parts.refuse_cross_attention(reader, f"{named} that attends to an encoder")
     reader.ignore(*ignored)
-    hidden_size = reader.whole("n_embd", "hidden_size")
-    heads = reader.whole("n_head", "num_attention_heads")
-    count = parts.layers(reader, "n_layer", "num_hidden_layers")
+    hidden_size, heads, count = parts.sizes(reader, "n_embd", "n_head", "n_layer")
     positions = reader.whole("n_positions", "max_position_embeddings")
     dropout = reader.rate("resid_pdrop")
     attention = Attention(
@@ -56,10 +54,8 @@ def gpt2(
 
 def gpt_neox(reader: Reader) -> ModelSpec:
     """Read a config of GPT-NeoX or Pythia: rotary positions, attention and MLP side by side. Raises as `hf.from_dict`."""
-    hidden_size = reader.whole("hidden_size")
-    heads = reader.whole("num_attention_heads")
+    hidden_size, heads, count = parts.sizes(reader)
     head_dim = parts.head_width(reader, hidden_size, heads)
-    count = parts.layers(reader, "num_hidden_layers")
     biased = reader.flag("attention_bias")
     dropout = reader.rate("hidden_dropout")
     block = Block(
@@ -95,9 +91,7 @@ def opt(reader: Reader) -> ModelSpec:
 
     Raises as `hf.from_dict`.
     """
-    hidden_size = reader.whole("hidden_size")
-    heads = reader.whole("num_attention_heads")
-    count = parts.layers(reader, "num_hidden_layers")
+    hidden_size, heads, count = parts.sizes(reader)
     positions = reader.whole("max_position_embeddings")
     width = reader.optional_whole("word_embed_proj_dim")
     biased = reader.flag("enable_bias")

@@ -16,10 +16,8 @@ def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:
 
     prefix: of transformers' classes; fused: one weight makes queries, keys and values. Raises as `hf.from_dict`.
     """
-    hidden_size = reader.whole("n_embd", "hidden_size")
-    heads = reader.whole("n_head", "num_attention_heads")
+    hidden_size, heads, count = parts.sizes(reader, "n_embd", "n_head", "n_layer")
     head_dim = parts.head_width(reader, hidden_size, heads, "n_embd")
-    count = parts.layers(reader, "n_layer", "num_hidden_layers")
     turned = reader.optional_whole("rotary_dim")
     if turned is not None and turned > head_dim:
         raise reader.wrong("rotary_dim", f"{turned} is more than the {head_dim} channels of a head")
@@ -70,9 +68,7 @@ def _attention_types(reader: Reader, count: int) -> tuple[str, ...]:
 
 def gpt_neo(reader: Reader) -> ModelSpec:
     """Read a config of GPT-Neo: learned positions, a window in every second layer. Raises as `hf.from_dict`."""
-    hidden_size = reader.whole("hidden_size")
-    heads = reader.whole("num_heads", "num_attention_heads")
-    count = parts.layers(reader, "num_layers", "num_hidden_layers")
+    hidden_size, heads, count = parts.sizes(reader, "hidden_size", "num_heads", "num_layers")
     positions = reader.whole("max_position_embeddings")
     window = reader.whole("window_size")
     reader.ignore("attention_layers")  # transformers works it out anew

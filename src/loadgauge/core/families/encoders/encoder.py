@@ -38,9 +38,7 @@ def read(reader: Reader, family: Encoder) -> ModelSpec:
     parts.refuse_cross_attention(reader, "an encoder that attends to another")
     if reader.text("position_embedding_type", default="absolute") != "absolute":
         raise reader.unmodelled("position_embedding_type", "only absolute positions are modelled")
-    hidden_size = reader.whole("hidden_size")
-    heads = reader.whole("num_attention_heads")
-    count = parts.layers(reader, "num_hidden_layers")
+    hidden_size, heads, count = parts.sizes(reader)
     rows = reader.whole("max_position_embeddings")
     longest = rows
     if family.spare_positions:
@@ -100,9 +98,7 @@ def modernbert(reader: Reader) -> ModelSpec:
     No norm before the first layer. Raises as `hf.from_dict`.
     """
     reader.ignore("position_embedding_type")  # published as "absolute", and not looked at
-    hidden_size = reader.whole("hidden_size")
-    heads = reader.whole("num_attention_heads")
-    count = parts.layers(reader, "num_hidden_layers")
+    hidden_size, heads, count = parts.sizes(reader)
     norm = Norm("layernorm", bias=reader.flag("norm_bias"))
     biased = reader.flag("attention_bias")
     dropout = reader.rate("attention_dropout")

@@ -13,9 +13,7 @@ EXPERTS = Experts(count=("moe_num_experts",), per_token=("moe_top_k",), width="f
 
 def dbrx(reader: Reader) -> ModelSpec:
     """Read a config of DBRX: experts in every layer, no bias. Raises as `hf.from_dict`."""
-    hidden_size = reader.whole("d_model", "hidden_size")
-    heads = reader.whole("n_heads", "num_attention_heads")
-    count = parts.layers(reader, "n_layers", "num_hidden_layers")
+    hidden_size, heads, count = parts.sizes(reader, "d_model", "n_heads", "n_layers")
     attending = reader.section("attn_config", default={})
     feeding = reader.section("ffn_config", default={})
     key_value_heads = attending.whole("kv_n_heads")

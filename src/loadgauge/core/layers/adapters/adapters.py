@@ -36,8 +36,7 @@ def adapted(build: Writer, name: str, x: Tensor, kept: Tensor, base: Tensor, sha
 
     kept: what stands for `x` from forward to backward (with sequence parallelism its shard)
     """
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     source = x
     if lora.dropout:
         source = kept = build.dropout(f"{name}.lora_dropout", x, lora.dropout)
@@ -58,8 +57,7 @@ def joint_adapted(build: Writer, x: Tensor, kept: Tensor, parts: dict[str, Tenso
     column numbers (source: litgpt, `lora.py`, `LoRAQKVLinear`).
     parts: the frozen matrices' results, of each part or of `qkv`, with what is adapted of them by `Lora.targets`
     """
-    lora, name = build.view.lora, "attention.qkv"
-    assert lora is not None
+    lora, name = build.adapter, "attention.qkv"
     some = {part: result.numel for part, result in parts.items() if part in lora.targets}
     base = Tensor(name, sum(result.numel for result in parts.values()), build.dtypes.activation)
     rows, source = build.view.tokens, x
@@ -83,8 +81,7 @@ def peft_adapted(
 
     around: tensors that the module around the layer holds until it returns
     """
-    lora, narrow = build.view.lora, build.dtypes.activation
-    assert lora is not None
+    lora, narrow = build.adapter, build.dtypes.activation
     own = lora.read(narrow)
     source = x
     if x.itemsize != own and not (lora.casts and (lora.stored is not None or x.itemsize > own)):
@@ -125,8 +122,7 @@ def embedded(build: Writer, x: Tensor, rows: Size, width: Size, indices: Tensor)
 
     rows: of the table; width: of its rows; indices: the tokens, which are kept
     """
-    lora, narrow, name = build.view.lora, build.dtypes.activation, "embedding.tokens"
-    assert lora is not None
+    lora, narrow, name = build.adapter, build.dtypes.activation, "embedding.tokens"
     own, tokens = lora.held(narrow), build.local_tokens
     wide = own == 4 and narrow != 4
     low = Tensor(f"{name}.lora_a", tokens * lora.rank, own)
@@ -167,8 +163,7 @@ def adapted_experts(
 
     read: kept with the copy for the product of both, which is another operation's
     """
-    lora, narrow = build.view.lora, build.dtypes.activation
-    assert lora is not None
+    lora, narrow = build.adapter, build.dtypes.activation
     experts, own = matrix.copies, lora.held(narrow)
     rank = lora.rank * (2 if lora.parts_in_one and name.endswith("gate_up") else 1)
     wide = own == 4 and narrow != 4
@@ -204,8 +199,7 @@ def fused_adapter(build: Writer, name: str, x: Tensor, shape: AdapterShape, targ
 
     Backward makes the first product again, and what goes into the MLP's last matrix (`kernels/fast_lora.py`, 2026.10).
     """
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     rows, i, o, shards, _ = shape
     low, itemsize = Tensor(f"{name}.lora_a", rows * lora.rank, x.itemsize), build.dtypes.activation
     wide = lora.held(itemsize) == 4 and itemsize != 4
@@ -281,8 +275,7 @@ def as_stored(lora: Lora | None, operations: Sequence[Operation]) -> tuple[Opera
 
 def passed_by(build: Writer, name: str, base: Tensor, shape: AdapterShape) -> Tensor:
     """Add the matrices of an adapter that nothing runs; returns the frozen layer's result, as it was."""
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4
     magnitude = (("magnitude", (shape.o, 1)),) if lora.dora else ()
     for part, sizes in (("lora_a", (lora.rank, shape.i)), ("lora_b", (shape.o, lora.rank)), *magnitude):
@@ -304,8 +297,7 @@ def _products(
 
     groups: how many adapters lie in one, of which each has a part of the output
     """
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     rank, (rows, i, o, shards, _) = lora.rank * groups, shape
     low, high = Tensor(f"{name}.lora_a", rows * rank, itemsize), Tensor(f"{name}.lora_b", rows * o, itemsize)
     # Of the two, the one on the sharded side of the base is sharded with it.
@@ -349,8 +341,7 @@ def _dora(
     `tuners/lora/dora.py` and `variants.py`, 0.21).
     x, source: what goes into the adapter, and its copy for the products; base: the frozen layer's result
     """
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     narrow = build.dtypes.activation
     held = lora.read(narrow)
     matrix = shape.i * shape.o

@@ -16,8 +16,7 @@ def prompted(build: Writer, x: Tensor, width: Size) -> Tensor:
 
     x: the embeddings of all positions, the virtual ones included; width: of an embedding
     """
-    lora, view = build.view.lora, build.view
-    assert lora is not None
+    lora, view = build.adapter, build.view
     rows, wide = lora.virtual, build.dtypes.activation != 4
     chosen = Tensor("embedding.prompt.ids", rows, build.dtypes.index, "index")
     prompt = Tensor("embedding.prompt", rows * width, 4)
@@ -41,8 +40,7 @@ def prompted(build: Writer, x: Tensor, width: Size) -> Tensor:
 
 def _encoded(build: Writer, name: str, x: Tensor, rows: Size, into: Size, out: Size, *, last: bool) -> Tensor:
     """A layer of p-tuning's encoder, and its ReLU where it is not the last."""
-    lora, narrow = build.view.lora, build.dtypes.activation
-    assert lora is not None
+    lora, narrow = build.adapter, build.dtypes.activation
     inner = narrow if lora.autocast else 4
     source = x if x.itemsize == inner else build.cast(f"{name}.autocast", x, inner)
     wide = narrow != 4

@@ -22,8 +22,7 @@ NEUMANN_TERMS = 5
 
 def before(build: Writer, name: str, target: str, x: Tensor, shape: AdapterShape) -> Tensor:
     """Add what a method does to the input of a frozen matrix; returns what the matrix reads."""
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     if target not in lora.targets:
         return x
     if lora.method == "oft":
@@ -40,8 +39,7 @@ def after(
 
     x: what went into the matrix; around: what the module that calls it holds meanwhile
     """
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     if lora.method == "ia3" and target != "down":
         return _scaled(build, name, base, shape.o, base.itemsize)
     parts = {"vera": _vera, "adalora": _adalora, "loha": _loha, "lokr": _lokr}
@@ -85,23 +83,20 @@ def vera_matrices(build: Writer) -> tuple[Weight, ...]:
 
 
 def _wide(build: Writer) -> bool:
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     return bool(lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4)
 
 
 def _own(build: Writer, name: str, x: Tensor) -> Tensor:
     """A tensor in the dtype of the adapters' weights."""
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     own = lora.read(build.dtypes.activation)
     return x if x.itemsize == own else build.cast(name, x, own)
 
 
 def _inner(build: Writer) -> Size:
     """Bytes of an element of what the products read."""
-    lora, narrow = build.view.lora, build.dtypes.activation
-    assert lora is not None
+    lora, narrow = build.adapter, build.dtypes.activation
     return narrow if lora.casts else lora.read(narrow)
 
 
@@ -127,8 +122,7 @@ def _of_factors(product: Tensor, x: Tensor) -> Size:
 
 def _scaled(build: Writer, name: str, x: Tensor, width: Size, itemsize: Size) -> Tensor:
     """(IA)3: each column times a number; returned with elements of `itemsize` bytes."""
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     own = lora.read(build.dtypes.activation)
     product = Tensor(f"{name}.ia3", x.numel, max(x.itemsize, own))
     scale = Tensor(f"{name}.ia3_scale", width, own)
@@ -190,8 +184,7 @@ def _sum(build: Writer, name: str, base: Tensor, term: Tensor, holds: tuple[Tens
 
 def _vera(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape, around: tuple[Tensor, ...]) -> Tensor:
     """VeRA: d times the product with A, and b times the product of that with B; A and B are random and all layers' own."""
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     rank, (rows, i, o, *_) = lora.rank, shape
     given = source = _own(build, f"{name}.vera_cast", x)
     if lora.dropout:
@@ -227,8 +220,7 @@ def _adalora(
 
     The rank before pruning is what is held throughout: PEFT masks singular values and keeps their rows.
     """
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     rank, (rows, i, o, *_) = lora.rank, shape
     inner, own = _inner(build), lora.read(build.dtypes.activation)
     # Beside bitsandbytes' layers nothing is cast to float32 first under autocast, and the result is cast back without.
@@ -283,8 +275,7 @@ def _penalty(build: Writer, name: str, first: Weight, second: Weight) -> tuple[T
     Their backward is the first of all. It leaves the matrix's gradient, which without autocast takes the same bytes, and is
     counted from there on.
     """
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     kept = []
     for weight in (first, second):
         kept.append(Tensor(f"{weight.name}.penalty", weight.numel, lora.read(build.dtypes.activation)))
@@ -334,8 +325,7 @@ def _multiplied(
 
 def _loha(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape, around: tuple[Tensor, ...]) -> Tensor:
     """LoHa: the change of the matrix is a product, element by element, of two of rank r, and is made whole."""
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     rank, i, o = lora.rank, shape.i, shape.o
     inner, own = _inner(build), lora.read(build.dtypes.activation)
     delta = Tensor(f"{name}.delta", i * o, inner)
@@ -367,8 +357,7 @@ def _loha(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
 
 def _lokr(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape, around: tuple[Tensor, ...]) -> Tensor:
     """LoKr: the change of the matrix is the Kronecker product of a small matrix and one that may be of rank r."""
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     rank, i, o = int(lora.rank), int(shape.i), int(shape.o)
     inner, own = _inner(build), lora.read(build.dtypes.activation)
     (o_small, o_large), (i_small, i_large) = factors(o), factors(i)
@@ -406,8 +395,7 @@ def _lokr(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
 
 def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor:
     """OFT: each block of b columns of the input is turned by an orthogonal matrix, made from b (b - 1) / 2 numbers by a series."""
-    lora = build.view.lora
-    assert lora is not None
+    lora = build.adapter
     inner, own, i = _inner(build), lora.read(build.dtypes.activation), int(shape.i)
     b = block_size(i, int(lora.rank))
     blocks, copied = i // b, inner != own

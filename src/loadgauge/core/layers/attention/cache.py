@@ -38,11 +38,6 @@ class Kept(msgspec.Struct, frozen=True):
         """Return the elements kept of a sequence of `tokens` tokens, without states."""
         return self.token * (tokens if self.window is None else minimum(tokens, self.window))
 
-    @property
-    def states(self) -> Size:
-        """Elements of a sequence that do not depend on its length."""
-        return self.state + self.convolution
-
     def __add__(self, other: Kept) -> Kept:
         return Kept(
             self.token + other.token, self.window, self.state + other.state, self.convolution + other.convolution

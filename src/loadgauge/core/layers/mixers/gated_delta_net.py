@@ -27,9 +27,7 @@ from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor,
 
 def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "gated delta net", "delta", heads=True)
-    if spec.hidden_act not in ("silu", "swish"):
-        raise NotModelled(f"activation {spec.hidden_act!r} of a delta net is not modelled")
+    whole_mixer(build, "gated delta net", "delta", heads=True, activation=spec.hidden_act)
     view, tokens = build.view, build.view.tokens
     heads = shard(spec.linear_num_value_heads, view.tp, "linear_num_value_heads")
     key_heads = shard(spec.linear_num_key_heads, view.tp, "linear_num_key_heads")

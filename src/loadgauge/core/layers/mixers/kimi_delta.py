@@ -21,11 +21,9 @@ from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor,
 
 def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "Kimi delta attention", "kimi_delta", heads=True)
+    whole_mixer(build, "Kimi delta attention", "kimi_delta", heads=True, activation=spec.hidden_act)
     if build.kernels.recurrence == "reference":
         raise NotModelled("the reference code of Kimi delta attention is not modelled")
-    if spec.hidden_act not in ("silu", "swish"):
-        raise NotModelled(f"activation {spec.hidden_act!r} of a delta net is not modelled")
     view, tokens, width = build.view, build.view.tokens, spec.linear_head_dim
     heads = shard(spec.linear_num_heads, view.tp, "linear_num_heads")
     inner = heads * width

@@ -27,9 +27,7 @@ from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor,
 
 def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "Mamba-2", "mamba", heads=True)
-    if spec.hidden_act not in ("silu", "swish"):
-        raise NotModelled(f"activation {spec.hidden_act!r} of a Mamba-2 mixer is not modelled")
+    whole_mixer(build, "Mamba-2", "mamba", heads=True, activation=spec.hidden_act)
     view, tokens = build.view, build.view.tokens
     heads = shard(spec.num_heads, view.tp, "num_heads of Mamba-2")
     groups = shard(spec.n_groups, view.tp, "n_groups of Mamba-2")

@@ -27,11 +27,9 @@ SCAN_CHUNK = 2048
 
 def mamba1(build: Builder, x: Tensor, spec: Mamba1, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "Mamba", "mamba1", heads=False)
+    whole_mixer(build, "Mamba", "mamba1", heads=False, activation=spec.hidden_act)
     if build.kernels.recurrence == "reference":
         raise NotModelled("what transformers' loop of a Mamba mixer keeps is not modelled")
-    if spec.hidden_act not in ("silu", "swish"):
-        raise NotModelled(f"activation {spec.hidden_act!r} of a Mamba mixer is not modelled")
     tokens = build.view.tokens
     channels, state, rank = spec.intermediate_size, spec.state_size, spec.time_step_rank
     joint = build.linear("mamba.input", x, tokens, hidden_size, 2 * channels, bias=spec.use_bias)

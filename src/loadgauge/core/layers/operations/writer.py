@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadgauge.core.base.algebra import Size, maximum, shard
 from loadgauge.core.definitions.model.kernels import LowPrecision
+from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.layers.operations.operations import Operation, OperationKind, Tensor
 from loadgauge.core.layers.operations.rank_view import View
 
@@ -26,6 +27,12 @@ class Writer:
         self.autocast = self.dtypes.residual is not None or (lora is not None and lora.casts)
         self.operations: list[Operation] = []
         self.local_tokens = shard(view.tokens, view.token_shards, "tokens of a micro-batch")
+
+    @property
+    def adapter(self) -> Lora:
+        """The adapters of the run, asked for where it has some."""
+        assert self.view.lora is not None
+        return self.view.lora
 
     def widen(self) -> None:
         """Make the residual stream float32 where 4-bit layers do so; the embedding, tables and masks are made before."""

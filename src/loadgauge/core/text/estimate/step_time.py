@@ -65,10 +65,9 @@ def timing(target: Paper, given: Setup, result: Estimate) -> None:
 
 def basis(result: Estimate) -> str:
     """Return where the efficiencies behind the times come from."""
-    assert result.time is not None
     assert result.gpu is not None
-    if result.time.scale != 1.0:
-        return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.time.scale:.3f}."
+    if result.timing.scale != 1.0:
+        return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.timing.scale:.3f}."
     calibration = efficiencies(result.gpu) if result.cluster is None else of_cluster(result.cluster)
     own = result.cluster.sustained if result.cluster is not None else None
     others = (f"x {kind_of(tuning=name).factor:.2f} under --tuning {name}" for name in TUNINGS if name != USUAL)

@@ -126,15 +126,14 @@ def _document(setup: Setup, answer: inverse.Answer, request: PlanRequest) -> dic
 
 def _point(best: Estimate) -> dict[str, Any]:
     """A point of the curve of memory and speed against the micro-batch."""
-    assert best.time is not None
     return {
         "micro_batch": int(best.layout.micro_batch),
         "global_batch": int(best.layout.global_batch),
         "memory": needs(best.memory),
-        "step": best.time.step,
-        "tokens_per_second": best.time.tokens / best.time.step,
-        "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu,
-        "mfu": best.time.mfu,
+        "step": best.timing.step,
+        "tokens_per_second": best.timing.tokens / best.timing.step,
+        "tokens_per_second_per_gpu": best.timing.tokens_per_second_per_gpu,
+        "mfu": best.timing.mfu,
         "flags": layout_flags(best),
     }
 
@@ -152,7 +151,6 @@ def _curve(target: Paper, curve: tuple[Estimate, ...]) -> None:
     ]
     rows = []
     for best in curve:
-        assert best.time is not None
         layout = layout_flags(best).rpartition("--micro-batch")[0]
         rows.append(
             [
@@ -160,8 +158,8 @@ def _curve(target: Paper, curve: tuple[Estimate, ...]) -> None:
                 f"{best.layout.global_batch:,}",
                 in_gib(best.memory.total, 1),
                 best.memory.verdict,
-                f"{best.time.tokens / best.time.step:,.0f}",
-                f"{best.time.mfu:.1%}",
+                f"{best.timing.tokens / best.timing.step:,.0f}",
+                f"{best.timing.mfu:.1%}",
                 layout,
             ]
         )

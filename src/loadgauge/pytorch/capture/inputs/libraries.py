@@ -148,7 +148,7 @@ def usual_tuning(job: Job, keys: Mapping[str, Any]) -> tuple[tuple[str, str], ..
     """Fields of a job with adapters as diffusers' training scripts have them, where they are not said.
 
     >>> usual_tuning(Job(model="sdxl", lora_rank=4), {"_class_name": "UNet2DConditionModel"})
-    (('lora_targets', 'to_k,to_q,to_v,to_out.0'), ('lora_dtype', 'bfloat16'))
+    (('lora_targets', 'to_k,to_q,to_v,to_out.0'), ('lora_dtype', 'bfloat16'), ('weights', 'auto'))
     """
     if not job.adapts or keys.get("library", "diffusers") != "diffusers":
         return ()
@@ -156,6 +156,8 @@ def usual_tuning(job: Job, keys: Mapping[str, Any]) -> tuple[tuple[str, str], ..
     usual = {
         "lora_targets": keys.get("_targets") or _table()["usual"]["targets"],
         "lora_dtype": "bfloat16" if narrow else "float32",
+        # Frozen weights are in the format of the products.
+        **({} if job.qlora or job.precision not in (None, "bf16", "fp16") else {"weights": "auto"}),
     }
     return tuple((name, value) for name, value in usual.items() if getattr(job, name) is None)
 
@@ -187,8 +189,7 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     _needs(library)
     if "precision" in row and run.dtype is not torch.float32:
         raise NotModelled(f"{target}: --precision: its operations on boxes take no 16-bit weights; fp32 or an autocast")
-    if ATTENTIONS[run.training.kernels.attention] != "sdpa":
-        raise NotModelled(f"{target}: --attention: a model of {library} has the kernel that it calls")
+    check_attention(keys, target, ATTENTIONS[run.training.kernels.attention] == "sdpa")
     recompute = run.layout.recompute.mode != "none"
     if recompute and library == "torchvision":
         raise NotModelled(f"{target}: --recompute: torchvision's models have none")
@@ -208,13 +209,24 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
         return module.train()
 
     def inputs(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        dtype = next(module.parameters()).dtype
+        first = next(module.parameters()).dtype
+        dtype = first if first.is_floating_point else run.dtype  # packed matrices have none
         given = tree(row["inputs"], config, device, dtype, sizes, keys[_CLASS]) or {}
         return (tuple(given.values()), {}) if library != "diffusers" else ((), given)
 
     rows = {"": row["rows"]} if "rows" in row else {}
     notes = (row["note"],) if "note" in row else ()
     return Sized(build, inputs, loss, run, ("b", *row["sizes"]), rows=rows, notes=notes)
+
+
+def check_attention(keys: Mapping[str, Any], target: str, usual: bool) -> None:
+    """Raise NotModelled for another attention than the one that a library's model calls.
+
+    >>> check_attention({"library": "timm"}, "timm:vit", usual=True)
+    """
+    if not usual:
+        library = keys.get("library", "diffusers")
+        raise NotModelled(f"{target}: --attention: a model of {library} has the kernel that it calls")
 
 
 def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict[str, Any]]:

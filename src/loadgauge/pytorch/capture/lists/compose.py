@@ -8,6 +8,7 @@ nothing is composed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -291,16 +292,17 @@ class Shown:
             if key.endswith("layers") and type(value) is int and value in runs
         }
 
-    def cut(self, build: Callable[[str], Any]) -> Callable[[str], Any]:
-        """Return what makes the module without the other blocks. build: makes it with all of them, on a device"""
+    def cut(self, build: Callable[[str], Any], empty: nn.Module) -> Callable[[str], Any]:
+        """Return what makes the module without the other blocks. build: makes it with all of them, on a device; empty: the
+        module on the meta device, which loses them for good and is copied there"""
 
-        def make(device: str) -> Any:
-            module = build(device)
+        def less(module: Any) -> Any:
             for stack, keep in zip(self.all.stacks, self.keeps, strict=True):
-                leave(module, stack, keep, contextlib.ExitStack())  # for good
+                leave(module, stack, keep, contextlib.ExitStack())
             return module
 
-        return make
+        less(empty)
+        return lambda device: copy.deepcopy(empty) if device == "meta" else less(build(device))
 
     def pattern(self, listing: Listing) -> tuple[int, ...]:
         """For each block of the module, in the order in which they run, the place of its like in a list. Raises NotModelled."""

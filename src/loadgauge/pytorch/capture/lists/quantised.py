@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ BLOCK, OUTER = 64, 256
 
 
 def quantise(module: nn.Module, regime: Regime) -> None:
-    """Put the linear layers of a model of transformers in 4 bits, those that its loader puts there, and prepare it for adapters.
+    """Put the linear layers of a model of transformers or diffusers in 4 bits, those that its loader puts there, and prepare it.
 
     Raises ConfigError without bitsandbytes, NotModelled for other modules.
     """
@@ -33,8 +34,9 @@ def quantise(module: nn.Module, regime: Regime) -> None:
     from transformers import BitsAndBytesConfig, PreTrainedModel
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
-    model = next((one for one in module.modules() if isinstance(one, PreTrainedModel)), None)
-    if model is None:
+    model: Any = next((one for one in module.modules() if isinstance(one, PreTrainedModel)), None)
+    of_diffusers = hasattr(module, "register_to_config")
+    if model is None and not of_diffusers:
         raise NotModelled("--qlora of a module of one's own: transformers' loader makes the 4-bit layers of its models")
     kind, double = FOUR_BITS[regime.tuned.base]
     wide = regime.weight == 4 and not regime.autocast
@@ -42,10 +44,14 @@ def quantise(module: nn.Module, regime: Regime) -> None:
     how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True, bnb_4bit_compute_dtype=compute, bnb_4bit_use_double_quant=double, bnb_4bit_quant_type=kind
     )
+    model = module if model is None else model
     before = dict(model.named_modules())
-    loader = Bnb4BitHfQuantizer(how, pre_quantized=False)
-    with _disable_current_modes():
-        loader.preprocess_model(model=model, device_map=None)
+    with _disable_current_modes(), torch.device("meta"):
+        if of_diffusers:
+            theirs = import_module("diffusers.quantizers.bitsandbytes.utils")
+            theirs.replace_with_bnb_linear(model, list(model._keep_in_fp32_modules or ()), quantization_config=how)
+        else:
+            Bnb4BitHfQuantizer(how, pre_quantized=False).preprocess_model(model=model, device_map=None)
     for path, layer in model.named_modules():
         if isinstance(layer, bnb.nn.Linear4bit):
             _fill(layer, before[path], regime)

@@ -20,7 +20,7 @@ from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_r
 from loadgauge.pytorch.capture.capture import ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
-from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, usual_sizes
+from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, config_keys, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
@@ -213,10 +213,11 @@ def _of_library(
         shown = Shown.of(module, config)
     document = None
     if shown.few != shown.all:
-        few = job_of({**keys, **shown.keys(config)})
+        counts = shown.keys(config)
+        few = job_of({**keys, **counts})
         try:
-            if blocks(few.build("meta")) != shown.few:
-                few = msgspec.structs.replace(whole, build=shown.cut(whole.build))
+            if not counts or blocks(few.build("meta")) != shown.few:
+                few = msgspec.structs.replace(whole, build=shown.cut(whole.build, module))
             document = _of_module(few, target, regime, rows, sizes, shown)
         except Exception as error:
             if not (isinstance(error, NotModelled) or stopped_at(error)):
@@ -244,7 +245,7 @@ def _of_module(
         raise NotModelled(
             f"{target}: sparse gradients of {table} are for loadgauge capture; an estimate needs sparse=False"
         )
-    found = blocks(module)
+    found = blocks(module) if shown is None else shown.few
     splits = _splits(module, regime, {})
     try:
         listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
@@ -337,7 +338,7 @@ def _lister(run: Recorded, target: str, found: Blocks, symbols: Symbols | None, 
     try:
         return Lister(run, found, symbols, regime.weight, regime.wide)
     except Repeated:
-        if not is_script(target):
+        if not (is_script(target) or of_library(target)):
             raise
         return Lister(run, Blocks(()), symbols, regime.weight, regime.wide)
 
