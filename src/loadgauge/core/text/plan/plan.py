@@ -233,7 +233,7 @@ def show(
     if beyond:
         heading(target, "Out of reach for every layout")
         points(target, beyond)
-    timed = f"{result.valid - result.bounded:,} timed, the rest ruled out by bounds of memory and time"
+    timed = f"{result.valid - result.bounded:,} timed, the rest ruled out by bounds"
     end = (
         f"{result.evaluated:,} combinations searched: {result.valid:,} valid,"
         f" {timed if result.counted is None else f'{result.counted:,} fit'}; {result.seconds:,.1f} s."
