@@ -15,7 +15,7 @@ from loadgauge.core.estimate.result import Estimate
 NAMED = 8
 """Points of the roofline that are listed: those that take the most time."""
 WORKED = {True: "seconds", False: "in units of one forward"}
-"""What the axis of a step counts, by whether its time is known."""
+"""The unit of the axis of a step, by whether its time is known."""
 
 
 def draw_lanes(axes: Any, result: Estimate) -> None:

@@ -18,38 +18,38 @@ BATCHES = frozenset({"batch", "data", "inputs", "sample", "samples", "pair", "pa
 
 
 def fitted(
-    call: Callable[..., Any], given: tuple[Any, ...], keywords: Mapping[str, Any], losses: dict[str, None], *before: Any
+    call: Callable[..., Any], batch: tuple[Any, ...], keywords: Mapping[str, Any], losses: dict[str, None], *before: Any
 ) -> Callable[..., Any]:
     """Return what takes a batch as `call` does: spread over its arguments, or as one, or the first tensors of it.
 
-    given, keywords: the batch, spread; before: other arguments before it; losses: what a loss is made of, where tensors are left
+    batch, keywords: the batch, spread; before: other arguments before it; losses: what a loss is made of, where tensors are left
 
     >>> fitted(lambda net, batch: batch, (1, 2), {}, {}, "net")(1, 2)
     (1, 2)
     """
     takes = inspect.signature(call.forward if isinstance(call, nn.Module) else call)
 
-    def binds(*given: Any, **keywords: Any) -> bool:
+    def binds(*batch: Any, **keywords: Any) -> bool:
         try:
-            takes.bind(*before, *given, **keywords)
+            takes.bind(*before, *batch, **keywords)
         except TypeError:
             return False
         return True
 
-    whole, plain = _whole(given, keywords), functools.partial(call, *before)
-    if binds(*given, **keywords):
+    whole, plain = _whole(batch, keywords), functools.partial(call, *before)
+    if binds(*batch, **keywords):
         return plain
     if isinstance(whole, list) and binds(*whole):
         return lambda whole: plain(*whole)
     free = list(takes.parameters.values())[len(before) :]
     if binds(whole) and (keywords or before or free[0].name in BATCHES or _of_several(free[0].annotation)):
-        return lambda *given, **keywords: plain(_whole(given, keywords))
-    most = next((number for number in reversed(range(1, len(given))) if binds(*given[:number])), 0)
-    return plain if not most else lambda *given: _scored(plain(*given[:most]), given[most:], losses)
+        return lambda *batch, **keywords: plain(_whole(batch, keywords))
+    most = next((number for number in reversed(range(1, len(batch))) if binds(*batch[:number])), 0)
+    return plain if not most else lambda *batch: _scored(plain(*batch[:most]), batch[most:], losses)
 
 
-def _whole(given: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    return keywords or (given[0] if len(given) == 1 else given)
+def _whole(batch: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    return keywords or (batch[0] if len(batch) == 1 else batch)
 
 
 def _of_several(annotation: Any) -> bool:
@@ -75,7 +75,7 @@ def _scored(result: Any, rest: tuple[Any, ...], losses: dict[str, None]) -> Any:
     return result
 
 
-def manual_step(module: nn.Module, given: tuple[Any, ...], keywords: Mapping[str, Any]) -> Callable[..., Any] | None:
+def manual_step(module: nn.Module, batch: tuple[Any, ...], keywords: Mapping[str, Any]) -> Callable[..., Any] | None:
     """Return the step of a LightningModule that optimizes by itself, with a stand-in for its trainer; None of any other."""
     own: Any = module
     if not takes_steps(module) or getattr(own, "automatic_optimization", True):
@@ -96,7 +96,7 @@ def manual_step(module: nn.Module, given: tuple[Any, ...], keywords: Mapping[str
         gradient_clip_algorithm=None,
     )
     own.log = own.log_dict = lambda *_, **__: None
-    return by_batch(module, given, keywords)
+    return by_batch(module, batch, keywords)
 
 
 def takes_steps(module: Any) -> bool:
@@ -104,7 +104,7 @@ def takes_steps(module: Any) -> bool:
     return callable(getattr(module, "training_step", None)) and hasattr(module, "configure_optimizers")
 
 
-def by_batch(module: Any, given: tuple[Any, ...], keywords: Mapping[str, Any]) -> Callable[..., Any]:
+def by_batch(module: Any, batch: tuple[Any, ...], keywords: Mapping[str, Any]) -> Callable[..., Any]:
     """Return a LightningModule's own step, called with a batch and, where it takes one, its number."""
     numbered = len(inspect.signature(module.training_step).parameters) > 1
-    return lambda *given, **keywords: module.training_step(_whole(given, keywords), *(0,) * numbered)
+    return lambda *batch, **keywords: module.training_step(_whole(batch, keywords), *(0,) * numbered)
