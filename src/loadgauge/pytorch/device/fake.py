@@ -102,10 +102,10 @@ class FakeMode(FakeTensorMode):
             return (*(one if one is None else self._together(one) for one in out[:2]), out[2])
         return out
 
-    def _together(self, made: Any) -> Any:
-        """A tensor like one that an operation made, with its channels together."""
-        laid = {"memory_format": torch.channels_last, **_like(made)}
-        return super().dispatch(_EMPTY, (), (list(made.shape),), laid)
+    def _together(self, tensor: Any) -> Any:
+        """A tensor like one that an operation tensor, with its channels together."""
+        laid = {"memory_format": torch.channels_last, **_like(tensor)}
+        return super().dispatch(_EMPTY, (), (list(tensor.shape),), laid)
 
     def _begin(self) -> None:
         """Take note that an operation begins."""

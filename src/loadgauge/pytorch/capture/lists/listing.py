@@ -209,7 +209,7 @@ class Lister:
         return {number for number, there in sizes.items() if there and number not in self.casts}
 
     def _held(self) -> set[int]:
-        """What the module put aside in one step, which lies there until the next puts its own in its place."""
+        """Storages that the module put aside in one step, which lie there until the next puts its own in its place."""
         first = self.forward[0][0]
         end = self.run.ops[first - 1].events if first else 0
         there: dict[int, bool] = {}

@@ -21,7 +21,7 @@ BLOCK, OUTER = 64, 256
 
 
 def quantise(module: nn.Module, regime: Regime) -> None:
-    """Put the linear layers of a model in 4 bits, those that the loader of transformers or diffusers puts there, and prepare it.
+    """Put the linear layers of a model in 4 bits, those that transformers' or diffusers' loader puts there, and prepare it.
 
     Of a module of one's own they are all but the last that has parameters, which the loader takes for the head.
     Raises ConfigError without bitsandbytes, NotModelled where there is none to put in 4 bits.
@@ -36,7 +36,6 @@ def quantise(module: nn.Module, regime: Regime) -> None:
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
-    of_diffusers = hasattr(module, "register_to_config")
     model: Any = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
     kind, double = FOUR_BITS[regime.tuned.base]
     wide = regime.weight == 4 and not regime.autocast
@@ -46,11 +45,11 @@ def quantise(module: nn.Module, regime: Regime) -> None:
     )
     before = dict(model.named_modules())
     with _disable_current_modes(), torch.device("meta"):
-        if of_diffusers:
+        if isinstance(model, PreTrainedModel):
+            Bnb4BitHfQuantizer(how, pre_quantized=False).preprocess_model(model=model, device_map=None)
+        elif hasattr(module, "register_to_config"):
             theirs = import_module("diffusers.quantizers.bitsandbytes.utils")
             theirs.replace_with_bnb_linear(model, list(model._keep_in_fp32_modules or ()), quantization_config=how)
-        elif isinstance(model, PreTrainedModel):
-            Bnb4BitHfQuantizer(how, pre_quantized=False).preprocess_model(model=model, device_map=None)
         else:
             head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
             replace_with_bnb_linear(model, modules_to_not_convert=[head], quantization_config=how)

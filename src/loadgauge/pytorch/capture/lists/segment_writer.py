@@ -291,7 +291,7 @@ class SegmentWriter:
             if (terms := lister.size(change).terms) and terms[0][1] < 0:
                 exchanged.add(number)
         stream = lister.run.stream
-        made = {
+        lying = {
             name: [
                 number
                 for number in range(len(lister.nbytes))
@@ -299,8 +299,8 @@ class SegmentWriter:
             ]
             for name, category in ((LYING[0], INPUTS), (LYING[1], WEIGHTS))
         }
-        made[LYING[2]] = sorted(lister.held)
-        for name, numbers in made.items():
+        lying[LYING[2]] = sorted(lister.held)
+        for name, numbers in lying.items():
             own: Terms = {}
             for number in numbers:
                 add(own, lister.nbytes[number])

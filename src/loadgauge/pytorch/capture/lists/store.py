@@ -146,7 +146,7 @@ LARGE = 1 << 24
 MOST = 1000
 """Files of a program whose capture is kept."""
 ASKS = re.compile(rb"\b(environ|getenv|argv)\b(?:(?:\.get|\.setdefault|\.pop)?[\[(]\s*[\"'](\w+)[\"'](?=\s*[\]),]))?")
-"""Settings beside files that a program may depend on: a variable of the environment that it names, another, or its arguments."""
+"""Mentions of what a program may hang on beside files: a variable that it names, another one, or its arguments."""
 VARIABLE = "$"
 _OF_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
 

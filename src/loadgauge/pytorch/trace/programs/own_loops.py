@@ -22,7 +22,8 @@ def fitted(
 ) -> Callable[..., Any]:
     """Return what takes a batch as `call` does: spread over its arguments, or as one, or the first tensors of it.
 
-    batch, keywords: the batch, spread; before: other arguments before it; losses: what a loss is made of, where tensors are left
+    batch, keywords: what is handed over, spread; before: other arguments before it
+    losses: takes what a loss is made of, where tensors are left
 
     >>> fitted(lambda net, batch: batch, (1, 2), {}, {}, "net")(1, 2)
     (1, 2)
@@ -60,10 +61,10 @@ def _of_several(annotation: Any) -> bool:
 
 def _scored(result: Any, rest: tuple[Any, ...], losses: dict[str, None]) -> Any:
     """The loss of a result against what its module leaves of a batch; the result where the two do not say it."""
-    made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    if not made or len(rest) != 1 or not isinstance(target := rest[0], torch.Tensor) or not made[0].dim():
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    if not outputs or len(rest) != 1 or not isinstance(target := rest[0], torch.Tensor) or not outputs[0].dim():
         return result
-    values = made[0]
+    values = outputs[0]
     if not target.is_floating_point() and values.dim() == target.dim() + 1:
         losses["the cross entropy of what it returns and the rest of the batch"] = None
         if values.shape[:-1] == target.shape:
