@@ -64,11 +64,46 @@ def test_what_a_script_reads_is_what_its_capture_is_kept_by(folder: Path) -> Non
     assert not unchanged(files)
 
 
-def test_a_script_that_asks_the_environment_is_not_kept(folder: Path) -> None:
-    (folder / "main.py").write_text("import os\nwidth = os.environ.get('WIDTH')\n")
+@pytest.mark.parametrize(
+    "line", ["width = [*os.environ]", "import sys; width = sys.argv", "width = os.getenv('W' + 'I')"]
+)
+def test_a_script_that_asks_for_what_it_does_not_name_is_not_kept(folder: Path, line: str) -> None:
+    (folder / "main.py").write_text(f"import os\n{line}\n")
     with reading() as paths:
         runpy.run_path("main.py")
     assert not seals(paths)
+
+
+def test_a_script_is_kept_by_the_variables_that_it_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "main.py").write_text(
+        "import os\nwidth = os.environ.get('LOADGAUGE_WIDTH'), os.getenv('LOADGAUGE_DEPTH', 2)\n"
+    )
+    with reading() as paths:
+        runpy.run_path("main.py")
+    files = seals(paths)
+    assert len(files) == 3
+    assert unchanged(files)
+    monkeypatch.setenv("LOADGAUGE_WIDTH", "8")
+    assert not unchanged(files)
+
+
+def test_a_library_installed_beside_is_kept_by_its_folder(folder: Path) -> None:
+    (folder / "lib" / "blocks").mkdir(parents=True)
+    (folder / "lib" / "blocks-1.0.dist-info").mkdir()
+    (folder / "lib" / "blocks" / "__init__.py").write_text("import os\nwidth = [*os.environ]\n")
+    sys.path.insert(0, str(folder / "lib"))
+    (folder / "main.py").write_text("import blocks\n")
+    try:
+        with reading() as paths:
+            runpy.run_path("main.py")
+        files = seals(paths)
+    finally:
+        sys.path.remove(str(folder / "lib"))
+        sys.modules.pop("blocks", None)
+    assert str(folder / "lib" / "blocks") in files
+    assert unchanged(files)
+    (folder / "lib" / "blocks" / "more.py").touch()
+    assert not unchanged(files)
 
 
 @pytest.mark.slow

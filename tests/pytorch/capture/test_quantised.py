@@ -225,17 +225,23 @@ def test_what_is_not_known_of_4_bits_is_one_line(
         estimated("llama", tmp_path, **fields)
 
 
-def test_a_module_of_ones_own_is_not_put_in_4_bits(tmp_path: Path) -> None:
+def test_of_a_module_of_ones_own_all_but_the_last_is_put_in_4_bits(tmp_path: Path) -> None:
+    """As transformers' loader does: two matrices, half a byte an element and a scale of a byte for 64; the head in float32."""
     import loadgauge
 
     file = tmp_path / "own.py"
     file.write_text(
         "import torch\n"
-        "def model(): return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))\n"
-        "def batch(b): return torch.zeros(b, 64)\n"
+        "def model(): return torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(3)])\n"
+        "def batch(b): return torch.zeros(b, 1024)\n"
     )
-    with pytest.raises(NotModelled, match="--qlora of a module of one's own"):
-        loadgauge.estimate(f"{file}:model", inputs=f"{file}:batch", qlora=True, micro_batch=2)
+    found = loadgauge.estimate(f"{file}:model", inputs=f"{file}:batch", qlora=True, lora_rank=8, micro_batch=2)
+    elements = 1024 * 1024
+    scales = elements // 64
+    outer = 4 * scales // 256
+    adapters = 3 * 2 * 1024 * 8 * 4
+    weights = 2 * (elements // 2 + scales + outer) + 4 * elements + adapters
+    assert found.memory.parts["weights"] == pytest.approx(weights, rel=2e-3)
 
 
 def test_without_bitsandbytes_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

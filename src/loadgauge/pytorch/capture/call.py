@@ -188,7 +188,13 @@ def module_of(
         if step is not None:
             return made
         if not isinstance(made, torch.nn.Module):
-            raise ConfigError(f"must make a torch.nn.Module, made {type(made).__name__}", key="target")
+            own = isinstance(made, tuple | list | dict)
+            more = (
+                "; several, with their optimizers, are trained by a step: loadgauge capture --step FILE:STEP"
+                if own
+                else ""
+            )
+            raise ConfigError(f"must make a torch.nn.Module, made {type(made).__name__}{more}", key="target")
         return made.train()
 
     def given(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,20 +9,23 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.inputs.inputs import unheard
 from loadgauge.pytorch.capture.inputs.tokens import tally_of
 from loadgauge.pytorch.capture.lists.quantised import shape_of
+from loadgauge.pytorch.capture.requests.regime import COMPILED
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols, symbolic_tensors
 from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.assignments import assigned
 from loadgauge.pytorch.device.facts.stated_rows import StatedRows
-from loadgauge.pytorch.device.patches import casting_on
+from loadgauge.pytorch.device.patches import casting_on, replaced
 from loadgauge.pytorch.device.read import branches, of_program
 from loadgauge.pytorch.record.allocations import Stream
 from loadgauge.pytorch.record.recording import Op, Recording, recording
 from loadgauge.pytorch.trace import no_compiler
+from loadgauge.pytorch.trace.programs.own_loops import by_batch, fitted, manual_step, takes_steps
 from loadgauge.pytorch.trace.programs.training import Around, Sized, Training
 from loadgauge.pytorch.trace.transformers_api import subject
 
@@ -88,7 +91,9 @@ class Watched(Training):
     @contextlib.contextmanager
     def prepared(self, mode: Any, device: str) -> Iterator[Callable[[Any], None]]:
         """The context and the step of `Training`, with what is known of values."""
-        with KeptValues(), assigned(), casting_on(device):
+        read = mode.read
+        arrays = replaced((FakeTensor, "numpy", lambda tensor, **how: read.array(tensor, **how)))
+        with KeptValues(), assigned(), arrays, casting_on(device):
             stated = mode.facts.stated = StatedRows(self.job.rows, mode.facts.assumed)
             with super().prepared(mode, device) as train:
 
@@ -101,10 +106,21 @@ class Watched(Training):
 
     def called(self, built: Any) -> Callable[..., Any]:
         """Return what is called with the inputs: of a LightningModule, its own step with a batch."""
-        if not (callable(getattr(built, "training_step", None)) and hasattr(built, "configure_optimizers")):
-            return super().called(built)
-        own, self.losses["what training_step returns"] = built.training_step, None
-        return lambda *given, **keywords: own(keywords or (given[0] if len(given) == 1 else given), 0)
+        if takes_steps(built):
+            self.losses["what training_step returns"] = None
+            return by_batch(built, *self.given)
+        return fitted(built, *self.given, self.losses)
+
+    def _plainly(self, device: str, built: Any) -> Callable[..., None]:
+        manual = manual_step(built, *self.given)
+        if manual is None:
+            return super()._plainly(device, built)
+
+        def train(*given: Any, **keywords: Any) -> None:
+            with torch.device(device):
+                manual(*given, **keywords)
+
+        return train
 
     def optimizer(self, built: Any) -> torch.optim.Optimizer:
         """Return the optimizer. Raises NotModelled where it is none for sparse gradients that a module has."""
@@ -133,7 +149,7 @@ def record(
             result.unheard = name
             result.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
         if any(map(of_program, no_compiler.asked)):
-            result.assumed += ("torch.compile: the code runs eagerly, compiled it keeps less",)
+            result.assumed += (COMPILED,)
         if (tally := tally_of(watched.module)) is not None:
             result.of_sound = tally.of_sound
         return result

@@ -35,10 +35,21 @@ from loadgauge.pytorch.capture.inputs.libraries import (
     latents,
     usual_tuning,
 )
-from loadgauge.pytorch.capture.inputs.target import ONE, SECOND, SOUND, check_script, config_keys, usual_length
+from loadgauge.pytorch.capture.inputs.target import (
+    LENGTH,
+    ONE,
+    SECOND,
+    SOUND,
+    SPELT,
+    SPOKEN,
+    check_script,
+    config_keys,
+    longest_of,
+    usual_length,
+)
 from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
 from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, unchanged, write
-from loadgauge.pytorch.capture.requests.regime import OWN, WHOLE, Document, Regime, Tuned
+from loadgauge.pytorch.capture.requests.regime import COMPILED, OWN, WHOLE, Document, Regime, Tuned
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
 from loadgauge.pytorch.capture.symbols.splits import Splits
 
@@ -190,8 +201,9 @@ class OnDemand(Family):
 
     @property
     def has_length(self) -> bool:  # type: ignore[override]
-        """Return whether what it is called with has sequences: a script's inputs may have none, and count as one token each."""
-        return not (self.script or self.library) or not {"s", "t"}.isdisjoint(self.any_listing.names)
+        """Return whether what it is called with has sequences: pictures, and a script's inputs, may be one token each."""
+        texts = {LENGTH, SECOND} | (set() if self.script or self.library else {SOUND})
+        return not texts.isdisjoint(self.any_listing.names)
 
     @property
     def splits(self) -> Splits:
@@ -273,6 +285,9 @@ def road(job: Job, why: str) -> Found:
         job = job.replace(**dict(usual))
     elif job.encoders is not None:
         raise ConfigError("goes with a diffusion model", key="encoders")
+    elif is_script(job.model) and job.precision in ("bf16", "fp16"):  # of plain PyTorch: its autocast over float32
+        usual = (("precision", f"{job.precision}-autocast"),)
+        job = job.replace(**dict(usual))
     tuned = Tuned.of(job)
     key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio, beside
     if key not in _FAMILIES:
@@ -300,9 +315,9 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
         regime = _of_part(job, regime, tuned)
     length = _length(job, family)
     family.seconds = job.audio or SECONDS
-    family.beside = {SOUND: round(family.seconds * SAMPLES)} | (
-        {} if job.target_len is None else {SECOND: job.target_len}
-    )
+    family.beside = {SOUND: round(family.seconds * SAMPLES), SPELT: max(1, round(SPOKEN * family.seconds))}
+    if job.target_len is not None:
+        family.beside[SECOND] = job.target_len
     sizes = {"b": job.micro_batch or 1, "s": length, SECOND: length, **family.beside}
     try:
         spec = model_of(family, regime, sizes)
@@ -324,6 +339,7 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     given = (f"each sequence has {document.given}",) if document.given else ()
     unit = (f"its tokens are {family.unit}",) if family.unit != "tokens" else ()
     own = listing.assumed[:SHOWN] if family.script else ()
+    own += (COMPILED,) if family.script and job.compile else ()
     lines = ("captured from its own code, " + took, *((why,) if why else ()), *given, *own, *unit)
     return Found(spec, "; ".join(lines))
 
@@ -342,8 +358,8 @@ def _length(job: Job, family: OnDemand) -> int:
     """Tokens of the longest sequence of a job, as `resolve` has them."""
     if job.lengths is not None:
         return Lengths.parse(job.lengths).longest
-    longest = family.usual if family.script else (family.keys or {}).get("max_position_embeddings")
-    return job.seq_len or min(resolve.SEQ_LEN, longest if isinstance(longest, int) and longest > 0 else resolve.SEQ_LEN)
+    longest = family.usual if family.script else longest_of(family.keys or {})
+    return job.seq_len or min(resolve.SEQ_LEN, longest or resolve.SEQ_LEN)
 
 
 def _of_part(job: Job, regime: Regime, tuned: Tuned) -> Regime:

@@ -16,7 +16,7 @@ from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.capture.inputs.target import check_script, rows_of
+from loadgauge.pytorch.capture.inputs.target import SPOKEN, check_script, rows_of
 from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
 """Fields that decide what is run, beside the sizes."""
 LENGTH = 4096
-SPOKEN = 15
-"""Letters of a transcript in a second of speech."""
 MOST = 64
 """Pictures of a sequence."""
 
@@ -134,7 +132,7 @@ def command(
     from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
     from loadgauge.pytorch.capture.answer import answer
     from loadgauge.pytorch.capture.inputs.libraries import is_library, usual_sizes
-    from loadgauge.pytorch.capture.inputs.target import config_keys, sized, usual_of_heads
+    from loadgauge.pytorch.capture.inputs.target import config_keys, longest_of, sized, usual_of_heads
     from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
 
     begun = time.perf_counter()
@@ -154,11 +152,14 @@ def command(
     }
     if not is_script(target):
         defaults |= {name: value for name, value in usual_of_heads().items() if name not in sizes}
-    if not is_script(target) and is_library(keys := config_keys(target)):
+    keys = {} if is_script(target) else config_keys(target)
+    if "s" in defaults:
+        defaults["s"] = min(LENGTH, longest_of(keys) or LENGTH)
+    if is_library(keys):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
     found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head, rows)
-    whole = sized(found.names, sizes, found.sizes | defaults if is_script(job.model) else defaults)
+    whole = sized(found.names, sizes, found.sizes if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
     show(result.to_dict(), as_json, "capture:print_answer", result)
@@ -263,6 +264,9 @@ def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] 
     lines.append("gradients: freed after each step")
     if freeze:
         lines.append(f"not trained: parameters whose names contain {' or '.join(freeze)}")
+    if own:
+        sizes = [name for name in found.names if name not in ("b", "s")]
+        return (*lines, *(f"{name}: {found.sizes[name]}, unless --size {name}=NUMBER" for name in sizes))
     if "t" in found.names:
         what = "of the decoder" if not contrasted else "of the second text"
         lines.append(f"t, the tokens {what}: as many as s, unless --size t=NUMBER")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from loadgauge.pytorch.device.facts.facts import UNKNOWN, Facts
@@ -21,6 +22,7 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 _SETTING = frozenset({torch.ops.aten.set_.source_Storage, torch.ops.aten.set_.source_Storage_storage_offset})
 _EMPTY = torch.ops.aten.empty.memory_format
 GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
+_CONVOLUTION, _OF_CONVOLUTION = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 _ADD_TO = torch.ops.aten.add_.Tensor
 _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _FRESH, _VIEW, _SAME, _OTHER = range(4)
@@ -93,7 +95,17 @@ class FakeMode(FakeTensorMode):
                 (product_shape(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs")),),
                 _like(args[0]),
             )
-        return self._once(func, types, args, kwargs or {})
+        out = self._once(func, types, args, kwargs or {})
+        if func is _CONVOLUTION and channels_together(*args[:2]):
+            return self._together(out)
+        if func is _OF_CONVOLUTION and channels_together(*args[1:3]):
+            return (*(one if one is None else self._together(one) for one in out[:2]), out[2])
+        return out
+
+    def _together(self, made: Any) -> Any:
+        """A tensor like one that an operation made, with its channels together."""
+        laid = {"memory_format": torch.channels_last, **_like(made)}
+        return super().dispatch(_EMPTY, (), (list(made.shape),), laid)
 
     def _begin(self) -> None:
         """Take note that an operation begins."""
@@ -248,6 +260,16 @@ def new_fake(mode: FakeTensorMode, template: dict[str, Any], meta: torch.Tensor,
     state.update(template)
     state["_fake_device"] = device
     return made
+
+
+def channels_together(x: Any, weight: Any) -> bool:
+    """Return whether cuDNN writes the channels of a convolution's result together: where it reads such pictures or filters.
+
+    >>> x, weight = torch.empty(2, 4, 8, 8), torch.empty(4, 4, 3, 3)
+    >>> channels_together(x, weight), channels_together(x, weight.to(memory_format=torch.channels_last))
+    (False, True)
+    """
+    return x.dim() == 4 and torch.channels_last in map(suggest_memory_format, (x, weight))
 
 
 def adds_rows(func: Any, args: Any) -> bool:

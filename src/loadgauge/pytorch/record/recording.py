@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from loadgauge.pytorch.device.fake import FakeMode
+from loadgauge.pytorch.device.fake import FakeMode, channels_together
 from loadgauge.pytorch.device.kernels import cuda_kernels
 from loadgauge.pytorch.device.simulated import fake_tensors
 from loadgauge.pytorch.record.allocations import Stream, op_name
@@ -34,7 +34,10 @@ class Op(msgspec.Struct):
     its end; `flops` None: its kind has work that no formula is known for. order: the number of the node that its forward made, or
     whose backward it is; shapes: of the tensors it reads, where it has FLOPs; causal: whether attention sees the past alone;
     copies: whether it makes a copy in another dtype or place; marks: whether it only marks a place for a profiler;
-    packs: whether it is one of bitsandbytes' own, of packed matrices and their scales."""
+    packs: whether it is one of bitsandbytes' own, of packed matrices and their scales
+    groups: of a convolution, below 0 of a transposed one; strided: whether its channels do not lie together
+    turns: of a recurrence, how many layers run one after another at each position, and which size of its input counts positions;
+        -1: of packed sequences, all turns."""
 
     name: str
     module: str
@@ -50,6 +53,9 @@ class Op(msgspec.Struct):
     copies: bool = False
     marks: bool = False
     packs: bool = False
+    groups: int = 0
+    strided: bool = False
+    turns: tuple[int, int] = (0, 0)
 
 
 class Recording(msgspec.Struct):
@@ -164,7 +170,27 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
         func is torch.ops.aten._to_copy.default,
         func.namespace == "profiler",
         func.namespace == "bitsandbytes",
+        *_convolved(func, args),
+        _recurring(func, args),
     )
+
+
+def _recurring(func: Any, args: Any) -> tuple[int, int]:
+    """Layers that wait for one another, and the place of the positions; of both directions each layer takes the whole sequence.
+
+    Of one direction, the layers of cuDNN run beside each other, each a position behind.
+    """
+    if func is not torch.ops.aten._cudnn_rnn.default:
+        return 0, 0
+    turns = args[9] if args[13] else 1
+    return (turns * len(args[14]), -1) if args[14] else (turns, int(args[10]))
+
+
+def _convolved(func: Any, args: Any) -> tuple[int, bool]:
+    """The groups of a convolution, below 0 where it is transposed, and whether it reads channels that do not lie together."""
+    if func is not torch.ops.aten.convolution.default:
+        return 0, False
+    return -args[8] if args[6] else args[8], not channels_together(*args[:2])
 
 
 def _causal(func: Any, args: Any, kwargs: Any) -> bool:

@@ -26,6 +26,7 @@ from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.gathered import at, copies
 from loadgauge.core.estimate.states.optimizer_step import step_transient
 from loadgauge.core.estimate.states.states import RankWeights
+from loadgauge.core.layers.operations.operations import LYING
 
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "evaluation", "outside")
 
@@ -592,6 +593,9 @@ class StageAtWork:
             transient = step_transient(memory, self.stage)
         else:
             transient = zero_engine.in_step(memory, self.stage)
+        if self.stage.index == 0:
+            lying = (one for one in memory.embedding if one.name in LYING)
+            transient = transient + sum(tensor.nbytes for one in lying for tensor in one.keeps)
         return self.at("optimizer step", Phase.STEP, point=At("step"), transient=transient)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, both_count, ceil_div, minimum, same
+from loadgauge.core.base.algebra import Size, both_count, ceil_div, maximum, minimum, same
 from loadgauge.core.base.errors import NotStated
 from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, chip_of
 from loadgauge.core.definitions.hardware.hardware import Gpu
@@ -86,6 +86,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Seconds in which the host launches an operation, in each direction (`core/definitions/training/software.py`)."""
     plain: bool = False
     """Whether products run without tensor cores (float32), which no power limit slows down."""
+    tf32: float = 0.0
+    """Peak of convolutions in float32 over that of products, where tensor cores run them; 0: they do not."""
+    single: float = 1.0
+    """FLOP/s of the plain cores in float32, which convolutions of single channels run on."""
 
     @property
     def format(self) -> str:
@@ -177,6 +181,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 "graphs" if training.overlap.launch else "compiled" if training.kernels.compiled else "eager"
             ),
             plain=training.precision.activation == 4,
+            tf32=0.0 if gpu.peaks.tf32 is None else gpu.peaks.tf32.value / peak,
+            single=gpu.peak("fp32") if gpu.peaks.fp32 else peak,
         )
 
 
@@ -322,6 +328,10 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
         return attention_seconds(operation, machine)
     if operation.gemms:
         return _products(operation, machine)
+    if operation.implicit is not None and not same(operation.turns, 0):
+        return _recurrent(operation, operation.implicit, machine)
+    if operation.implicit is not None:
+        return _convolved(operation, operation.implicit, machine)
     if operation.moves is not None and operation.kind == "norm" and machine.norm == "written":
         rate, launch = machine.memory("norm-written"), machine.launch
         ahead, back = operation.moves[0] / rate.forward, operation.moves[1] / rate.backward
@@ -345,6 +355,38 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
         back = back + sum(tensor.nbytes for tensor in operation.keeps)
     beside = machine.launch + (_routing(operation, machine) if permutes else 0.0)
     return OperationTime(nbytes / rates.forward + beside, back / rates.backward + beside, 0)
+
+
+def _recurrent(operation: Operation, product: Gemm, machine: Machine) -> OperationTime:
+    """Return the seconds of a recurrence: of a turn a product and what follows it, each after the one before; the rest at once.
+
+    Backward makes the gradient of each turn's state in the same order, and those of weights at the end.
+    """
+    turns = operation.turns * (gemm_seconds(product, machine) + machine.launch)
+    rest = operation.forward_flops / machine.usual.flops
+    again = operation.backward_flops / maximum(operation.forward_flops, 1)
+    return OperationTime(turns + rest, minimum(again, 1) * turns + again * rest, 0)
+
+
+def _convolved(operation: Operation, product: Gemm, machine: Machine) -> OperationTime:
+    """Return the seconds of a convolution: of its FLOPs, as the product that it is, and of the bytes that it moves, both counted.
+
+    In float32 it runs on tensor cores in TF32 where there are any (`torch.backends.cudnn.allow_tf32` is on unless said). Tensor
+    cores read channels that lie together: of others, what goes in and out is copied there and back. A filter of one channel has
+    nothing to multiply with a tile of rows, and runs on the plain cores.
+    """
+    ahead, back = operation.moves or (0, 0)
+    if same(product.n, 1) and not same(product.batch, 1):
+        arithmetic, copies = operation.forward_flops / machine.single, 1
+    else:
+        on_tensor_cores = machine.tf32 > 0 or not machine.plain
+        arithmetic = product_parts(product, machine)[0] / ((machine.plain and machine.tf32) or 1.0)
+        copies = 3 if operation.strided and on_tensor_cores else 1
+    rate = machine.memory("elementwise")
+    again = operation.backward_flops / operation.forward_flops
+    forward = both_count(arithmetic, copies * ahead / rate.forward) + machine.launch
+    backward = both_count(again * arithmetic, copies * back / rate.forward) + again * machine.launch
+    return OperationTime(forward, backward, 0)
 
 
 def _family(operation: Operation, machine: Machine) -> str:

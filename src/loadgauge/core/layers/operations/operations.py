@@ -26,6 +26,9 @@ PASSES = {
 Role = Literal["activation", "quantised", "float32", "statistic", "mask", "index"]
 """What a tensor is for, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
 
+LYING = "entry.inputs", "entry.buffers", "entry.held"
+"""Operations of captured layers that only stand for what lies there in the whole step, that of the optimizer too."""
+
 OperationKind = Literal[
     "gemm", "router", "attention", "convolution", "scan", "solve", "norm", "elementwise", "residual_dropout", "lookup",
     "loss", "collective", "view", "quantise",
@@ -138,6 +141,8 @@ class Operation(msgspec.Struct, frozen=True):
     `moves`: bytes that its kernels read and write forward and backward, where each of them is known (a cast, a copy); None:
     what goes in and out is counted, and what a calibration found that such operations move beside it.
     `read_again`: a product of 8 or 4 bits whose input another one has quantised before it.
+    `implicit`: the product that a convolution is, of which no tensor holds the larger matrix, or one turn of a recurrence, of
+    which `turns` wait for one another; `strided`: its channels do not lie together in memory, as those of `channels_last` do.
     """
 
     name: str
@@ -164,6 +169,9 @@ class Operation(msgspec.Struct, frozen=True):
     spares: frozenset[str] = frozenset()
     gradients: bool = True
     read_again: bool = False
+    implicit: Gemm | None = None
+    strided: bool = False
+    turns: Size = 0
 
     @property
     def params(self) -> Size:

@@ -31,7 +31,7 @@ _CLASS = "_class_name"
 
 
 def of_library(target: str) -> bool:
-    """Return whether a target is a library and a name in it, or the name of a published diffusion model.
+    """Return whether a target is a library and a name in it, or the name of a published model without a family.
 
     >>> of_library("timm:resnet50"), of_library("black-forest-labs/FLUX.1-dev"), of_library("gpt2"), of_library("train.py:model")
     (True, True, False, False)
@@ -41,14 +41,18 @@ def of_library(target: str) -> bool:
 
 
 def published(name: str) -> str | None:
-    """Return what a published diffusion model is called in the table; None where it is not there.
+    """Return what a published model, of diffusers or of transformers, is called in the table; None where it is not there.
 
     >>> published("wan-ai/wan2.1-t2v-14b-diffusers"), published("gpt2")
     ('wan2.1-14b', None)
     """
-    named: dict[str, dict[str, Any]] = _table()["named"]
     wanted = name.lower()
-    return next((key for key, row in named.items() if wanted in (key, *row["_also"].lower().split())), None)
+    return next((key for key, row in _named().items() if wanted in (key, *row["_also"].lower().split())), None)
+
+
+def _named() -> dict[str, dict[str, Any]]:
+    table = _table()
+    return {**table["named"], **table["transformers"]}
 
 
 def library_keys(target: str) -> dict[str, Any]:
@@ -61,7 +65,10 @@ def library_keys(target: str) -> dict[str, Any]:
     library, _, name = target.partition(":") if ":" in target else ("diffusers", "", target)
     keys = {"library": library, _CLASS: name}
     if library == "diffusers" and (known := published(name)):
-        keys |= _table()["named"][known]
+        row = _named()[known]
+        if "model_type" in row:
+            return {key: value for key, value in row.items() if key != "_also"}
+        keys |= row
     _row(keys, target)
     _needs(library)
     return keys

@@ -18,6 +18,8 @@ ONE, LENGTH = "b", "s"
 """The names of the number of sequences, and of the tokens of each."""
 SECOND, SOUND = "t", "n"
 """The names of the tokens of a second text, such as a decoder's, and of the samples of a sound."""
+SPELT, SPOKEN = "u", 15
+"""The name of the letters of a transcript, and how many a second of speech has."""
 ALSO = {
     ONE: ("batch_size", "batch", "bs", "B", "n"),
     LENGTH: ("seq_len", "seq_length", "length", "block_size", "T", "L"),
@@ -48,6 +50,18 @@ def check_keys(target: str, found: Mapping[str, Any]) -> None:
         raise NotModelled(
             f"{target}: quantization_config: a capture trains weights as the class makes them, not quantized"
         )
+
+
+def longest_of(keys: Mapping[str, Any]) -> int | None:
+    """Return the positions that a configuration has for its text; None where it states none.
+
+    >>> longest_of({"max_source_positions": 1500, "max_target_positions": 448})
+    448
+    """
+    of_text = keys.get("text_config") or {}
+    names = ("max_position_embeddings", "max_target_positions")
+    stated = (one.get(name) for one in (keys, of_text) for name in names)
+    return next((one for one in stated if isinstance(one, int) and one > 0), None)
 
 
 def check_script(target: str, inputs: str) -> str:

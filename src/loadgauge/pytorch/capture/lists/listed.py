@@ -67,7 +67,11 @@ class ListedExchange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
-    """An operation: indices of the segment's tensors and weights, FLOPs, bytes moved and exchanges forward and backward."""
+    """An operation: indices of the segment's tensors and weights, FLOPs, bytes moved and exchanges forward and backward.
+
+    implicit: the product that a convolution is, or one turn of a recurrence, as of `gemms`; strided: its channels do not lie
+        together; turns: how many wait for one another
+    """
 
     name: str
     kind: OperationKind
@@ -86,6 +90,9 @@ class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
     ahead: tuple[ListedExchange, ...] = ()
     behind: tuple[ListedExchange, ...] = ()
     gradients: bool = True
+    implicit: tuple[Size, Size, Size, Size] | None = None
+    strided: bool = False
+    turns: Size = Size(())
 
     @property
     def spared(self) -> bool:
@@ -183,6 +190,9 @@ class Segment(msgspec.Struct, frozen=True):
                 backward_comm=sent(one.behind),
                 spares=frozenset(tensors[place].name for place in one.inputs) if one.spared else frozenset(),
                 gradients=one.gradients and behind,
+                implicit=None if one.implicit is None else Gemm(*map(value, one.implicit)),
+                strided=one.strided,
+                turns=value(one.turns),
             )
             for one in self.operations
         )
@@ -236,8 +246,15 @@ class Listing(msgspec.Struct, frozen=True):
             for rows in (segment.forward, segment.bare, segment.rerun, segment.backward, segment.each):
                 yield from (row.live for row in rows)
             for one in segment.operations:
-                yield from (one.forward, one.input_gradient, one.weight_gradient, one.rerun, *(one.moves or ()))
-                yield from (size for gemm in one.gemms for size in gemm)
+                yield from (
+                    one.turns,
+                    one.forward,
+                    one.input_gradient,
+                    one.weight_gradient,
+                    one.rerun,
+                    *(one.moves or ()),
+                )
+                yield from (size for gemm in (*one.gemms, *([one.implicit] if one.implicit else ())) for size in gemm)
                 yield from (sent.nbytes for sent in (*one.ahead, *one.behind))
 
     @property

@@ -151,6 +151,7 @@ class Lister:
         """Copies of parameters that autocast makes, and of which; those of adapters are tensors like others."""
         self._unpack()
         self.alive = self._alive_at_backward()
+        self.held = self._held()
         keepers: dict[int, set[int]] = {}
         for number, order in run.keepers:
             if number in self.alive:
@@ -206,6 +207,20 @@ class Lister:
                 terms = self.size(change).terms
                 sizes[number] = 1 if terms and terms[0][1] > 0 else 0
         return {number for number, there in sizes.items() if there and number not in self.casts}
+
+    def _held(self) -> set[int]:
+        """What the module put aside in one step, which lies there until the next puts its own in its place."""
+        first = self.forward[0][0]
+        end = self.run.ops[first - 1].events if first else 0
+        there: dict[int, bool] = {}
+        for number, change in zip(self.run.ids[:end], self.run.changes[:end], strict=True):
+            terms = self.size(change).terms
+            there[number] = bool(terms) and terms[0][1] > 0
+        recast = {op.makes[0] for op in self.run.ops if op.copies and op.makes and self.run.weights.keys() & op.reads}
+        stream = self.run.stream
+        held = {number for number, lies in there.items() if lies and stream.records[number].op != "external"}
+        held -= recast  # a parameter in another dtype is one still
+        return {one for one in held if not self._given(one) and stream.category(one) != GRADIENTS}
 
     # -- what is alive -------------------------------------------------------------------------------------------------
 
@@ -276,7 +291,7 @@ class Lister:
                         gradients[at_work] += elements
                         latest += elements
                     continue
-                if number not in self.made and ahead:
+                if number not in self.made and number not in self.held and ahead:
                     continue  # of an earlier step
                 add(live, terms)
                 if not grows:

@@ -21,9 +21,10 @@ BLOCK, OUTER = 64, 256
 
 
 def quantise(module: nn.Module, regime: Regime) -> None:
-    """Put the linear layers of a model of transformers or diffusers in 4 bits, those that its loader puts there, and prepare it.
+    """Put the linear layers of a model in 4 bits, those that the loader of transformers or diffusers puts there, and prepare it.
 
-    Raises ConfigError without bitsandbytes, NotModelled for other modules.
+    Of a module of one's own they are all but the last that has parameters, which the loader takes for the head.
+    Raises ConfigError without bitsandbytes, NotModelled where there is none to put in 4 bits.
     """
     try:
         import bitsandbytes as bnb
@@ -32,29 +33,32 @@ def quantise(module: nn.Module, regime: Regime) -> None:
             "4-bit layers of a captured model are bitsandbytes' own: pip install bitsandbytes", key="qlora"
         ) from None
     from transformers import BitsAndBytesConfig, PreTrainedModel
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
-    model: Any = next((one for one in module.modules() if isinstance(one, PreTrainedModel)), None)
     of_diffusers = hasattr(module, "register_to_config")
-    if model is None and not of_diffusers:
-        raise NotModelled("--qlora of a module of one's own: transformers' loader makes the 4-bit layers of its models")
+    model: Any = next((one for one in module.modules() if isinstance(one, PreTrainedModel)), module)
     kind, double = FOUR_BITS[regime.tuned.base]
     wide = regime.weight == 4 and not regime.autocast
     compute = torch.float32 if wide else torch.bfloat16
     how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True, bnb_4bit_compute_dtype=compute, bnb_4bit_use_double_quant=double, bnb_4bit_quant_type=kind
     )
-    model = module if model is None else model
     before = dict(model.named_modules())
     with _disable_current_modes(), torch.device("meta"):
         if of_diffusers:
             theirs = import_module("diffusers.quantizers.bitsandbytes.utils")
             theirs.replace_with_bnb_linear(model, list(model._keep_in_fp32_modules or ()), quantization_config=how)
-        else:
+        elif isinstance(model, PreTrainedModel):
             Bnb4BitHfQuantizer(how, pre_quantized=False).preprocess_model(model=model, device_map=None)
-    for path, layer in model.named_modules():
-        if isinstance(layer, bnb.nn.Linear4bit):
-            _fill(layer, before[path], regime)
+        else:
+            head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
+            replace_with_bnb_linear(model, modules_to_not_convert=[head], quantization_config=how)
+    exchanged = {path: one for path, one in model.named_modules() if isinstance(one, bnb.nn.Linear4bit)}
+    if not exchanged:
+        raise NotModelled(f"--qlora of {type(model).__name__}: it has no linear layer beside its last")
+    for path, layer in exchanged.items():
+        _fill(layer, before[path], regime)
     module.is_loaded_in_4bit = model.is_loaded_in_4bit = True  # type: ignore[assignment]
     _upcast(module, regime)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from loadgauge.core.layers.operations.operations import OperationKind
+from loadgauge.core.layers.operations.operations import LYING, OperationKind
 from loadgauge.pytorch.capture.lists.exchanges import exchange_of
 from loadgauge.pytorch.capture.lists.listed import (
     ENTRY,
@@ -22,11 +22,13 @@ from loadgauge.pytorch.capture.symbols.sizes import Size
 from loadgauge.pytorch.record.allocations import INPUTS, WEIGHTS
 from loadgauge.pytorch.record.recording import Op
 
-ZERO = Size(())
+ZERO, ONCE = Size(()), Size((("1", 1),))
 _KINDS: tuple[tuple[str, OperationKind], ...] = (
     ("attention", "attention"), ("embedding", "lookup"), ("conv", "convolution"), ("norm", "norm"), ("softmax", "elementwise"),
     ("nll_loss", "loss"), ("cross_entropy", "loss"),
 )  # fmt: skip
+_TWICE = ("batch_norm", "group_norm")
+"""Norms of more than a kernel has at hand: their input is read for the statistics, and once more; so is what backward reads."""
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot")
 
 
@@ -178,6 +180,7 @@ class SegmentWriter:
         )
         gemms = self._gemms(op, short)
         flops = ZERO if op.flops is None else lister.size(op.flops)
+        passes = 2 if any(part in short for part in _TWICE) else 1
         inner: Terms = {}
         weighed: Terms = {}
         moved: Terms = {}
@@ -188,8 +191,8 @@ class SegmentWriter:
                 sources = {lister.source(number) for number in other.reads}
                 trains = bool(used) and not (sources & set(used))
                 add(weighed if trains else inner, lister.size(other.flops))
-            else:
-                for number in (*other.reads, *other.makes):
+            if not other.flops or not gemms:
+                for number in (*other.reads * passes, *other.makes):
                     add(moved, lister.nbytes[number])
         again: Terms = {}
         if kind == "attention" and gemms:
@@ -198,7 +201,7 @@ class SegmentWriter:
         moves = None
         if not gemms:
             ahead: Terms = {}
-            for number in (*op.reads, *made):
+            for number in (*op.reads * passes, *made):
                 if not (kind == "lookup" and number in lister.run.weights):
                     add(ahead, lister.nbytes[number])
             ahead = {} if casting or exchange is not None else ahead
@@ -224,6 +227,11 @@ class SegmentWriter:
                 () if exchange is None else (ListedExchange(*exchange, self._sent(op)),),
                 tuple(returned),
                 at >= self.lowest,
+                self._implicit(op, flops),
+                op.strided,
+                lister.size(op.turns[0] * (1 if op.turns[1] < 0 else op.shapes[0][op.turns[1]]))
+                if op.turns[0]
+                else ZERO,
             )
         )
 
@@ -238,6 +246,20 @@ class SegmentWriter:
             and number not in self.lister.casts
             and (number in self.lister.made or self.lister.run.stream.category(number) == INPUTS)
         )
+
+    def _implicit(self, op: Op, flops: Size) -> tuple[Size, Size, Size, Size] | None:
+        """The product that a convolution is, of its places by their surroundings, which no tensor holds."""
+        size, (turns, place) = self.lister.size, op.turns
+        if turns:
+            columns, inner = map(size, op.shapes[2])
+            rows = divided(size(op.shapes[0][0]), turns) if place < 0 else size(op.shapes[0][1 - place])
+            return rows, columns, inner, ONCE
+        if not op.groups or not flops.terms:
+            return None
+        weight, many = tuple(map(int, op.shapes[1])), abs(op.groups)
+        first, rest = weight[0] // many, math.prod(weight[1:])
+        columns, inner = (first, rest) if op.groups > 0 else (rest, first)
+        return divided(flops, 2 * math.prod(weight)), size(columns), size(inner), size(many)
 
     def _gemms(self, op: Op, short: str) -> tuple[tuple[Size, Size, Size, Size], ...]:
         size, shapes = self.lister.size, [shape for shape in op.shapes if len(shape) > 1]
@@ -268,20 +290,26 @@ class SegmentWriter:
         for number, change in zip(lister.run.ids, lister.run.changes, strict=True):
             if (terms := lister.size(change).terms) and terms[0][1] < 0:
                 exchanged.add(number)
-        for name, category in (("inputs", INPUTS), ("buffers", WEIGHTS)):
+        stream = lister.run.stream
+        made = {
+            name: [
+                number
+                for number in range(len(lister.nbytes))
+                if stream.category(number) == category and number not in exchanged and stream.records[number].phase == 0
+            ]
+            for name, category in ((LYING[0], INPUTS), (LYING[1], WEIGHTS))
+        }
+        made[LYING[2]] = sorted(lister.held)
+        for name, numbers in made.items():
             own: Terms = {}
-            for number in range(len(lister.nbytes)):
-                of = lister.run.stream.category(number) == category and number not in exchanged
-                if of and lister.run.stream.records[number].phase == 0:
-                    add(own, lister.nbytes[number])
+            for number in numbers:
+                add(own, lister.nbytes[number])
             if own:
-                self.tensors.append(tensor_of(name, size_of(own), "index", 1))
+                self.tensors.append(tensor_of(name.removeprefix("entry."), size_of(own), "index", 1))
                 place = len(self.tensors) - 1
                 self.operations.insert(
                     0,
-                    ListedOperation(
-                        f"entry.{name}", "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None
-                    ),
+                    ListedOperation(name, "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None),
                 )
                 total = summed(total, own)
         return total

@@ -145,7 +145,9 @@ LARGE = 1 << 24
 """Bytes of a file from which on its size and time stand for its contents."""
 MOST = 1000
 """Files of a program whose capture is kept."""
-ASKS = re.compile(rb"\b(?:environ|getenv|argv)\b")
+ASKS = re.compile(rb"\b(environ|getenv|argv)\b(?:(?:\.get|\.setdefault|\.pop)?[\[(]\s*[\"'](\w+)[\"'](?=\s*[\]),]))?")
+"""What a program may hang on beside files: a variable of the environment that it names, another, or its arguments."""
+VARIABLE = "$"
 _OF_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
 
 _heard: list[set[str]] = []
@@ -176,22 +178,42 @@ def reading() -> Iterator[set[str]]:
 
 
 def seals(paths: Iterable[str]) -> dict[str, str]:
-    """Return what stays the same of each of a program's own files as long as it does; none where that does not say what it does."""
+    """Return what stays the same of each of a program's own files as long as it does; none where that does not say what it does.
+
+    Of a library that was installed beside Python's own it is its folder, and of a variable that a program names its value.
+    """
     of_python = {path for name in _OF_PYTHON if (path := sysconfig.get_paths().get(name))}
     others = (*of_python, *site.getsitepackages(), site.getusersitepackages(), str(PACKAGE), "/proc", "/sys", "/dev")
     inside = tuple(os.path.join(os.path.abspath(other), "") for other in others)
     own = {os.path.abspath(path) for path in paths if not path.endswith(".pyc")}
     own = {path for path in own if not path.startswith(inside) and os.path.isfile(path)}
-    asks = any(path.endswith(".py") and ASKS.search(Path(path).read_bytes()) for path in own)
-    return {} if asks or len(own) > MOST else {path: _seal(path) for path in sorted(own)}
+    folders = [os.path.join(os.path.abspath(folder), "") for folder in dict.fromkeys(sys.path) if os.path.isdir(folder)]
+    installed = [folder for folder in folders if any(name.endswith(".dist-info") for name in os.listdir(folder))]
+    libraries = {path: folder + path.removeprefix(folder).partition(os.sep)[0]
+                 for path in own for folder in installed if path.startswith(folder)}  # fmt: skip
+    own -= libraries.keys()
+    programs = [Path(path).read_bytes() for path in own if path.endswith(".py")]
+    asked = {(word.decode(), name.decode()) for program in programs for word, name in ASKS.findall(program)}
+    if len(own) > MOST or any(not name or word == "argv" for word, name in asked):
+        return {}
+    named = (*own, *libraries.values(), *(VARIABLE + name for _, name in asked))
+    return {path: _seal(path, _BEGAN) for path in sorted(set(named))}
 
 
-def _seal(path: str) -> str:
+_BEGAN = dict(os.environ)
+"""The environment before a program changed it."""
+
+
+def _seal(path: str, environ: Mapping[str, str] = os.environ) -> str:
+    if path.startswith(VARIABLE):
+        return environ.get(path.removeprefix(VARIABLE), "")
     status = os.stat(path)
-    large = status.st_size >= LARGE
-    return f"{status.st_size} {status.st_mtime_ns}" if large else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    by_time = status.st_size >= LARGE or os.path.isdir(path)
+    return f"{status.st_size} {status.st_mtime_ns}" if by_time else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def unchanged(files: Mapping[str, str]) -> bool:
     """Return whether files are as they were when they were sealed."""
-    return all(os.path.isfile(path) and _seal(path) == seal for path, seal in files.items())
+    return all(
+        (path.startswith(VARIABLE) or os.path.exists(path)) and _seal(path) == seal for path, seal in files.items()
+    )

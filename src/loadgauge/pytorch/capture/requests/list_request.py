@@ -22,7 +22,7 @@ from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
 from loadgauge.pytorch.capture.inputs.small import shallow
-from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SOUND, config_keys, rows_of, sized
+from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SECOND, SOUND, config_keys, longest_of, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
 from loadgauge.pytorch.capture.lists.compose import Shown
 from loadgauge.pytorch.capture.lists.listed import Listing
@@ -110,7 +110,7 @@ def list_request(
         pattern=pattern,
         listings=listings,
         parameters=elements(model),
-        longest=getattr(text, "max_position_embeddings", None),
+        longest=longest_of({name: getattr(text, name, None) for name in dir(text) if name.startswith("max_")}),
         tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__),
         transformers=version_of("transformers"),
@@ -170,8 +170,8 @@ def _run(regime: Regime) -> TorchRun:
     return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
 
 
-SIZES = frozenset({"b", "s", "t"})
-"""Sizes that an estimate has; others of a function of inputs are at their defaults."""
+SIZES = frozenset({ONE, LENGTH, SECOND})
+"""Sizes that an estimate has; others of a function of inputs are at their defaults, and so is the second text's."""
 
 
 def _of_script(
@@ -179,7 +179,7 @@ def _of_script(
 ) -> Document:
     make = function(target)
     job = module_of(make, inputs_of(make, target, inputs), run)
-    names = tuple(name for name in job.names if name in SIZES or name not in job.usual)
+    names = tuple(name for name in job.names if name in (ONE, LENGTH) or name not in job.usual)
     unknown = sorted(set(names) - SIZES)
     if unknown or ONE not in names:
         raise ConfigError(
@@ -233,7 +233,7 @@ def _of_module(
     job = with_rows(job, rows_of(rows))
     dtype = _dtype_of(job.build("meta"))
     if (dtype == "float32") != (regime.weight == 4 or regime.buffer > 0):
-        words = "fp32 or bf16-autocast" if dtype == "float32" else "bf16-pure"
+        words = "fp32 or bf16-autocast" if dtype == "float32" else "bf16-pure or bf16-autocast-8"
         raise ConfigError(
             f"a module of one's own has the dtype that its function gives it, {dtype}: {words}", key="precision"
         )
@@ -464,4 +464,4 @@ def capture_request(
     gc.freeze()
     gc.enable()
     captures.target = job.model
-    return captures.at(**sized(captures.job.names, given, {**captures.job.usual, **defaults}))
+    return captures.at(**sized(captures.job.names, given, {**defaults, **captures.job.usual}))

@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.kernels import Kernels
 from loadgauge.core.definitions.model.lora import Lora
@@ -96,6 +97,7 @@ WHOLE = Tuned()
 
 
 OWN = "is captured from its own code"
+COMPILED = "torch.compile: the code runs eagerly, compiled it keeps less"
 
 
 class Regime(msgspec.Struct, frozen=True):
@@ -134,7 +136,7 @@ class Regime(msgspec.Struct, frozen=True):
     def of(cls, view: View, name: str, tuned: Tuned = WHOLE) -> Regime:
         """The regime of a view. Raises NotModelled for kernels that replace the model's own code."""
         kernels = view.kernels
-        for why in _replaced(kernels):
+        for why in _replaced(kernels, is_script(name)):
             raise NotModelled(f"{name} {OWN}, which {why} replaces: --framework huggingface, or a written family")
         if kernels.logprobs:  # the code that ran has a language model's loss over tokens
             raise NotModelled(f"{name} {OWN}, with its own loss, not that of a post-training task: a written family")
@@ -163,9 +165,11 @@ class Regime(msgspec.Struct, frozen=True):
         )
 
 
-def _replaced(kernels: Kernels) -> list[str]:
-    """Return what of the kernels is not transformers' own code, in words."""
+def _replaced(kernels: Kernels, eager: bool = False) -> list[str]:
+    """Return what of the kernels is not transformers' own code, in words. eager: what is compiled stands for what it compiles"""
     found = []
+    if eager and kernels.compiled and kernels.loss == "compiled":
+        return []
     if kernels.compiled:
         found.append("torch.compile")
     if kernels.products is not None:

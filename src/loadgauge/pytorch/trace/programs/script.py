@@ -8,7 +8,6 @@ import importlib.util
 import os
 import sys
 import sysconfig
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +22,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.counters import DEVICES, NAME as GPU, Counters, index_of
-from loadgauge.pytorch.device.kernels.vision_ops import torchvision
 from loadgauge.pytorch.device.patches import casting_on, replaced
 from loadgauge.pytorch.record.tracker import OWN
 
@@ -67,13 +65,7 @@ def _executed(file: Path) -> ModuleType:
     arguments, sys.argv = sys.argv, [str(file)]
     try:
         sys.modules[file.stem] = module
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            if "torchvision::" not in "".join(traceback.format_exception(error)):  # it, or what it was raised from
-                raise
-            torchvision()  # its compiled part cannot be loaded here
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise

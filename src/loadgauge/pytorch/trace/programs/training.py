@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.record.allocations import INPUTS
+from loadgauge.pytorch.trace.programs.own_loops import fitted
 from loadgauge.pytorch.trace.torch_run import TorchRun
 
 if TYPE_CHECKING:
@@ -104,9 +105,11 @@ class Training:
         return self.job.run.optimizer(trained) if trained else None
 
     def _by_user(self, device: str, built: Any) -> Callable[..., None]:
+        step = fitted(self.job.step, *self.given, self.losses, built)  # type: ignore[arg-type]
+
         def train(*given: Any, **keywords: Any) -> None:
             with torch.device(device):
-                self.job.step(built, *given, **keywords)  # type: ignore[misc]
+                step(*given, **keywords)
 
         return train
 

@@ -1,0 +1,110 @@
+"""How a batch reaches a module or a step of one's own, and what stands for a trainer that is not there."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+BATCHES = frozenset({"batch", "data", "inputs", "sample", "samples", "pair", "pairs", "triplet", "views"})
+"""Names of an argument that is a whole batch, and not the first tensor of one."""
+
+
+def fitted(
+    call: Callable[..., Any], given: tuple[Any, ...], keywords: Mapping[str, Any], losses: dict[str, None], *before: Any
+) -> Callable[..., Any]:
+    """Return what takes a batch as `call` does: spread over its arguments, or as one, or the first tensors of it.
+
+    given, keywords: the batch, spread; before: other arguments before it; losses: what a loss is made of, where tensors are left
+
+    >>> fitted(lambda net, batch: batch, (1, 2), {}, {}, "net")(1, 2)
+    (1, 2)
+    """
+    takes = inspect.signature(call.forward if isinstance(call, nn.Module) else call)
+
+    def binds(*given: Any, **keywords: Any) -> bool:
+        try:
+            takes.bind(*before, *given, **keywords)
+        except TypeError:
+            return False
+        return True
+
+    whole, plain = _whole(given, keywords), functools.partial(call, *before)
+    if binds(*given, **keywords):
+        return plain
+    if isinstance(whole, list) and binds(*whole):
+        return lambda whole: plain(*whole)
+    free = list(takes.parameters.values())[len(before) :]
+    if binds(whole) and (keywords or before or free[0].name in BATCHES or _of_several(free[0].annotation)):
+        return lambda *given, **keywords: plain(_whole(given, keywords))
+    most = next((number for number in reversed(range(1, len(given))) if binds(*given[:number])), 0)
+    return plain if not most else lambda *given: _scored(plain(*given[:most]), given[most:], losses)
+
+
+def _whole(given: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    return keywords or (given[0] if len(given) == 1 else given)
+
+
+def _of_several(annotation: Any) -> bool:
+    return annotation is not inspect.Parameter.empty and any(
+        word in str(annotation).lower() for word in ("tuple", "list", "sequence", "dict", "mapping")
+    )
+
+
+def _scored(result: Any, rest: tuple[Any, ...], losses: dict[str, None]) -> Any:
+    """The loss of a result against what its module leaves of a batch; the result where the two do not say it."""
+    made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    if not made or len(rest) != 1 or not isinstance(target := rest[0], torch.Tensor) or not made[0].dim():
+        return result
+    values = made[0]
+    if not target.is_floating_point() and values.dim() == target.dim() + 1:
+        losses["the cross entropy of what it returns and the rest of the batch"] = None
+        if values.shape[:-1] == target.shape:
+            values, target = values.flatten(0, -2), target.flatten()
+        return functional.cross_entropy(values, target)
+    if target.is_floating_point() and values.shape == target.shape:
+        losses["the mean squared error of what it returns and the rest of the batch"] = None
+        return functional.mse_loss(values, target)
+    return result
+
+
+def manual_step(module: nn.Module, given: tuple[Any, ...], keywords: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """Return the step of a LightningModule that optimizes by itself, with a stand-in for its trainer; None of any other."""
+    own: Any = module
+    if not takes_steps(module) or getattr(own, "automatic_optimization", True):
+        return None
+    leaves = tree_leaves(own.configure_optimizers())
+    optimizers = [one for one in leaves if isinstance(one, torch.optim.Optimizer)]
+    schedules = [SimpleNamespace(scheduler=one) for one in leaves if hasattr(one, "get_last_lr")]
+    strategy = SimpleNamespace(_lightning_optimizers=optimizers, backward=lambda loss, *_, **__: loss.backward())
+    own._trainer = SimpleNamespace(
+        optimizers=optimizers,
+        strategy=strategy,
+        lr_scheduler_configs=schedules,
+        current_epoch=0,
+        global_step=0,
+        is_global_zero=True,
+        world_size=1,
+        gradient_clip_val=None,
+        gradient_clip_algorithm=None,
+    )
+    own.log = own.log_dict = lambda *_, **__: None
+    return by_batch(module, given, keywords)
+
+
+def takes_steps(module: Any) -> bool:
+    """Return whether a module is a LightningModule, or written as one."""
+    return callable(getattr(module, "training_step", None)) and hasattr(module, "configure_optimizers")
+
+
+def by_batch(module: Any, given: tuple[Any, ...], keywords: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a LightningModule's own step, called with a batch and, where it takes one, its number."""
+    numbered = len(inspect.signature(module.training_step).parameters) > 1
+    return lambda *given, **keywords: module.training_step(_whole(given, keywords), *(0,) * numbered)
