@@ -20,6 +20,7 @@ from loadgauge import cluster, estimate, gpu, model, training
 from loadgauge.core.definitions.layout.layout import SCHEDULES
 from loadgauge.core.plan.search import Case, search
 from loadgauge.core.plan.space.axis_values import space_for
+from loadgauge.core.text.plan.plan import _thinned, why
 
 SPACES = [
     ("llama-3.1-405b", 16384, 2048, 8192),
@@ -31,21 +32,20 @@ SPACES = [
 ]
 METHOD = """\
 A layout is counted when it can exist; combinations that cannot are passed over, most of them without being looked at.
-Of each layout the memory is worked out, to the byte that a single estimate gives. Its time is
+Of a layout that can exist
 
-- exact where there is no pipeline, and where the schedule was played: the event simulation, for many layouts at once;
-- else bounded: its pipeline takes at least what its slowest stage is busy, with the first micro-batch on its way there
-  and the last one on its way back (a closed form; `core/plan/batch/schedule.py`, `least`). By that bound it cannot be among the
-  20 best layouts nor on the front of time and memory, or it does not fit, so its exact time is not needed. The answer is
-  that of the second table (tests/core/plan/test_search_plan.py).
+- lower bounds of its memory and its time are worked out together with others (`core/plan/batch/bounds.py`); by these it may not
+  fit, or be neither among the 20 best layouts nor on the front of time and memory;
+- else its memory is worked out, to the byte that a single estimate gives, and a closer bound of its time: its pipeline takes
+  at least what its slowest stage is busy, with the first micro-batch on its way there and the last one on its way back
+  (`core/plan/batch/schedule.py`, `least`);
+- if it may still be one of these, its time is exact: where there is a pipeline, its schedule is played, the best bounds first.
 
-No closed form replaces a time that is reported or ranked: the 20 best layouts and the front are estimated one by one in
-the end, and `SearchResult.moved` counts those that then change places.
+The answer is that of the second table (tests/core/plan/test_search_plan.py, test_search_arrays.py). No closed form replaces a
+time that is reported or ranked: what is shown is estimated one by one, and `SearchResult.moved` counts what then changes places.
 
-CPU seconds (user + system) of one core, of the whole search with these estimates, each search in a process of its own
-that has done nothing before; GiB: the most memory that the process ever had, Python and NumPy included. A dense model's
-space is small, and what it takes is mostly to set up its structures (stages, schedule, chunks, recomputation) and the
-last estimates, so that it does not come near the layouts/s of a model with experts."""
+CPU seconds (user + system) of one core, of the whole search with the estimates that `plan` prints, each search in a process of
+its own that has done nothing before; GiB: the most memory that the process ever had, Python and NumPy included."""
 ORACLES = [
     ("llama-3.1-8b", 8, 32, "megatron", SCHEDULES),
     ("llama-3.1-8b", 16, 16, "torchtitan", ("1f1b", "zb-v")),
@@ -65,11 +65,11 @@ def measured(number: int, exhaustive: bool) -> dict[str, float]:
     given = case(*SPACES[number])
     started = time.process_time()
     result = search([given], exhaustive=exhaustive)
+    shown = (*result.layouts[:5], *_thinned(result.pareto), *why(result))
+    cpu = time.process_time() - started
     return {
-        "combinations": result.evaluated, "layouts": result.valid, "bounded": result.bounded, "fit": result.fitting,
-        "moved": result.moved, "estimates": len({exact.layout for exact in (*result.layouts, *result.pareto)}),
-        "cpu": time.process_time() - started,
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "combinations": result.evaluated, "layouts": result.valid, "bounded": result.bounded, "shown": len(shown),
+        "moved": result.moved, "cpu": cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }  # fmt: skip
 
 

@@ -7,8 +7,7 @@ import tomllib
 from functools import cache
 from importlib import import_module
 
-from loadgauge.core.base.errors import ConfigError, suggest
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import ConfigError, read_data, suggest
 from loadgauge.job_files.ideas.table import Dialect, Document
 
 FILES = {

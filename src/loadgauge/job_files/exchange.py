@@ -11,28 +11,31 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Untrained
-from loadgauge.core.base.files import read_text
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import ConfigError, Untrained, read_data, read_text
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.job_files.dialects import dialect as dialect_of, recognise
-from loadgauge.job_files.ideas.facts import (
+from loadgauge.job_files.ideas import (
+    SMALLER,
     SPLITS,
+    Dialect,
+    Document,
     Extra,
     Fact,
+    Keys,
+    Missing,
     announced,
     describe,
     enough_gpus,
     facts_given,
     facts_of,
     merge,
+    short,
     solve,
+    stored,
 )
-from loadgauge.job_files.ideas.table import Dialect, Document, Keys, Missing, short
-from loadgauge.job_files.ideas.words import SMALLER, stored
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.configured import Over, configured, launch_options
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file

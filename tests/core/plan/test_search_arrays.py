@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from loadgauge import training
-from loadgauge.core.definitions.layout.layout import Layout
-from loadgauge.core.plan.search import untimed
+from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
+from loadgauge.core.plan.batch.classes import key_of
+from loadgauge.core.plan.batch.step_time import Step, finish
+from loadgauge.core.plan.batch.types import untimed
 from spaces import CASES, POLICIES, alone, case, ends, every_layout, read, some
 
 
@@ -67,15 +69,12 @@ def test_every_axis_is_walked() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_step_takes_less_than_the_least(name: str) -> None:
+def test_no_step_takes_less_than_the_least(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = CASES[name]
     bounds: list[np.ndarray] = []
-
-    def all_of_them(memory: np.ndarray, high: np.ndarray, least: np.ndarray) -> np.ndarray:
-        bounds.append(least)
-        return np.ones(len(memory), dtype=bool)
-
-    batches = list(given.evaluator().batches(None, all_of_them))
+    whole = Step.batch
+    monkeypatch.setattr(Step, "batch", lambda step: bounds.append(step.least) or whole(step))
+    batches = list(given.evaluator().batches())
     assert len(bounds) == len(batches)
     for batch, least in zip(batches, bounds, strict=True):
         assert (least <= batch.step).all()
@@ -100,3 +99,35 @@ def test_gradients_that_are_added_up_are_told_apart_for_each_number_of_stages() 
     given = case("llama-3.1-8b", 8, 8, kind=training("huggingface"), **axes)
     for layout, both in read(given).items():
         assert both == pytest.approx(alone(given, layout), rel=1e-9), layout
+
+
+@pytest.mark.parametrize("name", [*CASES, "parts of layers again"])
+def test_no_layout_needs_less_than_the_bounds_of_its_class(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is ruled out, and what is narrowed down to has the layouts, bytes and seconds of all."""
+    again = tuple(map(RecomputePolicy.parse, ("full:every=2", "full:layers=1")))
+    given = CASES.get(name) or case("deepseek-v2-lite", 4, 8, recompute=again, schedule=("1f1b", "interleaved"))
+    if given.space.lengths is not None:
+        return
+    monkeypatch.setattr("loadgauge.core.plan.batch.evaluate.SMALL", 0)
+    everything = lambda low, least: np.ones(len(low), dtype=bool)  # noqa: E731
+    evaluator, over, seen = given.evaluator(), [[], []], {}
+    families = evaluator.families()
+    for part, spread, classes in evaluator.narrowed(families, everything, None):
+        assert classes is not None
+        for pp, pipelines in families[spread].items():
+            part.start(pp)
+            for structures in pipelines.values():
+                with np.errstate(all="ignore"):
+                    some = part.evaluate(structures, None, everything, classes)
+                for batch in finish([one for one in some if isinstance(one, Step)], None):
+                    rows, low, least, *_ = classes.of[key_of(batch.structure)]
+                    order = np.searchsorted(rows, batch.places // part.grid.dims[2])
+                    assert (low[order] <= batch.memory).all(), batch.structure
+                    assert (least[order] <= batch.step).all(), batch.structure
+                    over[0].append(batch.memory / low[order])
+                    over[1].append(batch.step / least[order])
+                    for place, memory, step in zip(batch.places, batch.memory, batch.step, strict=True):
+                        seen[batch.grid.layout(batch.structure, int(place))] = float(memory), float(step)
+    assert seen == (read_of(name) if name in CASES else read(given))
+    assert np.median(np.concatenate(over[0])) < 2
+    assert np.median(np.concatenate(over[1])) < 1.5

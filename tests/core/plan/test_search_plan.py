@@ -12,8 +12,9 @@ from loadgauge import NothingFits
 from loadgauge.core.base.errors import LayoutError
 from loadgauge.core.definitions.hardware.hardware import with_memory
 from loadgauge.core.plan import inverse as questions
+from loadgauge.core.plan.batch.best import Best
 from loadgauge.core.plan.reopen import reopen
-from loadgauge.core.plan.search import OBJECTIVES, _Best, carried, search
+from loadgauge.core.plan.search import OBJECTIVES, carried, search
 from spaces import alone, case, ends, every_layout
 
 SMALL = {
@@ -136,7 +137,7 @@ def test_most_schedules_are_not_played_and_the_answer_is_the_same(
 def test_the_best_of_many_are_those_of_all_sorted() -> None:
     given = case("llama-3.1-70b", 128, 128, pp=(2, 4, 8), schedule=("1f1b", "interleaved"), vpp=(1, 2, 4))
     limit, count = given.cluster.gpu.capacity, 100
-    best = _Best(np, count)
+    best = Best(count)
     for batch in given.evaluator().batches(None, best.wanted(lambda step, memory: step, limit, limit)):
         best.add(0, batch, batch.step, limit, limit)
     best.sure.trim()

@@ -17,6 +17,7 @@ from loadgauge.core.base.algebra import (
 )
 from loadgauge.core.base.by_key import lists, sums
 from loadgauge.core.base.errors import (
+    CANNOT_TELL,
     NO,
     YES,
     ConfigError,
@@ -55,6 +56,7 @@ from loadgauge.core.base.units import (
 from loadgauge.core.base.verdict import RANK, Needs, Verdict, exit_code, host_holds, judge, needs
 
 __all__ = [
+    "CANNOT_TELL",
     "GB",
     "GIB",
     "KIB",

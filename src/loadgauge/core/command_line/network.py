@@ -92,8 +92,8 @@ def command(
     }  # fmt: skip
     if sweeps:
         return _side_by_side(job, sweeps, how)
-    given = resolve_job(job)
-    return networked(given, _setup(given, **how))
+    setup = resolve_job(job)
+    return networked(setup, _setup(setup, **how))
 
 
 def _side_by_side(job: Job, sweeps: tuple[str, ...], how: dict[str, Any]) -> Answer:
@@ -109,24 +109,24 @@ def _side_by_side(job: Job, sweeps: tuple[str, ...], how: dict[str, Any]) -> Ans
 
 
 def _setup(
-    given: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, busbw: tuple[str, ...], **how: Any
+    setup: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, busbw: tuple[str, ...], **how: Any
 ) -> NetworkCase:
-    if given.gpu is None:
+    if setup.gpu is None:
         raise ConfigError("is needed: the links are the GPU's (`loadgauge gpus` lists them)", key="gpu")
-    if given.job.measured is not None:
+    if setup.job.measured is not None:
         raise ConfigError("rescales whole steps, and says nothing of links; use it with `estimate`", key="measured")
     if oversubscription is None and (pod is not None or rails):
         raise ConfigError("goes with --oversubscription", key="rails" if rails else "pod")
-    if given.job.topology is not None and oversubscription is not None:
+    if setup.job.topology is not None and oversubscription is not None:
         raise ConfigError("is what --topology states", key="oversubscription")
-    if given.cluster is None:
-        raise NotStated(given.untimed)
+    if setup.cluster is None:
+        raise NotStated(setup.untimed)
     case = NetworkCase.of(
-        given.model,
-        given.layout,
-        given.training,
-        given.cluster,
-        of_cluster(given.cluster),
+        setup.model,
+        setup.layout,
+        setup.training,
+        setup.cluster,
+        of_cluster(setup.cluster),
         oversubscription=oversubscription,
         pod=pod,
         rails=rails,

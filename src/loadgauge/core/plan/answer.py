@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.hooks import load
+from loadgauge.core.base import ConfigError, load
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import WHOLE_RUN, Job
 from loadgauge.core.definitions.model.model import ModelSpec

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import Error, NothingFits
-from loadgauge.core.base.units import count, days_words
+from loadgauge.core.base import Error, NothingFits, count, days_words
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.estimate.time.cost import DAY, gpus_needed

@@ -21,9 +21,9 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.estimate.time.cost import DAY, training_seconds
-from loadgauge.core.plan.batch.types import Batch
+from loadgauge.core.plan.batch.types import Batch, untimed
 from loadgauge.core.plan.reopen import reopen
-from loadgauge.core.plan.search import Case, Objective, cost_per_billion_tokens, search, untimed
+from loadgauge.core.plan.search import Case, Objective, cost_per_billion_tokens, search
 from loadgauge.core.plan.space.axis_values import space_for
 from loadgauge.core.plan.space.space import divisors
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
 from loadgauge.core.definitions.training.tasks import TASKS
@@ -26,8 +27,6 @@ from loadgauge.core.post_training.step import Known, StepTime, step_time, timed
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.recompute_words import recompute_policy
 from loadgauge.core.resolve.resolve import named_card
-
-NODE = 8
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +50,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         (4,)
         """
         gpus, generates = job.gpus or 1, TASKS[job.task or ""].rollout
-        inside = tuple(one for one in (1, 2, 4, 8) if one <= min(gpus, NODE))
+        inside = tuple(one for one in (1, 2, 4, 8) if one <= min(gpus, GPUS_PER_NODE))
         engine = None if job.rollout is None else Engine.parse(job.rollout)
         named = (job.rollout or "").partition(":")[2]
         kind = engine.kind if engine is not None else "vllm"

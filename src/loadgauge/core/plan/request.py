@@ -12,9 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NotStated
-from loadgauge.core.base.hooks import need, provider
-from loadgauge.core.base.units import GIB
+from loadgauge.core.base import GIB, ConfigError, Error, LayoutError, NotStated, need, provider
 from loadgauge.core.definitions.hardware.prices import usual_prices
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number

@@ -6,9 +6,9 @@ The array reading ranks; what is reported is the exact `estimate` of each layout
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -23,12 +23,14 @@ from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.unsaid import overlap_ends, with_unsaid
+from loadgauge.core.plan.batch.best import Best, Estimates, Rank, Ranked, Row
+from loadgauge.core.plan.batch.bounds import May
 from loadgauge.core.plan.batch.evaluate import BatchEvaluator
 from loadgauge.core.plan.batch.memo import Memo
-from loadgauge.core.plan.batch.types import Batch, Wanted
+from loadgauge.core.plan.batch.types import Batch, Wanted, untimed
 from loadgauge.core.plan.sample import Sampler
 from loadgauge.core.plan.space.constraints import Constraints
-from loadgauge.core.plan.space.space import SIZES, Grid, Space, Structure
+from loadgauge.core.plan.space.space import SIZES, Space
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -38,6 +40,13 @@ NETWORK_KEPT, NETWORK_SLACK = 1000, 1.05
 """For the objective network: how many of the fastest layouts are compared, and how much longer they may take."""
 GOODPUT_KEPT = 100
 """For the objective goodput: how many layouts, the best by their step and by the replicas that are left, are compared in full."""
+USUAL = {
+    "tp": (1, 2, 4, 8), "pp": (1, 2, 4, 8, 16), "vpp": (1, 4), "cp": (1,), "ep": (1, 8, 32), "etp": (1,), "zero": (1,),
+    "replicas": (1,), "micro_batch": (1,),
+}  # fmt: skip
+"""Values of a first look."""
+SLOW = ("network", "goodput")
+"""Objectives that estimate many layouts one by one."""
 Progress = Callable[[int, int], None]
 
 
@@ -65,12 +74,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """The evaluator of all layouts of the case at once."""
         return BatchEvaluator(self.space, self.training, self.cluster, self.efficiencies or of_cluster(self.cluster))
 
-    def batches(self, progress: Progress | None = None, wanted: Wanted | None = None) -> Iterator[Batch]:
+    def batches(
+        self,
+        progress: Progress | None = None,
+        wanted: Wanted | None = None,
+        may: May | None = None,
+        seed: Callable[[Batch], None] | None = None,
+    ) -> Iterator[Batch]:
         """Yield the valid layouts, structure by structure, with memory [bytes] and step time [s].
 
         With sequence lengths, the time is of a mean micro-batch and the memory of one with the longest sequences only.
         """
-        batches = self.evaluator().batches(progress, wanted)
+        batches = self.evaluator().batches(progress, wanted, may if self.space.lengths is None else None, seed)
         if self.space.lengths is None:
             yield from batches
             return
@@ -107,170 +122,44 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return exact.replace(time=overlap_ends(exact)[0])
 
 
-def untimed(memory: Any, high: Any, least: Any) -> Any:
-    """Return that no layout needs an exact time (a `Wanted`)."""
-    import numpy
-
-    return numpy.zeros(len(memory), dtype=bool)
-
-
-class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The best layouts, best first, the Pareto front of step time and memory, and how many layouts were searched.
 
-    evaluated: combinations of all axes; valid: those that can exist, each with its memory and step time
-    bounded: of these, how many have only a lower bound of their step time, which was too long for the answer
-    fitting: of the valid ones, how many fit as assumed; moved: how many of the best changed places with their exact estimates
+    evaluated: combinations of all axes; valid: those that can exist
+    bounded: of these, how many have only a lower bound of their step time, which was too long for the answer, or of their
+    memory, which was too much
     tighter: a TIGHT layout that is better than the best, which fits
     """
 
     cases: tuple[Case, ...]
     objective: Objective
     margin: float
-    layouts: tuple[Estimate, ...]
-    pareto: tuple[Estimate, ...]
+    layouts: Sequence[Estimate]
+    pareto: Sequence[Estimate]
     evaluated: int
     valid: int
-    fitting: int
     seconds: float
-    moved: int = 0
+    ranked: Ranked
     bounded: int = 0
     tighter: Estimate | None = None
+    counted: int | None = None
 
-
-class Row(NamedTuple):
-    """A layout among the best: the score (minimised), step time [s], memory [bytes], the number of its case, its place."""
-
-    score: float
-    step: float
-    memory: float
-    case: int
-    structure: Structure
-    grid: Grid
-    place: int
-
-    @property
-    def layout(self) -> Layout:
-        """The layout, every size a whole number."""
-        return self.grid.layout(self.structure, self.place)
-
-
-class _Pool:
-    """The best layouts seen so far of those that fit, or of those that may, and their front."""
-
-    def __init__(self, numpy: Any, kept: int) -> None:
-        self.numpy, self.kept = numpy, kept
-        self.rows: list[Row] = []
-        self.front: list[Row] = []
-        self.ceiling = float("inf")
-
-    def add(self, number: int, batch: Batch, score: Any, members: Any) -> None:
-        """Add layouts of one structure. members: which of the batch are of this pool"""
-        numpy = self.numpy
-        good = members[(score[members] <= self.ceiling) & (batch.step[members] < numpy.inf)]
-        if len(good) > self.kept:
-            good = good[numpy.argpartition(score[good], self.kept)[: self.kept]]
-        self.rows += [_row(number, batch, score, int(index)) for index in good]
-        if len(self.rows) > 20 * self.kept:
-            self.trim()
-        self._front(number, batch, score, members)
-
-    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
-        """Return which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
-        if len(self.rows) >= self.kept:
-            self.trim()
-        return (score <= self.ceiling) | self._before_front(memory, least)
-
-    def _before_front(self, memory: Any, step: Any) -> Any:
-        """Layouts that need less memory than all on the front that take no longer."""
-        numpy = self.numpy
-        steps = numpy.array([row.step for row in self.front])
-        bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
-        return memory < bytes_by_then[numpy.searchsorted(steps, step, side="right")]
-
-    def trim(self) -> None:
-        """Only the best stay."""
-        self.rows.sort(key=lambda row: row[:3])
-        del self.rows[self.kept :]
-        if len(self.rows) == self.kept:
-            self.ceiling = self.rows[-1].score * (1 + 1e-12)
-
-    def _front(self, number: int, batch: Batch, score: Any, members: Any) -> None:
-        numpy = self.numpy
-        members = members[batch.step[members] < numpy.inf]
-        members = members[self._before_front(batch.memory[members], batch.step[members])]
-        if not len(members):
-            return
-        order = members[numpy.lexsort((batch.memory[members], batch.step[members]))]
-        memory = batch.memory[order]
-        lowest = numpy.minimum.accumulate(memory)
-        better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
-        mine = [_row(number, batch, score, int(index)) for index in order[better]]
-        merged = sorted(self.front + mine, key=lambda row: row[1:3])
-        self.front = []
-        for row in merged:
-            if not self.front or row.memory < self.front[-1].memory:
-                self.front.append(row)
-
-
-class _Best:
-    """The best layouts seen so far that fit as assumed, those that are tight, and the one that needs least.
-
-    Once a layout fits, of the tight ones only those matter that would be better than it.
-    """
-
-    def __init__(self, numpy: Any, kept: int) -> None:
-        self.numpy = numpy
-        self.sure, self.tight = _Pool(numpy, kept), _Pool(numpy, kept)
-        self.least: Row | None = None
-        self.lowest = float("inf")
-        self.valid = self.fitting = self.bounded = 0
-
-    def add(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
-        """Add the layouts of one structure; limit: memory that they may need, of the card's capacity [bytes]."""
-        numpy = self.numpy
-        self.valid += len(batch.places)
-        self.bounded += int(numpy.isinf(batch.step).sum())
-        least = int(numpy.argmin(batch.memory))
-        if self.least is None or batch.memory[least] < self.least.memory:
-            self.least = _row(number, batch, score, least)
-        sure, tight = self._split(batch.memory, batch.high, limit, capacity)
-        self.fitting += int(sure.sum())
-        for pool, members in ((self.sure, numpy.flatnonzero(sure)), (self.tight, numpy.flatnonzero(tight))):
-            if len(members):
-                pool.add(number, batch, score, members)
-        self.lowest = min((row.score for row in self.sure.rows), default=self.lowest)
-
-    def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
-        """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""
-
-        def contenders(memory: Any, high: Any, least: Any) -> Any:
-            sure, tight = self._split(memory, high, limit, capacity)
-            lowest = score(least, memory)
-            might = lowest < self.lowest if self.sure.rows else self.tight.contenders(lowest, memory, least)
-            return (sure & self.sure.contenders(lowest, memory, least)) | (tight & might)
-
-        return contenders
-
-    def _split(self, memory: Any, high: Any, limit: float, capacity: float) -> tuple[Any, Any]:
-        room = memory <= limit
-        return room & (high <= capacity), room & (high > capacity)
+    @cached_property
+    def fitting(self) -> int:
+        """How many of the valid layouts fit as assumed: the memory of all of them, which the search did not need."""
+        if self.counted is not None:
+            return self.counted
+        rooms = [(case.cluster.gpu.capacity, case.batches(None, untimed)) for case in self.cases]
+        return sum(
+            int(((batch.memory <= room - self.margin) & (batch.high <= room)).sum())
+            for room, batches in rooms
+            for batch in batches
+        )
 
     @property
-    def pool(self) -> _Pool:
-        """The layouts to answer with: those that fit, or the tight ones where none does."""
-        return self.sure if self.sure.rows else self.tight
-
-
-def _row(number: int, batch: Batch, score: Any, index: int) -> Row:
-    return Row(
-        float(score[index]),
-        float(batch.step[index]),
-        float(batch.memory[index]),
-        number,
-        batch.structure,
-        batch.grid,
-        int(batch.places[index]),
-    )
+    def moved(self) -> int:
+        """How many of the best changed places with their exact estimates."""
+        return self.ranked.moved
 
 
 def search(
@@ -299,32 +188,33 @@ def search(
     >>> result.layouts[0].layout.zero, result.evaluated, result.valid
     (2, 8, 4)
     """
-    import numpy
-
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")
     started = time.perf_counter()
     compared = {"network": NETWORK_KEPT, "goodput": GOODPUT_KEPT}.get(objective, 0)
-    best = _Best(numpy, max(KEPT, top, compared))
-    evaluated = 0
+    best = Best(max(KEPT, top, compared))
     for number, case in enumerate(cases):
         capacity = case.cluster.gpu.capacity
         limit = capacity - margin
-        evaluated += case.space.size
-        wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit, capacity)
+        own = partial(_score, objective, case)
+        wanted, may = (None, None) if exhaustive else (best.wanted(own, limit, capacity), best.may(own, limit))
         if wanted is not None and sampler is not None:
-            wanted = sampler.widen(wanted, capacity)
-        for batch in case.batches(progress, wanted):
+            wanted, may = sampler.widen(wanted, capacity), None
+
+        def seed(batch: Batch) -> None:
+            best.seed(number, batch, _scores(objective, case, batch), limit, capacity)  # noqa: B023
+
+        for batch in case.batches(progress, wanted, may, seed):
             if sampler is not None:
                 sampler.take(batch, capacity)
             best.add(number, batch, _scores(objective, case, batch), limit, capacity)
-    if best.least is None:
+    if not best.valid:
         raise LayoutError(no_layout(cases))
     for pool in (best.sure, best.tight):
         pool.trim()
-    rows = best.pool.rows
+    evaluated, rows = sum(case.space.size for case in cases), best.pool.rows
     if not rows:
-        nothing = nothing_fits(cases, best.least.layout, best.least.case, margin)
+        nothing = nothing_fits(cases, *_least(cases), margin)
         seconds_taken = time.perf_counter() - started
         nothing.counts = {"evaluated": evaluated, "valid": best.valid, "fitting": 0, "seconds": seconds_taken}
         raise nothing
@@ -332,25 +222,65 @@ def search(
         slowest = NETWORK_SLACK * min(row.step for row in rows)
         rows = [row for row in rows if row.step <= slowest]
     estimates = Memo()
-    ranked = _exact(cases, objective, estimates, rows)
-    moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
-    front = _exact(cases, objective, estimates, best.pool.front)
-    tighter = _tighter(cases, objective, estimates, best, ranked[0][1])
-    first = case_of(cases, ranked[0][1]).ranged(ranked[0][1])
+
+    def exact(row: Row) -> Estimate:
+        return estimates.once((row.case, layout := row.layout), cases[row.case].estimate, layout)
+
+    def rank(row: Row, estimate: Estimate) -> Rank:
+        second = seconds(estimate) if objective == "network" else estimate.memory.total
+        word = RANK[estimate.memory.verdict]
+        return word, score(objective, cases[row.case], estimate), second, _simplicity(estimate.layout)
+
+    ranked, front = Ranked(rows, exact, rank, close=not compared), best.pool.front
+    first = ranked.at(0)
+    ranged = case_of(cases, first).ranged(first)
     return SearchResult(
         cases=tuple(cases),
         objective=objective,
         margin=margin,
-        layouts=(first, *(exact for _, exact in ranked[1:top])),
-        pareto=tuple(sorted((exact for _, exact in front), key=seconds)),
+        layouts=Estimates(min(top, len(rows)), lambda place: ranked.at(place) if place else ranged),
+        pareto=Estimates(len(front), lambda place: exact(front[place])),
         evaluated=evaluated,
         valid=best.valid,
-        fitting=best.fitting,
+        counted=best.fitting if best.seen == best.valid else None,
         seconds=time.perf_counter() - started,
-        moved=moved,
-        bounded=best.bounded,
-        tighter=tighter,
+        ranked=ranked,
+        bounded=best.valid - best.timed,
+        tighter=_tighter(cases, objective, exact, best, first),
     )
+
+
+def first_look(cases: Sequence[Case], objective: Objective = "time", margin: float = 0.0) -> Estimate | None:
+    """Return a good layout of the first search within a tenth of a second: the best of the `USUAL` values; None if none fits.
+
+    >>> from loadgauge import cluster, gpu, model, training
+    >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096, tp=(1, 2, 8))
+    >>> case = Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))
+    >>> first_look([case]).layout.zero
+    1
+    """
+    space = cases[0].space
+    few = {name: tuple(value for value in getattr(space, name) if value in some) for name, some in USUAL.items()}
+    few = {name: some or getattr(space, name)[:1] for name, some in few.items()} | {"recompute": space.recompute[-1:]}
+    quick = msgspec.structs.replace(cases[0], space=msgspec.structs.replace(space, **few))
+    try:
+        return search([quick], objective="time" if objective in SLOW else objective, margin=margin, top=1).layouts[0]
+    except (LayoutError, NothingFits):
+        return None
+
+
+def _least(cases: Sequence[Case]) -> tuple[Layout, int]:
+    """The layout that needs the least memory, and the number of its case."""
+    least: list[Row] = []
+
+    def less(low: Any, _: Any) -> Any:
+        return low < (least[0].memory if least else float("inf"))
+
+    for number, case in enumerate(cases):
+        for batch in case.batches(None, untimed, less):
+            if len(batch.places) and less(batch.memory.min(), None):
+                least[:] = [Row.of(number, batch, batch.memory, int(batch.memory.argmin()))]
+    return least[0].layout, least[0].case
 
 
 def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
@@ -411,36 +341,20 @@ def seconds(estimate: Estimate) -> float:
     return estimate.time.step
 
 
-def _exact(
-    cases: Sequence[Case], objective: Objective, estimates: Memo, rows: Iterable[Row]
-) -> list[tuple[int, Estimate]]:
-    """Exact estimates of rows, those that fit first and the best first, each with its place. estimates: those made already."""
-    ranked = []
-    for place, row in enumerate(rows):
-        case, layout = cases[row.case], row.layout
-        exact = estimates.once((row.case, layout), case.estimate, layout)
-        second = seconds(exact) if objective == "network" else exact.memory.total
-        word = RANK[exact.memory.verdict]
-        ranked.append(((word, score(objective, case, exact), second, _simplicity(layout)), place, exact))
-    ranked.sort(key=lambda entry: entry[:2])
-    return [(place, exact) for _, place, exact in ranked]
-
-
 def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
     """Return the search that an estimate is of, by its number of GPUs."""
     return next(case for case in cases if case.space.gpus == exact.layout.gpus)
 
 
 def _tighter(
-    cases: Sequence[Case], objective: Objective, estimates: Memo, found: _Best, best: Estimate
+    cases: Sequence[Case], objective: Objective, exact: Callable[[Row], Estimate], found: Best, best: Estimate
 ) -> Estimate | None:
     """The best of the tight layouts, where it is better than the best, which fits."""
     if not found.sure.rows or not found.tight.rows:
         return None
     own = score(objective, case_of(cases, best), best)
-    row = min(found.tight.rows, key=lambda row: row[:3])
-    _, exact = _exact(cases, objective, estimates, [row])[0]
-    return exact if score(objective, cases[row.case], exact) < own else None
+    row = min(found.tight.rows, key=lambda row: row[:4])
+    return tight if score(objective, cases[row.case], tight := exact(row)) < own else None
 
 
 def _simplicity(layout: Layout) -> tuple[int, ...]:

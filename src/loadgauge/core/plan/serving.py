@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.serving.result import Answer
@@ -21,7 +22,6 @@ PREFILL = 8192
 """Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""
 ANSWER = 512
 """Tokens of an answer, where nothing is said."""
-NODE = 8
 MOST_BATCH, MOST_CONTEXT = 65_536, 10**7
 
 
@@ -100,7 +100,7 @@ def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: b
     [(None, None), (None, 2), (None, 4), (2, None), (2, 2), (4, None)]
     """
     sizes = tuple(size for size in range(1, gpus + 1) if gpus % size == 0)
-    for tp in axes.get("tp", tuple(size for size in sizes if size <= NODE)):
+    for tp in axes.get("tp", tuple(size for size in sizes if size <= GPUS_PER_NODE)):
         for pp in axes.get("pp", sizes):
             for ep in axes.get("ep", sizes if experts else (1,)):
                 whole = not max(tp, ep) % min(tp, ep) and not gpus % (pp * max(tp, ep))
@@ -243,7 +243,7 @@ class _Search:
         """Return of each layout of one replica the fewest replicas that answer the requests; without requests, one."""
         rows: list[Choice] = []
         size = 1
-        while size <= 8 * NODE and (not rows or size <= min(row.answer.gpus for row in rows)):
+        while size <= 8 * GPUS_PER_NODE and (not rows or size <= min(row.answer.gpus for row in rows)):
             for layout in layouts(self.job, size, axes, experts=self.experts):
                 if size != (layout.pp or 1) * max(layout.tp or 1, layout.ep or 1):
                     continue  # more replicas of a smaller layout, which was looked at

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.core.base.files import is_script
-from loadgauge.core.base.hooks import need, provider
+from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed

@@ -41,20 +41,20 @@ def bandwidth(value: float) -> str:
     return f"{8 * value / 1e9:,.3g} Gbit/s"
 
 
-def _plain(one: Local) -> dict[str, Any]:
+def _plain(local: Local) -> dict[str, Any]:
     return {
-        "sites": one.sites.sites,
-        "inner_steps": list(one.steps),
-        "step": one.estimate.timing.step,
-        "round": one.compute,
-        "sent": one.sent,
-        "exchange": one.exchange,
-        "exposed": one.shown,
-        "waiting": one.waiting,
-        "needed": one.needed,
-        "outer_bytes_per_gpu": one.outer,
-        "tokens_per_second": one.tokens_per_second,
-        "of_one_site": one.ratio,
+        "sites": local.sites.sites,
+        "inner_steps": list(local.steps),
+        "step": local.estimate.timing.step,
+        "round": local.compute,
+        "sent": local.sent,
+        "exchange": local.exchange,
+        "exposed": local.shown,
+        "waiting": local.waiting,
+        "needed": local.needed,
+        "outer_bytes_per_gpu": local.outer,
+        "tokens_per_second": local.tokens_per_second,
+        "of_one_site": local.ratio,
     }
 
 

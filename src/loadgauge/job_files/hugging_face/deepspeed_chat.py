@@ -11,8 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas import reads
-from loadgauge.job_files.ideas.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row, short
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Unknown, names_in, reads, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
 

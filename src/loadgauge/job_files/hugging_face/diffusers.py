@@ -15,7 +15,7 @@ from loadgauge.core.base.hooks import provider
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.huggingface import compiled, dropout, processes
-from loadgauge.job_files.ideas.lenses import dora, fixed
+from loadgauge.job_files.ideas.lenses import dora, fixed, reads
 from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
@@ -89,6 +89,7 @@ def _model(keys: Keys) -> Facts:
     return {"model": named(keys, stated(keys, NAME), own["model"] if exact else "", f"train_{name}.py")} | texts
 
 
+@reads(SIDE, "aspect_ratio_buckets", "cond_image_column", *VIDEO, facts="pictures video")
 def _pictures(keys: Keys) -> Facts:
     """Sizes of the pictures; of several (`--aspect_ratio_buckets`) the largest."""
     own = _own(keys)
@@ -103,6 +104,12 @@ def _pictures(keys: Keys) -> Facts:
     return {"pictures": f"1x{width}x{height * (2 if doubled else 1)}"}
 
 
+@reads(
+    "train_batch_size",
+    "with_prior_preservation",
+    facts="micro_batch",
+    write=lambda facts, keys: {"train_batch_size": facts.get("micro_batch"), "with_prior_preservation": None},
+)
 def _batch(keys: Keys) -> Facts:
     """Pictures of a micro-batch, beside each of which prior preservation has another."""
     each = keys.whole("train_batch_size") or _own(keys)["batch"]
@@ -131,6 +138,7 @@ def _staying(keys: Keys) -> str:
     return STAYING[vae, texts and not keys.flag("pre_compute_text_embeddings")]
 
 
+@reads(QUANTISED, facts="qlora base kbit_upcast")
 def _quantised(keys: Keys) -> Facts:
     """The format of a frozen base by the file that says it; one that is not there can only save."""
     try:
@@ -179,17 +187,8 @@ DIFFUSERS = Dialect(
             read=_model,
             write=lambda facts, keys: {NAME: facts.get("model") or None},
         ),
-        Idea(
-            keys=(SIDE, "aspect_ratio_buckets", "cond_image_column", *VIDEO),
-            facts=("pictures", "video"),
-            read=_pictures,
-        ),
-        Idea(
-            keys=("train_batch_size", "with_prior_preservation"),
-            facts=("micro_batch",),
-            read=_batch,
-            write=lambda facts, keys: {"train_batch_size": facts.get("micro_batch"), "with_prior_preservation": None},
-        ),
+        _pictures,
+        _batch,
         ACCUMULATION,
         CHECKPOINTS,
         Idea(
@@ -207,7 +206,7 @@ DIFFUSERS = Dialect(
                 "lora_layers": facts.get("lora_targets"),
             },
         ),
-        Idea(keys=(QUANTISED,), facts=("qlora", "base", "kbit_upcast"), read=_quantised),
+        _quantised,
         dropout("lora_dropout"),
         dora("use_dora"),
         fixed(*STAYS, encoders=_staying),

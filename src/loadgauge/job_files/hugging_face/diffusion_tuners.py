@@ -23,7 +23,7 @@ from loadgauge.job_files.hugging_face.diffusers import (
     table,
 )
 from loadgauge.job_files.hugging_face.huggingface import dropout, processes
-from loadgauge.job_files.ideas.lenses import dora, fixed
+from loadgauge.job_files.ideas.lenses import dora, fixed, reads
 from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -59,6 +59,7 @@ def _sized(data: dict[str, Any], doubled: bool) -> tuple[int, int, int, int]:
     return frames, height * (2 if twice else 1), width, _number(data.get("batch_size"), 1)
 
 
+@reads("dataset_config", facts="micro_batch pictures video")
 def _data(keys: Keys) -> Facts:
     """The micro-batch and the sizes of the set of data that has most pixels, each over what the file says of all."""
 
@@ -112,7 +113,7 @@ MUSUBI_TUNER = Dialect(
         launched(),
         processes(),
         Idea(keys=("task", "model_version"), facts=("model",), read=lambda keys: {"model": _variant(keys)}),
-        Idea(keys=("dataset_config",), facts=names_in("micro_batch pictures video"), read=_data),
+        _data,
         ACCUMULATION,
         CHECKPOINTS,
         Idea(
@@ -152,6 +153,7 @@ def _square(data: dict[str, Any], side: float, way: str) -> tuple[int, int, int]
     return _number(video.get("num_frames"), 125) if isinstance(video, dict) else 1, whole, whole
 
 
+@reads("resolution", "resolution_type", "data_backend_config", facts="pictures video")
 def _pixels(keys: Keys) -> Facts:
     """Sizes of the largest set of data (`--data_backend_config`), which says its own, or by `--resolution`."""
     side, way = keys.real("resolution") or 1024, keys.word("resolution_type") or "pixel_area"
@@ -203,9 +205,7 @@ SIMPLETUNER = Dialect(
             read=lambda keys: {"model": _tuned(keys)},
             write=lambda facts, keys: {NAME: facts.get("model") or None},
         ),
-        Idea(
-            keys=names_in("resolution resolution_type data_backend_config"), facts=("pictures", "video"), read=_pixels
-        ),
+        _pixels,
         row("micro_batch", "train_batch_size", default=4),
         ACCUMULATION,
         row("recompute", "gradient_checkpointing", words={"true": "full", "false": "none"}, default="full"),

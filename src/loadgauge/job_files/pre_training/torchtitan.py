@@ -11,8 +11,7 @@ from typing import Any
 
 from loadgauge.core.base.files import read_text
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas import reads
-from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, row
+from loadgauge.job_files.ideas import Dialect, Document, Facts, Idea, Keys, reads, row
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.nested import toml_document
 

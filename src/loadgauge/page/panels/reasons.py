@@ -208,8 +208,8 @@ def _lane(result: Estimate, lane: str) -> dict[str, Any]:
     return shown(seconds, "s", found, [line for line in found.lines if name in line.what], _shortened(steps))
 
 
-def _often(one: TimedOperation) -> str:
-    return f"{one.times:g} x"
+def _often(timed: TimedOperation) -> str:
+    return f"{timed.times:g} x"
 
 
 def _shortened(steps: list[Step]) -> list[Step]:

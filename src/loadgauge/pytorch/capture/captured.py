@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from loadgauge.core.base.by_key import sums
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base import ConfigError, NotModelled, sums
 from loadgauge.pytorch.capture.symbols.sizes import Size, compiled
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a step takes, as figures: where its time goes, memory through it, its schedule, and its operations under the roofline."""
+"""Figures of a step: where its time goes, memory through it, its schedule, and its operations under the roofline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadgauge.core.estimate.result import Estimate
 NAMED = 8
 """Points of the roofline that are listed: those that take the most time."""
 WORKED = {True: "seconds", False: "in units of one forward"}
-"""What the axis of a step counts, by whether its time is known."""
+"""Unit of the axis of a step, by whether its time is known."""
 
 
 def draw_lanes(axes: Any, result: Estimate) -> None:

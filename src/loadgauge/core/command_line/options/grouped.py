@@ -67,6 +67,7 @@ FIRST = {
     "check": ("gpu", "gpus", "budget", "against", "facts", "as_markdown"),
     "lint": ("gpu", "gpus", "rules", "as_diff", "fix", "tokens", "price"),
     "why": ("model", "gpu", "gpus", "qlora", "micro_batch", "seq_len", "zero", "recompute"),
+    "evidence": ("gpu", "gpus", "zero", "micro_batch", "seq_len", "recompute", "step", "card", "allocated", "output"),
 }
 """The ten flags, or fewer, that matter first, by command; `USUAL` for others."""
 SHORT = "loadgauge.short"

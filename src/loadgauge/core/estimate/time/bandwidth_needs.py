@@ -16,7 +16,7 @@ import msgspec
 from loadgauge.core.base.algebra import Size, same
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
-from loadgauge.core.definitions.hardware.cluster import evenly
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, evenly
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
@@ -31,8 +31,8 @@ from loadgauge.core.estimate.workings import view_of
 
 SHARE = 0.05
 """Share of compute time that an axis may expose: the convention of cluster planners."""
-NODE, RACK = 8, 72
-"""GPUs that NVLink joins: an HGX board, an NVL72 rack."""
+RACK = 72
+"""GPUs that NVLink joins in an NVL72 rack."""
 
 
 class Purpose(StrEnum):
@@ -394,7 +394,7 @@ def what_if(setup: NetworkCase, network: Network) -> Iterator[Change]:
                 yield changed(f"{title} x {factor:g}", **{field: speed * factor})
     if fabric.tiers:
         return
-    for size, title in ((NODE, "nodes"), (RACK, "racks")):
+    for size, title in ((GPUS_PER_NODE, "nodes"), (RACK, "racks")):
         domain = filling(layout, size)
         if fabric.domain not in (1, domain):
             yield changed(_domain_name(title, domain, size, layout), domain=domain)

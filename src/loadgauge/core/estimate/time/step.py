@@ -22,7 +22,7 @@ from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
-from loadgauge.core.estimate.states.states import RankWeights, gathered_bytes
+from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
@@ -32,6 +32,7 @@ from loadgauge.core.estimate.time.traffic import (
     collective_seconds,
     exchange,
     expose,
+    gather_seconds,
     layout_groups,
     stage_traffic,
 )
@@ -276,14 +277,18 @@ class StepModel:
             back["zero"] = back.get("zero", 0) + self.shown(carried, sum(back.values()))
         return time
 
+    def operation_times(self, layer: Layer) -> list[OperationTime]:
+        """Return the time of each operation of a layer [s]."""
+        if id(layer) not in self._seconds:
+            self._seconds[id(layer)] = [operation_seconds(operation, self.machine) for operation in layer]
+        return self._seconds[id(layer)]
+
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
-        if id(layer) not in self._seconds:
-            self._seconds[id(layer)] = [operation_seconds(operation, self.machine) for operation in layer]
-        launched, times = 0, self._seconds[id(layer)]
+        launched, times = 0, self.operation_times(layer)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
                 launched += 1 + operation.gradients + (operation.name in again)
@@ -338,27 +343,22 @@ class StepModel:
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
         """Return the seconds to gather some weights, and to reduce-scatter their gradients, under ZeRO-3."""
-        precision, lora = self.training.precision, self.training.lora
-        base = lora is not None and lora.quantised
-        gather: Size = 0
         scatter: Size = 0
         for part, group, others in (
             (weights.dense, self.groups["zero"], self.groups["replicas"]),
             (weights.expert, self.groups["expert_dp"], self.groups["expert_replicas"]),
         ):
-            reduced = self.reduced_bytes * part.trainable
-            if same(part.total, 0):
-                continue
-            gather = gather + seconds("all_gather", gathered_bytes(part, precision, base), group, self.fabric)
-            scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
-            scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
+            if not same(part.total, 0):
+                reduced = self.reduced_bytes * part.trainable
+                scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
+                scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
         how = exchange(self.layout, self.training)
         if how.after:
             scatter = 0  # at the end of the step: `once`
         elif not how.reduces:
             # With the last micro-batch alone; spread over all, which take equally long here.
             scatter = scatter / self.layout.num_microbatches
-        return self.read(gather), self.read(scatter)
+        return self.read(gather_seconds(weights, self.training, self.groups, self.fabric)), self.read(scatter)
 
     def read(self, value: Size) -> Size:
         """Return a size unchanged; array versions of this class override it."""

@@ -437,6 +437,16 @@ def exchange(layout: Layout, training: Training) -> Exchange:
     )
 
 
+def gather_seconds(weights: RankWeights, training: Training, ranks: Mapping[str, Group], fabric: Fabric) -> Size:
+    """Return the seconds to gather some weights under ZeRO-3. ranks: groups of ranks by name"""
+    gather: Size = 0
+    for part, name in ((weights.dense, "zero"), (weights.expert, "expert_dp")):
+        if not same(part.total, 0):
+            base = training.lora is not None and training.lora.quantised
+            gather = gather + seconds("all_gather", gathered_bytes(part, training.precision, base), ranks[name], fabric)
+    return gather
+
+
 def gradient_traffic(
     layout: Layout,
     training: Training,

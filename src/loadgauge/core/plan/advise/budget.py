@@ -7,9 +7,20 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error, suggest
-from loadgauge.core.base.units import gib, parse, seconds
-from loadgauge.core.base.verdict import Verdict, exit_code as verdict_code, needs
+from loadgauge.core.base import (
+    CANNOT_TELL,
+    NO,
+    YES,
+    ConfigError,
+    Error,
+    Verdict,
+    exit_code as verdict_code,
+    gib,
+    needs,
+    parse,
+    seconds,
+    suggest,
+)
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.estimate.result import Estimate

@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import Error
-from loadgauge.core.base.units import parse
-from loadgauge.core.base.verdict import needs
+from loadgauge.core.base import Error, needs, parse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.lora import Lora

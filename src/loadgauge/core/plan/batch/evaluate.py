@@ -24,17 +24,28 @@ from loadgauge.core.estimate.memory.counters import Margins
 from loadgauge.core.estimate.memory.in_flight import works
 from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory, workspaces
+from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
-from loadgauge.core.estimate.time.traffic import layout_groups
+from loadgauge.core.estimate.time.traffic import gather_seconds, layout_groups
+from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes
+from loadgauge.core.plan.batch.classes import SHARES, Bounded, Classes, Lines, key_of, promising
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
-from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, play_all
-from loadgauge.core.plan.batch.types import Batch, Wanted
+from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, finish
+from loadgauge.core.plan.batch.types import Batch, Wanted, untimed
 from loadgauge.core.plan.space.constraints import Constraints, Places
 from loadgauge.core.plan.space.space import Grid, Space, Structure
 
 Pipeline: TypeAlias = "tuple[Any, ...]"
+ROUNDS, FEW = 3, 400
+"""How often combinations that look good are tried at most, and how many there have to be."""
+SMALL = 500_000
+"""Combinations of a space that is not worth narrowing down."""
+MANY = 2000
+"""Combinations, above which each number of stages has a grid of its own."""
+Families: TypeAlias = dict[bool, dict[int, dict[Pipeline, list[Structure]]]]
+"""Structures by sequence parallelism, stages and pipeline."""
 
 
 class KnownGroup(Group, frozen=True, dict=True):
@@ -59,6 +70,14 @@ class KnownGroup(Group, frozen=True, dict=True):
         return self.__dict__[key]
 
 
+def known_groups(layout: Layout) -> dict[str, Group]:
+    """The groups of ranks that communicate, by name."""
+    return {
+        name: KnownGroup(**{field: getattr(group, field) for field in Group.__struct_fields__})
+        for name, group in layout_groups(layout).items()
+    }
+
+
 class BatchEvaluator:
     """Evaluates all layouts of one space on one cluster, as arrays."""
 
@@ -77,34 +96,116 @@ class BatchEvaluator:
         return list(stages(self.space.model, layout))
 
     def batches(
-        self, progress: Callable[[int, int], None] | None = None, wanted: Wanted | None = None
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        wanted: Wanted | None = None,
+        may: May | None = None,
+        seed: Callable[[Batch], None] | None = None,
     ) -> Iterator[Batch]:
         """Yield the valid layouts, structure by structure; the schedules of one pipeline are simulated together.
 
         progress: called with the structures done and their number; wanted: decides from the memory [bytes] and a lower bound
         of the time [s] whose exact time is needed; the step time of the others is infinite
+        may: rules layouts out by lower bounds of both before any of this is worked out; they are only counted
+        seed: called before with some layouts that look good, after which `may` may rule out more
         """
-        families: dict[bool, dict[int, dict[Pipeline, list[Structure]]]] = {}
-        for one in self.space.structures():
-            pipelines = families.setdefault(one.sequence_parallel, {}).setdefault(one.pp, {})
-            pipelines.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
-        done, count = 0, sum(map(len, families.values()))
-        for spread, by_pp in families.items():
-            for part, grid in enumerate(self.space.grids(spread)):
-                evaluator = GridEvaluator(self, grid)
-                for pp, pipelines in by_pp.items():
-                    if progress is not None:
-                        progress(min(done, count), count)
-                    done += not part
+        families = self.families()
+        every = (
+            one for by_pp in families.values() for lines in by_pp.values() for some in lines.values() for one in some
+        )
+        numbers = {structure: number for number, structure in enumerate(every)}
+        parts: list[tuple[GridEvaluator, bool, Classes | None]]
+        if may is None or self.space.model.own.states_splits or self.space.size < SMALL:
+            parts = [(GridEvaluator(self, grid), one, None) for one in families for grid in self.space.grids(one)]
+        else:
+            parts = self.narrowed(families, may, seed)
+        done, count = 0, sum(len(families[spread]) for _, spread, _ in parts)
+        pending: list[list[Step]] = []
+        for evaluator, spread, classes in parts:
+            for pp, pipelines in families[spread].items():
+                if classes is not None and pp not in classes.structures:
+                    continue
+                if progress is not None:
+                    progress(done, count)
+                done += 1
+                evaluator.start(pp)
+                for structures in pipelines.values():
+                    try:
+                        with self.numpy.errstate(all="ignore"):
+                            some = evaluator.evaluate(structures, wanted, may, classes)
+                    except NotModelled as error:
+                        self._left_out(evaluator.grid, error)
+                        break
+                    yield from (one._replace(order=numbers[one.structure]) for one in some if isinstance(one, Batch))
+                    steps = [one for one in some if isinstance(one, Step)]
+                    if pp > 1 and classes is not None and any(step.first < self.numpy.inf for step in steps):
+                        pending.append(steps)
+                    else:
+                        yield from (one._replace(order=numbers[one.structure]) for one in finish(steps, wanted))
+        # What looks best is played first, so that less of the rest has to be.
+        for steps in sorted(pending, key=lambda steps: min(step.first for step in steps)):
+            yield from (one._replace(order=numbers[one.structure]) for one in finish(steps, wanted))
+
+    def families(self) -> Families:
+        """The structures of the space."""
+        families: Families = {}
+        for structure in self.space.structures():
+            pipelines = families.setdefault(structure.sequence_parallel, {}).setdefault(structure.pp, {})
+            pipelines.setdefault((structure.pp, structure.vpp, structure.schedule, structure.stage_layers), []).append(
+                structure
+            )
+        return families
+
+    def narrowed(
+        self, families: Families, may: May, seed: Callable[[Batch], None] | None
+    ) -> list[tuple[GridEvaluator, bool, Classes | None]]:
+        """Evaluators of the combinations that lower bounds do not rule out."""
+        pools = []
+        with self.numpy.errstate(all="ignore"):
+            for spread, by_pp in families.items():
+                structures = {pp: [one for some in lines.values() for one in some] for pp, lines in by_pp.items()}
+                for values in self.space.alike():
+                    grid = Grid(self.space, values, spread)
+                    each = [(part, LeastEvaluator(self, part)) for part in grid.parts()]
+                    if each:
+                        pools.append((spread, Classes(grid, each, structures, self.stages)))
+            left = [(spread, classes.kept(may)) for spread, classes in pools]
+            for _ in range(ROUNDS):
+                if seed is None or sum(len(classes.columns["tp"]) for _, classes in left) <= FEW:
+                    break
+                self._try([classes for _, classes in left], may, seed)
+                left = [(spread, classes.kept(may)) for spread, classes in left]
+        # Few combinations share what does not depend on the number of stages; where there are many, arrays stay short.
+        several = [(spread, part) for spread, classes in left for part in classes.parts(MANY)]
+        return [(GridEvaluator(self, one.listed(one.grid.replicas)), spread, one) for spread, one in several]
+
+    def _try(self, pools: list[Classes], may: May, seed: Callable[[Batch], None]) -> None:
+        """Time some combinations that look good."""
+        few, tried = self._few(may), []
+        for classes, pipelines in promising(pools, may):
+            evaluator, pp = GridEvaluator(self, classes.listed(self.numpy.ones(1))), 0
+            for same in pipelines:
+                if same[0].pp != pp:
+                    pp = same[0].pp
                     evaluator.start(pp)
-                    for structures in pipelines.values():
-                        try:
-                            with self.numpy.errstate(all="ignore"):
-                                batches = evaluator.evaluate(structures, wanted)
-                        except NotModelled as error:
-                            self._left_out(grid, error)
-                            break
-                        yield from batches
+                tried.append([one for one in evaluator.evaluate(same, few, may, classes) if isinstance(one, Step)])
+        for steps in sorted(filter(None, tried), key=lambda steps: min(step.first for step in steps)):
+            for batch in finish(steps, few):
+                seed(batch)
+
+    def _few(self, may: May) -> Wanted:
+        """Of the layouts of a structure that fit for sure, and of those that need little, the one that looks quickest."""
+        numpy, room = self.numpy, self.cluster.gpu.capacity
+
+        def chosen(memory: Any, high: Any, least: Any) -> Any:
+            mark, might = numpy.zeros(len(memory), dtype=bool), may(memory, least) & (high <= room)
+            for share in SHARES[::2]:
+                inside = numpy.flatnonzero(might & (high <= share * room))
+                if len(inside):
+                    mark[inside[least[inside].argmin()]] = True
+            return mark
+
+        return chosen
 
     def _left_out(self, grid: Grid, error: NotModelled) -> None:
         """Note that captured layers do not run on so many ranks; else, and on one rank, raise the error."""
@@ -135,27 +236,66 @@ class GridEvaluator:
         self.of_pp, self.of_pipeline = Memo(), Memo()
         self.limits.forget()
 
-    def evaluate(self, structures: Iterable[Structure], wanted: Wanted | None) -> list[Batch]:
-        """Evaluate the valid layouts of structures that share one pipeline; only `wanted` schedules are simulated."""
+    def evaluate(
+        self,
+        structures: Iterable[Structure],
+        wanted: Wanted | None,
+        may: May | None = None,
+        classes: Classes | None = None,
+    ) -> list[Step | Batch]:
+        """Evaluate the valid layouts of structures that share one pipeline, but for the time of those to be simulated."""
         self.of_pipeline = Memo()
-        steps = []
+        left = []
         for structure in structures:
-            places = self.limits.possible(structure)
-            if not len(places):
+            places = (
+                self.limits.possible(structure) if self.grid.size else Places(self.numpy.zeros(0, int), self.grid.dims)
+            )
+            valid = len(places) if classes is None else classes.valid[structure]
+            if not valid:
                 continue
-            layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
+            layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged) if len(places) else None
+            if may is not None and classes is not None and layout is not None:
+                places = self.left(structure, places, may, classes)
+            left.append((structure, layout, valid, places))
+        self.among = {one.recompute: [p for s, _, _, p in left if s.recompute == one.recompute] for one, *_ in left}
+        steps: list[Step | Batch] = []
+        for structure, layout, valid, places in left:
+            if layout is None or not len(places):
+                nothing = self.numpy.zeros(0)
+                steps.append(Batch(structure, self.grid, nothing, nothing, nothing, nothing, valid))
+                continue
             memory = self.memory(structure, layout)
-            nbytes = self.peak_bytes(structure, memory, places) * places.read_once(self.usual(layout))
-            nbytes = nbytes + places.read_once(self.fixed(layout, memory))
-            ends = nbytes, self.upper(layout, places, nbytes)
-            steps.append(Step(self.times(structure, memory, places), structure, memory, places, ends))
-        for step in steps:
-            if wanted is None:
-                step.times.needed[:] = True
+            ends = self.nbytes(structure, memory, places)
+            if wanted is untimed:
+                never = self.numpy.full(len(places), self.numpy.inf)
+                steps.append(Batch(structure, self.grid, places.flat, *ends, never, valid))
             else:
+                times = self.times(structure, memory, places)
+                steps.append(Step(times, structure, self.grid, memory, places, ends, valid))
+        for step in steps:
+            if isinstance(step, Step):
                 step.narrow(wanted)
-        play_all([step.times for step in steps])
-        return [Batch(step.structure, self.grid, step.places.flat, *step.nbytes, step.seconds()) for step in steps]
+        return steps
+
+    # -- bounds ---------------------------------------------------------------------------------------------------------
+
+    def left(self, structure: Structure, valid: Places, may: May, classes: Classes) -> Places:
+        """The valid layouts of combinations that lower bounds do not rule out; none where those of its pipeline do."""
+        numpy, nothing = self.numpy, Places(valid.flat[:0], valid.dims)
+        some = classes.of[key_of(structure)]
+        some = some.at(may(some.low, some.least))
+        if not len(some.rows):
+            return nothing
+        pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
+        if structure.pp > 1:
+            filling = Filling.of(self.whole.stages(*pipeline), structure.schedule)
+            more = filling.seconds(some.batches, some.layer, some.head)
+            if not may(some.low, numpy.maximum(some.least, more)).any():
+                return nothing
+        alive = numpy.zeros(self.grid.shape[0], dtype=bool)
+        alive[some.rows] = True
+        key = "left", valid, alive.tobytes()
+        return self.of_pp.once(key, lambda: Places(valid.flat[alive[valid.combinations]], valid.dims))
 
     # -- facts ----------------------------------------------------------------------------------------------------------
 
@@ -190,16 +330,16 @@ class GridEvaluator:
     def groups(self, layout: Layout) -> dict[str, Group]:
         """The groups of ranks that communicate, by name (`layout_groups`)."""
 
-        def make() -> dict[str, Group]:
-            made = layout_groups(layout)
-            return {
-                name: KnownGroup(**{field: getattr(group, field) for field in Group.__struct_fields__})
-                for name, group in made.items()
-            }
-
-        return self.of_pp.once("groups", make)
+        return self.of_pp.once("groups", lambda: known_groups(layout))
 
     # -- memory ---------------------------------------------------------------------------------------------------------
+
+    def nbytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> tuple[Any, Any]:
+        """Memory of the worst rank at each place, and the upper end of its range [bytes]."""
+        layout = memory.layout
+        nbytes = self.peak_bytes(structure, memory, places) * places.read_once(self.usual(layout))
+        nbytes = nbytes + places.read_once(self.fixed(layout, memory))
+        return nbytes, self.upper(layout, places, nbytes)
 
     def peak_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
         """Peak memory of the worst rank at each place [bytes], without `fixed`."""
@@ -291,26 +431,33 @@ class GridEvaluator:
 
     # -- time -----------------------------------------------------------------------------------------------------------
 
+    @property
+    def alike(self) -> bool:
+        """Return whether ranks of a group are as far apart with any number of stages: not where these are numbered first."""
+        return set(self.space.base.order[-2:]) == {"dp", "pp"}
+
+    @property
+    def known(self) -> Memo:
+        """The times of operations."""
+        return self.of_grid.once("known" if self.alike else ("known", self.pp), Memo)
+
     def time(self, memory: ArrayMemory, places: Places) -> ArrayStep:
         """Return the step model at some places of the grid; structures with the same recomputation share times of operations."""
-        order = self.space.base.order
-        # Where the pipeline is numbered before other axes, it moves their ranks apart.
-        known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)
         return ArrayStep(
             memory,
             self.whole.machine,
             self.whole.fabric,
             self.groups(memory.layout),
             places,
-            self.of_grid.once(known, Memo),
-            self.of_pp.once(("gathers", places), Memo),
+            self.known,
+            self.of_pp.once("gathers", Memo),
         )
 
     def times(self, structure: Structure, memory: ArrayMemory, places: Places) -> PipelineTimes:
         """The stage times of a pipeline; ZeRO stages below 3 share one, unless sharded weights are trained in another way."""
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         whole = structure.zero == 3
-        recast = self.of_grid.once(("recast", structure.zero), self._recast, structure.zero)
+        recast = self.recast(structure.zero)
         points = places if whole else self.points(structure)
 
         def step() -> ArrayStep:
@@ -323,16 +470,13 @@ class GridEvaluator:
 
         return self.of_pipeline.once(("pace", structure.recompute, whole, recast), make)
 
-    def _recast(self, zero: int) -> bool:
+    def recast(self, zero: int) -> bool:
         """Return whether weights are held in another dtype, or cast elsewhere, at a ZeRO stage than unsharded."""
-        return self.training.under(zero) != self.training.under(0)
+        return self.of_grid.once(("recast", zero), lambda: self.training.under(zero) != self.training.under(0))
 
     def points(self, structure: Structure) -> Places:
-        """One place for each combination of row and micro-batch that valid layouts of a pipeline have, at any ZeRO stage."""
-        both = [
-            self.limits.possible(msgspec.structs.replace(structure, zero=zero))
-            for zero in {min(zero, 1) for zero in self.space.zero}
-        ]
+        """One place for each combination of row and micro-batch that layouts of a pipeline have, at any ZeRO stage."""
+        both = dict.fromkeys(self.among[structure.recompute])
 
         def make() -> Places:
             mark = self.numpy.zeros(self.grid.shape[0], dtype=bool)
@@ -341,3 +485,75 @@ class GridEvaluator:
             return Places(self.numpy.flatnonzero(mark) * self.grid.shape[1], self.grid.dims)
 
         return self.of_pp.once(("points", *both), make)
+
+
+class LeastEvaluator(GridEvaluator):
+    """Works out bounds alone, on a grid without replicas. part: the same with them"""
+
+    def __init__(self, whole: BatchEvaluator, part: Grid) -> None:
+        super().__init__(whole, part.unreplicated())
+        self.part, self.with_replicas = part, Constraints(part)
+
+    def start(self, pp: int) -> None:
+        """Move on to another number of pipeline stages."""
+        super().start(pp)
+        self.with_replicas.forget()
+
+    def bounded(self, structure: Structure, lines: Lines, first: int) -> Bounded:
+        """The combinations of a class with their bounds.
+
+        lines: the pipelines of the class; first: the number of the grid's first combination
+        """
+        numpy, places = self.numpy, self.limits.possible(msgspec.structs.replace(structure, schedule="1f1b", vpp=1))
+        if not len(places):
+            return Bounded(places.flat, *[numpy.zeros(0)] * 5)
+        layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
+        memory = self.memory(structure, layout)
+        work = Work(*map(places.read_once, self.work(structure, memory)))
+        batches = places.read_once(self.of_pp.once("batches", lambda: layout.num_microbatches))
+        least = batches / structure.pp * work.whole
+        if lines.filling.last:
+            least = numpy.maximum(least, lines.filling.seconds(batches, work.layer, work.head))
+        low = [self.least_bytes(structure, memory, places, each) for each in (lines.firsts, lines.lasts)]
+        shown = numpy.maximum(*low) * places.read_once(self.usual(layout))
+        low = (shown + places.read_once(self.fixed(layout, memory))) * ROUNDING
+        return Bounded(places.flat + first, low, least, batches, work.layer, work.head)
+
+    def least_bytes(
+        self, structure: Structure, memory: ArrayMemory, places: Places, stages: dict[object, Stage]
+    ) -> Any:
+        """A lower bound of what one stage needs in each layout [bytes]. stages: what it may be"""
+        numpy, lowest = self.numpy, self.numpy.inf
+        for stage in stages.values():
+            most: Any = 0.0
+            for states, rest in least_bytes(memory, stage, structure.schedule):
+                most = numpy.maximum(most, places.read_once(states) + places.of(rest))
+            lowest = numpy.minimum(lowest, most)
+        return lowest
+
+    def work(self, structure: Structure, memory: ArrayMemory) -> Work:
+        """The least seconds of a micro-batch, as open arrays."""
+        whole, gathers = self.whole, structure.zero == 3
+
+        def make() -> Work:
+            groups = self.groups(memory.layout)
+            step = LeastStep.__new__(LeastStep)
+            if gathers:
+                step.gather = functools.partial(self.gather, structure)
+            step.__init__(memory, whole.machine, whole.fabric, groups, None, self.known, Memo())  # type: ignore[misc]
+            return step.work(whole.stages(1, 1, "1f1b", None)[0])
+
+        key = "work", structure.recompute, structure.splits, memory.layout.ends_together, self.recast(structure.zero)
+        return (self.of_grid if self.alike and not gathers else self.of_pp).once((*key, gathers), make)
+
+    def gather(self, structure: Structure, weights: RankWeights) -> Any:
+        """The least seconds to gather weights, over all replicas that a row may have."""
+        layout = self.space.layout(structure, self.part.sizes, self.part.ragged)
+
+        def make() -> Any:
+            groups = self.of_pp.once("with replicas", lambda: known_groups(layout))
+            seconds = gather_seconds(weights, self.training.under(3), groups, self.whole.fabric)
+            exists = self.with_replicas.mask(structure).any(axis=1, keepdims=True)
+            return self.numpy.where(exists, seconds, self.numpy.inf).min(axis=2, keepdims=True)
+
+        return self.of_pp.once(("gather", ByIdentity(weights)), make)

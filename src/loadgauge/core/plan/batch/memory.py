@@ -21,8 +21,8 @@ from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.in_flight import Work, works
 from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.core.estimate.memory.points import At
-from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, MemoryModel
-from loadgauge.core.estimate.schedule.stages import Chunk, Stage
+from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, LayerFacts, MemoryModel
+from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
 from loadgauge.core.estimate.states.gathered import copies
 from loadgauge.core.estimate.states.states import RankWeights, States
 from loadgauge.core.layers import View
@@ -99,6 +99,13 @@ class ArrayMemory(MemoryModel):
         training, precision = self.training, self.training.precision
         apart = self.lazy or training.optimizer.step != NO_TEMPORARIES or training.framework.engine is not None
         return not apart and precision.compute == precision.weight
+
+    def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
+        """The facts of one kind of layer, once for pipelines with and without both ends on one stage."""
+        if self.lazy or self.engine is not None:
+            return super()._facts_of(kind, layer)
+        key = "facts", kind, self.layout.recompute, self.layout.splits_backward
+        return self.operations.once(key, super()._facts_of, kind, layer)
 
     def block_layers(self) -> list[Layer]:
         """The operations of each of the model's blocks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from loadgauge.core.base.algebra import Size
@@ -13,16 +13,16 @@ from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added
-from loadgauge.core.estimate.time.roofline import Machine
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime
 from loadgauge.core.estimate.time.step import ROUNDS, MicroBatch, StepModel
 from loadgauge.core.estimate.time.traffic import weight_traffic
-from loadgauge.core.layers.operations.operations import Layer
+from loadgauge.core.layers.operations.operations import Layer, Recompute
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, weights_key
 from loadgauge.core.plan.batch.schedule import least, play
-from loadgauge.core.plan.batch.types import Wanted
+from loadgauge.core.plan.batch.types import Batch, Wanted
 from loadgauge.core.plan.space.constraints import Places
-from loadgauge.core.plan.space.space import Structure
+from loadgauge.core.plan.space.space import Grid, Structure
 
 
 class ArrayStep(StepModel):
@@ -59,6 +59,16 @@ class ArrayStep(StepModel):
             self.operations[key] = _sums(super().computed(facts))
         return self._at(*self.operations[key])
 
+    def operation_times(self, layer: Layer) -> list[OperationTime]:
+        """The time of each operation of a layer, once for all kinds of recomputation."""
+        return self.operations.once(("times", ByIdentity(layer)), super().operation_times, layer)
+
+    def comm(self, layer: Layer, direction: str, recompute: Recompute | None = None) -> dict[str, Size]:
+        """The seconds of collectives, once for all kinds of recomputation."""
+        if recompute is not None:
+            return super().comm(layer, direction, recompute)
+        return self.operations.once(("comm", ByIdentity(layer), direction), super().comm, layer, direction)
+
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
         """Time of the embedding, or of the head with its loss; then the compute of its forward and backward [s]."""
         key = ByIdentity(layer)
@@ -70,7 +80,11 @@ class ArrayStep(StepModel):
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Any, Any]:
         """Time to gather weights and to reduce-scatter their gradients under ZeRO-3 [s]."""
-        return self.gathers.once(ByIdentity(weights), super().zero_seconds, weights)
+        open_arrays = self.under(self.memory, None)
+        gather, scatter = self.gathers.once(
+            ByIdentity(weights), lambda: super(ArrayStep, open_arrays).zero_seconds(weights)
+        )
+        return self._read_once(gather), self._read_once(scatter)
 
     def _read_once(self, value: Size) -> Any:
         return value if self.places is None else self.places.read_once(value)
@@ -201,46 +215,83 @@ class PipelineTimes:
 
 
 class Step:
-    """The time of the layouts of one structure, as `StepModel.step` adds it up. nbytes: the memory of each and its upper end"""
+    """The time of the layouts of one structure, as `StepModel.step` adds it up.
+
+    nbytes: the memory of each and its upper end; valid: layouts of the structure, with those that a bound ruled out
+    first: the least bound of those that are to be timed [s]; infinite where there is none
+    """
 
     def __init__(
-        self, times: PipelineTimes, structure: Structure, memory: ArrayMemory, places: Places, nbytes: tuple[Any, Any]
+        self,
+        times: PipelineTimes,
+        structure: Structure,
+        grid: Grid,
+        memory: ArrayMemory,
+        places: Places,
+        nbytes: tuple[Any, Any],
+        valid: int,
     ) -> None:
-        self.times, self.structure, self.places, self.nbytes = times, structure, places, nbytes
+        self.times, self.structure, self.places, self.nbytes, self.valid = times, structure, places, nbytes, valid
+        self.grid = grid
         self.memory, self.numpy, self.back = memory, times.numpy, times.back(places)
-        self.ends = self._ends()
+        self.some, self.chosen = places, None
+        self.first = float("inf")
+
+    def narrow(self, wanted: Wanted | None) -> None:
+        """Choose the layouts to time, those for which `wanted` is true (None: all), and mark the points to simulate."""
+        least, numpy = self.spread(self.times.least), self.numpy
+        if wanted is not None:
+            # First without what comes once a step, which takes long to work out.
+            chosen = numpy.flatnonzero(wanted(*self.nbytes, least))
+            if len(chosen) < len(least):
+                self.chosen, self.some, least = (
+                    chosen,
+                    Places(self.places.flat[chosen], self.places.dims),
+                    least[chosen],
+                )
+                self.back = chosen if self.back is None else self.back[chosen]
+        if len(least):
+            self.ends = self._ends()
+        self.least = least + self.ends if len(least) else least
+        self.need(wanted)
+
+    def need(self, wanted: Wanted | None) -> None:
+        """Mark the points to simulate, once the chosen layouts have a bound with all there is."""
+        needed: Any = slice(None)
+        if wanted is not None and len(self.least):
+            nbytes = self.nbytes if self.chosen is None else (ends[self.chosen] for ends in self.nbytes)
+            needed = self.numpy.flatnonzero(wanted(*nbytes, self.least))
+            self.first = self.least[needed].min(initial=self.numpy.inf)
+        points = needed if self.back is None else self.back[needed]
+        if len(self.least):
+            self.times.needed[points] = True
 
     def spread(self, values: Any) -> Any:
-        """Values of points, as values of layouts."""
+        """Values of points, as values of the chosen layouts."""
         return values if self.back is None else values[self.back]
 
-    def narrow(self, wanted: Wanted) -> None:
-        """Mark the points to simulate: those of layouts for which `wanted` is true."""
-        chosen = wanted(*self.nbytes, self.spread(self.times.least) + self.ends)
-        if self.back is None:
-            self.times.needed |= chosen
-        else:
-            self.times.needed[self.back[chosen]] = True
-
-    def seconds(self) -> Any:
-        """Step time of each layout [s]; infinite where its schedule was not simulated."""
-        return self.spread(self.times.seconds()) + self.ends
+    def batch(self) -> Batch:
+        """The layouts with their step times [s]; infinite where the schedule was not simulated."""
+        seconds: Any = self.numpy.full(len(self.places), self.numpy.inf)
+        if len(self.some) and (self.structure.pp == 1 or self.times.played is not None):
+            seconds[slice(None) if self.chosen is None else self.chosen] = self.spread(self.times.seconds()) + self.ends
+        return Batch(self.structure, self.grid, self.places.flat, *self.nbytes, seconds, self.valid)
 
     def _ends(self) -> Any:
         """Seconds that a step has once, on its slowest stage: gradients, new weights and the update."""
-        numpy, times = self.numpy, self.times
-        slow = numpy.flatnonzero(numpy.bincount(times.which, minlength=len(times.stages)))
+        numpy, times, which = self.numpy, self.times, self.spread(self.times.which)
+        slow = numpy.flatnonzero(numpy.bincount(which, minlength=len(times.stages)))
         ends = [self._end(times.stages[number]) for number in slow]
         if len(ends) == 1:
             return ends[0]
-        which, seconds = self.spread(times.which), ends[0]
+        seconds = ends[0]
         for number, other in zip(slow[1:], ends[1:], strict=True):
             seconds = numpy.where(which == number, other, seconds)
         return seconds
 
     def _end(self, stage: Stage) -> Any:
         """The same on one stage."""
-        times, memo, memory, places = self.times, self.times.memo, self.memory, self.places
+        times, memo, memory, places = self.times, self.times.memo, self.memory, self.some
         layout = memory.layout
         key = weights_key(stage), layout.zero, layout.copies, layout.ends_together, layout.pp > 1
         open_time = times.time.under(memory, None)
@@ -256,6 +307,17 @@ class Step:
         nothing = MicroBatch({}, {})
         whole = memo.once(("ends", key), lambda: sum(open_time.once(rows, stage, nothing).values()) + update)
         return places.read_once(whole)
+
+
+def finish(steps: list[Step], wanted: Wanted | None) -> Iterator[Batch]:
+    """Simulate the schedules of structures with one pipeline that are still wanted, and yield all of their layouts."""
+    for times in dict.fromkeys(step.times for step in steps):
+        times.needed[:] = False
+    for step in steps:
+        step.need(wanted)
+    play_all([step.times for step in steps])
+    for step in steps:
+        yield step.batch()
 
 
 def play_all(pipelines: Iterable[PipelineTimes]) -> None:

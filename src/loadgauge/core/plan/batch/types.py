@@ -15,6 +15,7 @@ class Batch(NamedTuple):
     """Layouts of one structure: places in a grid, memory of the worst rank and the upper end of its range [bytes], step time [s].
 
     One entry per layout. The upper end is that of the run as assumed, without small things that are not said.
+    valid: layouts of the structure, those included that a bound ruled out; order: its number among all structures
     """
 
     structure: Structure
@@ -23,3 +24,10 @@ class Batch(NamedTuple):
     memory: Any
     high: Any
     step: Any
+    valid: int
+    order: int = 0
+
+
+def untimed(memory: Any, high: Any, least: Any) -> Any:
+    """Return that no layout needs an exact time (a `Wanted`), nor a bound of it."""
+    return [False] * len(memory)

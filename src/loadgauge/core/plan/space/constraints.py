@@ -99,10 +99,7 @@ class Constraints:
         runs = self.of_schedule(structure)
 
         def of_sizes() -> Places:
-            possible: Any = True
-            for _, mask in self.of_sizes(structure):
-                possible = possible & mask
-            return Places(self.numpy.flatnonzero(self.numpy.broadcast_to(possible, self.grid.dims)), self.grid.dims)
+            return Places(self.numpy.flatnonzero(self.mask(structure)), self.grid.dims)
 
         def make() -> Places:
             places = self._possible.once(within, of_sizes)
@@ -112,6 +109,27 @@ class Constraints:
             return places if kept.all() else Places(places.flat[kept], self.grid.dims)
 
         return self._possible.once((within, runs if runs is True else runs.tobytes()), make)
+
+    def mask(self, structure: Structure) -> Any:
+        """The mask of valid layouts, whatever the schedule runs; cached until `forget`."""
+        within = structure.pp, structure.sequence_parallel, structure.zero > 0
+
+        def of_sizes() -> Any:
+            possible: Any = True
+            for _, mask in self.of_sizes(structure):
+                possible = possible & mask
+            return self.numpy.broadcast_to(possible, self.grid.dims)
+
+        return self._possible.once(("mask", within), of_sizes)
+
+    def valid(self, structure: Structure) -> int:
+        """Return how many layouts of a structure are valid; what is shared is cached until `forget`."""
+        within = structure.pp, structure.sequence_parallel, structure.zero > 0
+        numbers = self._possible.once(("numbers", within), lambda: self.mask(structure).sum(axis=2))
+        runs = self.of_schedule(structure)
+        return int(
+            numbers.sum() if runs is True else numbers[self.numpy.broadcast_to(runs[..., 0], numbers.shape)].sum()
+        )
 
     def forget(self) -> None:
         """Drop what `possible` has cached."""

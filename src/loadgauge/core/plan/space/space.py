@@ -25,6 +25,8 @@ ROWS = STAGE_AXES
 COMBINED = (*ROWS, "micro_batch")
 ELEMENTS = 200_000
 """Layouts of one grid, at most: their arrays stay in the processor's cache."""
+WORD = 32
+"""Bits of a size."""
 SIZES = (*COMBINED, "replicas")
 """What the open arrays hold."""
 
@@ -61,6 +63,7 @@ class Grid:
         import numpy
 
         self.space, self.numpy = space, numpy
+        self.flags: dict[object, bool] = {}
         self.replicas, self.micro_batches = (
             numpy.array(values[name], dtype="float64") for name in ("replicas", "micro_batch")
         )
@@ -72,6 +75,17 @@ class Grid:
             self.replicas = self.replicas[of_replicas]
         self._arrays()
 
+    @classmethod
+    def listed(cls, space: Space, columns: dict[str, Any], replicas: Any) -> Grid:
+        """A grid whose rows are listed combinations of `COMBINED`. columns: the value of each; replicas: open as ever"""
+        import numpy
+
+        grid = cls.__new__(cls)
+        grid.space, grid.numpy, grid.replicas, grid.flags = space, numpy, replicas, {}
+        grid.rows, grid.micro_batches = columns, numpy.ones(1)
+        grid._arrays()
+        return grid
+
     def _arrays(self) -> None:
         """The open arrays of its axes."""
         numpy, space = self.numpy, self.space
@@ -81,7 +95,7 @@ class Grid:
         for name, column in (*self.rows.items(), ("replicas", self.replicas)):
             alike = len(column) and (column == column[0]).all()
             open_array = column[None, None, :] if name == "replicas" else column[:, None, None]
-            self.sizes[name] = int(column[0]) if alike else open_array
+            self.sizes[name] = int(column[0]) if alike and name != "micro_batch" else open_array
         self.ragged: dict[str, Size] = {}
         if space.lengths is not None:
             batches = [batch_of(space.lengths, int(n), space.padded) for n in self.micro_batches]
@@ -92,6 +106,8 @@ class Grid:
     def columns(self) -> dict[str, Any]:
         """The value of each of `COMBINED` at each combination of row and micro-batch."""
         numpy, (rows, batches, _) = self.numpy, self.dims
+        if "micro_batch" in self.rows:
+            return self.rows
         sizes = {name: numpy.repeat(column, batches) for name, column in self.rows.items()}
         return {**sizes, "micro_batch": numpy.tile(self.micro_batches, rows)}
 
@@ -99,7 +115,7 @@ class Grid:
         """Return the sizes at a place of the flattened arrays, as whole numbers by the names in `SIZES`."""
         row, batch, replica = map(int, self.numpy.unravel_index(place, self.dims))
         sizes = {name: int(column[row]) for name, column in self.rows.items()}
-        return {**sizes, "micro_batch": int(self.micro_batches[batch]), "replicas": int(self.replicas[replica])}
+        return {"micro_batch": int(self.micro_batches[batch]), **sizes, "replicas": int(self.replicas[replica])}
 
     def layout(self, structure: Structure, place: int) -> Layout:
         """The layout of a structure at a place of the arrays, in whole numbers."""
@@ -113,6 +129,13 @@ class Grid:
             part.rows = {name: column[start : start + rows] for name, column in self.rows.items()}
             part._arrays()
             yield part
+
+    def unreplicated(self) -> Grid:
+        """The same rows and micro-batches without replicas, where a layout that is valid with some is valid and needs least."""
+        other = copy.copy(self)
+        other.replicas = self.numpy.ones(1)
+        other._arrays()
+        return other
 
     def _possible(self, spread: bool) -> tuple[Any, Any]:
         """Rows that can exist with some number of stages, and the replicas that one of them can have."""
@@ -131,20 +154,21 @@ class Grid:
     def valid(self, names: tuple[str, str], **rest: Any) -> Any:
         """Ask `Layout.valid` about two sizes of each row, batch and schedule left out; a mask [rows]."""
         numpy, space = self.numpy, self.space
-        pairs = numpy.stack([self.rows[name] for name in names], axis=1).astype("int64")
-        if not len(pairs):
-            return numpy.zeros(0, dtype=bool)
-        distinct, places = numpy.unique(pairs, axis=0, return_inverse=True)
+        first, second = (self.rows[name].astype("int64") for name in names)
+        distinct, places = numpy.unique(first << WORD | second, return_inverse=True)
         flags = []
         for pair in distinct.tolist():
-            sizes = dict(zip(names, pair, strict=True))
-            dp = math.prod(pair) if "ep" in names else 1
-            balanced_routing = {} if "ep" in names else {"expert_imbalance": 1.0}
-            layout = msgspec.structs.replace(
-                space.base, dp=dp, global_batch=dp, seq_len=space.seq_len, **sizes, **rest, **balanced_routing
-            )
-            flags.append(not layout.valid(space.model))
-        return numpy.array(flags)[places.reshape(-1)]
+            key = names, pair, *rest.values()
+            if key not in self.flags:
+                sizes = dict(zip(names, divmod(pair, 1 << WORD), strict=True))
+                dp = math.prod(sizes.values()) if "ep" in names else 1
+                balanced_routing = {} if "ep" in names else {"expert_imbalance": 1.0}
+                layout = msgspec.structs.replace(
+                    space.base, dp=dp, global_batch=dp, seq_len=space.seq_len, **sizes, **rest, **balanced_routing
+                )
+                self.flags[key] = not layout.valid(space.model)
+            flags.append(self.flags[key])
+        return numpy.array(flags, dtype=bool)[places.reshape(-1)]
 
     @property
     def size(self) -> int:
@@ -244,6 +268,11 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
         spread: as in `Grid`
         """
+        for values in self.alike():
+            yield from Grid(self, values, spread).parts()
+
+    def alike(self) -> Iterator[dict[str, tuple[int, ...]]]:
+        """Yield values of all sizes that give the same operations."""
         by_tp: dict[object, list[int]] = {}
         for ranks in self.tp:
             grouped = [
@@ -258,13 +287,13 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             [[1], [cp for cp in self.cp if cp > 1]] if self.base.cp_comm == "all_to_all" and 1 in self.cp else [self.cp]
         )
         if self.model.own.states_splits:
-            yield from self._captured_grids(values, spread)
+            yield from self._captured(values)
             return
         for tp in by_tp.values():
             for cp in filter(None, apart):
-                yield from Grid(self, {**values, "tp": tuple(tp), "cp": tuple(cp)}, spread).parts()
+                yield {**values, "tp": tuple(tp), "cp": tuple(cp)}
 
-    def _captured_grids(self, values: dict[str, tuple[int, ...]], spread: bool | None) -> Iterator[Grid]:
+    def _captured(self, values: dict[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:
         """Yield those of captured layers, whose operations were recorded for each number of ranks that split them."""
         own = self.model.own
         for tp, ep in itertools.product(self.tp, self.ep):
@@ -272,8 +301,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             if etp not in self.etp or list(own.splits.problems(tp=tp, ep=ep)):
                 continue
             for batch in own.groups(self.micro_batch):
-                chosen = {**values, "tp": (tp,), "ep": (ep,), "etp": (etp,), "micro_batch": tuple(batch)}
-                yield from Grid(self, chosen, spread).parts()
+                yield {**values, "tp": (tp,), "ep": (ep,), "etp": (etp,), "micro_batch": tuple(batch)}
 
     def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
         """Return the layout of a structure with these sizes, by the names in `SIZES`: ints, or open arrays of many layouts.

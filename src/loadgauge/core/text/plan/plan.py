@@ -22,14 +22,22 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.replan import Replanned, what_next, what_would_fit
 from loadgauge.core.plan.answer import Plan, answer as find_plan
 from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, file_estimate
-from loadgauge.core.plan.search import Case, Objective, SearchResult, carried, cost_per_billion_tokens, search
+from loadgauge.core.plan.search import (
+    Case,
+    Objective,
+    SearchResult,
+    carried,
+    cost_per_billion_tokens,
+    first_look,
+    search,
+)
 from loadgauge.core.plan.space.axis_values import out_of_reach, space_for
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.estimate.step_time import LANES
-from loadgauge.core.text.plan.progress import clear, progress, say
+from loadgauge.core.text.plan.progress import clear, progress, say, so_far, terminal
 from loadgauge.core.text.table import Column, Paper, console, draw, heading, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
 
@@ -139,6 +147,9 @@ def planned(request: PlanRequest) -> Answer:
     """Return the plan of a request, or where nothing fits the nearest miss; with progress on the terminal."""
     setup, cases = planned_cases(request)
     try:
+        if terminal() and (look := first_look(cases, request.objective, request.margin_bytes)) is not None:
+            assert look.time is not None
+            so_far(f"{layout_flags(look)}: {seconds(look.time.step)}")
         plan = find_plan(request, setup, cases, progress)
         best = plan.result.layouts[0]
         changes = what_next(plan.case, best, request.margin_bytes, request.objective, say) if request.what_next else []
@@ -222,9 +233,10 @@ def show(
     if beyond:
         heading(target, "Out of reach for every layout")
         points(target, beyond)
+    timed = f"{result.valid - result.bounded:,} timed, the rest ruled out by bounds"
     end = (
-        f"{result.evaluated:,} combinations searched: {result.valid:,} valid, {result.fitting:,} fit;"
-        f" {result.seconds:,.1f} s."
+        f"{result.evaluated:,} combinations searched: {result.valid:,} valid,"
+        f" {timed if result.counted is None else f'{result.counted:,} fit'}; {result.seconds:,.1f} s."
     )
     points(target, ["", end], "", style="dim")
     if result.moved:
@@ -282,9 +294,7 @@ def _of_file(own: Estimate, best: Estimate) -> str:
     return f"Your file's layout: {layout_flags(own)}, a step of {seconds(own.time.step)}, {memory}; {than}."
 
 
-def table(
-    target: Paper, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
-) -> None:
+def table(target: Paper, results: Sequence[Estimate], title: str, *, price: float | None = None) -> None:
     """Print layouts, one per row, without axes that none uses; a narrow terminal drops the columns in `LEAST`."""
     every = [result.layout for result in results]
     several = len({layout.gpus for layout in every}) > 1
@@ -324,7 +334,7 @@ def _degree(layout: Any, name: str) -> str:
     return f"{value} / {layout.replicas}" if name == "zero" and layout.replicas > 1 else value
 
 
-def _thinned(results: tuple[Estimate, ...], most: int = 8) -> list[Estimate]:
+def _thinned(results: Sequence[Estimate], most: int = 8) -> list[Estimate]:
     """Some of the front, both ends among them."""
     if len(results) <= most:
         return list(results)
@@ -337,9 +347,11 @@ def why(result: SearchResult) -> list[str]:
     best = result.layouts[0]
     lines = [f"{layout_flags(other)}: {compare(best, other, result.objective)}" for other in result.layouts[1:2]]
     kind = [[getattr(estimate.layout, name) for name in KINDS] for estimate in result.layouts]
-    other = next((place for place in range(1, len(kind)) if kind[place] != kind[0]), 1)
-    if other > 1:
-        lines.append(f"{layout_flags(result.layouts[other])}: {compare(best, result.layouts[other], result.objective)}")
+    kind = [getattr(best.layout, name) for name in KINDS]
+    others = (other for other in result.layouts if [getattr(other.layout, name) for name in KINDS] != kind)
+    other = next(others, None)
+    if other is not None and other is not result.layouts[1]:
+        lines.append(f"{layout_flags(other)}: {compare(best, other, result.objective)}")
     return lines
 
 

@@ -12,17 +12,33 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+_best: list[str] = []
+
+
+def terminal() -> bool:
+    """Return whether anyone sees this."""
+    return sys.stderr.isatty()
+
+
+def so_far(text: str) -> None:
+    """Show the best layout so far, beside the bars that follow."""
+    _best[:] = [text]
+    say(text)
+
+
 def progress(done: int, whole: int) -> None:
-    """Show a bar of `done` out of `whole` structures."""
+    """Show a bar of `done` out of `whole`."""
     if sys.stderr.isatty():
         width = 30
+        beside = f"; so far {_best[0]}" if _best else ""
         full = done * width // max(whole, 1)
-        sys.stderr.write(f"\r{'#' * full}{'.' * (width - full)} {done:,} of {whole:,} structures\x1b[K")
+        sys.stderr.write(f"\r{'#' * full}{'.' * (width - full)} {done:,} of {whole:,} pipelines{beside}\x1b[K")
         sys.stderr.flush()
 
 
 def clear() -> None:
     """Erase the line of progress."""
+    _best.clear()
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()

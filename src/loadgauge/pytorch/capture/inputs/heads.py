@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from loadgauge.core.base.errors import ConfigError, closest
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, closest, read_table
 from loadgauge.pytorch.capture.inputs.inputs import tree
 from loadgauge.pytorch.capture.symbols.values import whole
 

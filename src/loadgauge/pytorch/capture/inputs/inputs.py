@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, read_table
 from loadgauge.pytorch.capture.symbols.values import known, whole
 
 SOUNDS = ("input_features", "input_values", "audio_input_features", "audio_input_ids")

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from loadgauge.core.base.errors import ConfigError, NotModelled, first_line
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, NotModelled, first_line, read_table
 from loadgauge.pytorch.capture.symbols.values import known
 
 VALUES = 16_384

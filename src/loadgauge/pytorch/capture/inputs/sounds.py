@@ -14,8 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.core.base.errors import ConfigError, NotModelled, first_line
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, NotModelled, first_line, read_table
 from loadgauge.pytorch.capture.inputs.inputs import number
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES
 from loadgauge.pytorch.capture.symbols.values import with_values

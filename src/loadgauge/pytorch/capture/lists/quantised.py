@@ -36,7 +36,7 @@ def quantise(module: nn.Module, regime: Regime) -> None:
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
-    model: Any = next((one for one in module.modules() if isinstance(one, PreTrainedModel)), module)
+    model: Any = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
     kind, double = FOUR_BITS[regime.tuned.base]
     wide = regime.weight == 4 and not regime.autocast
     compute = torch.float32 if wide else torch.bfloat16
@@ -53,7 +53,7 @@ def quantise(module: nn.Module, regime: Regime) -> None:
         else:
             head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
             replace_with_bnb_linear(model, modules_to_not_convert=[head], quantization_config=how)
-    exchanged = {path: one for path, one in model.named_modules() if isinstance(one, bnb.nn.Linear4bit)}
+    exchanged = {path: layer for path, layer in model.named_modules() if isinstance(layer, bnb.nn.Linear4bit)}
     if not exchanged:
         raise NotModelled(f"--qlora of {type(model).__name__}: it has no linear layer beside its last")
     for path, layer in exchanged.items():

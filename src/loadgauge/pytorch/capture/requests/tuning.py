@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
+from loadgauge.core.base import ConfigError, NotModelled, closest, first_line, lists
 from loadgauge.core.resolve.trained import ENDS, SHARE, after_share, chosen_by, pattern_in, places, words_of
 from loadgauge.pytorch.capture.lists.blocks import Stack, blocks
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, quantise

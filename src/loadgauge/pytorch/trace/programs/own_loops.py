@@ -61,7 +61,7 @@ def _of_several(annotation: Any) -> bool:
 
 def _scored(result: Any, rest: tuple[Any, ...], losses: dict[str, None]) -> Any:
     """The loss of a result against what its module leaves of a batch; the result where the two do not say it."""
-    outputs = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not outputs or len(rest) != 1 or not isinstance(target := rest[0], torch.Tensor) or not outputs[0].dim():
         return result
     values = outputs[0]
@@ -82,7 +82,7 @@ def manual_step(module: nn.Module, batch: tuple[Any, ...], keywords: Mapping[str
     if not takes_steps(module) or getattr(own, "automatic_optimization", True):
         return None
     leaves = tree_leaves(own.configure_optimizers())
-    optimizers = [one for one in leaves if isinstance(one, torch.optim.Optimizer)]
+    optimizers = [leaf for leaf in leaves if isinstance(leaf, torch.optim.Optimizer)]
     schedules = [SimpleNamespace(scheduler=one) for one in leaves if hasattr(one, "get_last_lr")]
     strategy = SimpleNamespace(_lightning_optimizers=optimizers, backward=lambda loss, *_, **__: loss.backward())
     own._trainer = SimpleNamespace(

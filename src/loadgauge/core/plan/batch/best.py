@@ -1,0 +1,239 @@
+"""The best layouts of a search: kept while it goes over all of them, estimated one by one when they are read."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, overload
+
+from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.plan.batch.bounds import May
+from loadgauge.core.plan.batch.types import Batch, Wanted
+from loadgauge.core.plan.space.space import Grid, Structure
+
+CLOSE = 1e-9
+"""Relative; sums of floats in another order differ in the last bits."""
+
+
+class Row(NamedTuple):
+    """A layout among the best: the score (minimised), step time [s], memory [bytes], and what decides between equals.
+
+    order: the number of its case, of its structure, and its place in the grid
+    """
+
+    score: float
+    step: float
+    memory: float
+    order: tuple[int, int, int]
+    structure: Structure
+    grid: Grid
+
+    @classmethod
+    def of(cls, number: int, batch: Batch, score: Any, index: int) -> Row:
+        """One layout of a batch. number: of its case; score: of all its layouts"""
+        own = float(score[index]), float(batch.step[index]), float(batch.memory[index])
+        return cls(*own, (number, batch.order, int(batch.places[index])), batch.structure, batch.grid)
+
+    @property
+    def case(self) -> int:
+        """The number of its case."""
+        return self.order[0]
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, every size a whole number."""
+        return self.grid.layout(self.structure, self.order[2])
+
+
+class Pool:
+    """The best layouts seen so far of those that fit, or of those that may, and their front."""
+
+    def __init__(self, numpy: Any, kept: int, distinct: bool = False) -> None:
+        self.numpy, self.kept, self.distinct = numpy, kept, distinct
+        self.rows: list[Row] = []
+        self.front: list[Row] = []
+        self.ceiling = float("inf")
+
+    def add(self, number: int, batch: Batch, score: Any, members: Any) -> None:
+        """Add layouts of one structure. members: which of the batch are of this pool"""
+        numpy = self.numpy
+        good = members[(score[members] <= self.ceiling) & (batch.step[members] < numpy.inf)]
+        if len(good) > self.kept:
+            good = good[numpy.argpartition(score[good], self.kept)[: self.kept]]
+        self.rows += [Row.of(number, batch, score, int(index)) for index in good]
+        if len(self.rows) > 20 * self.kept:
+            self.trim()
+        self._front(number, batch, score, members)
+
+    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
+        """Return which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
+        if len(self.rows) >= self.kept:
+            self.trim()
+        return (score <= self.ceiling) | self._before_front(memory, least)
+
+    def _before_front(self, memory: Any, step: Any, equal: bool = False) -> Any:
+        """Layouts that need less memory than all on the front that take no longer; or no more than these."""
+        numpy = self.numpy
+        steps = numpy.array([row.step for row in self.front])
+        bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
+        there = bytes_by_then[numpy.searchsorted(steps, step, side="right")]
+        return memory <= there if equal else memory < there
+
+    def trim(self) -> None:
+        """Only the best stay; where a layout may have come several times, one of those that are equal."""
+        if self.distinct:
+            self.rows = list({row[:3]: row for row in self.rows}.values())
+        self.rows.sort(key=lambda row: row[:4])
+        del self.rows[self.kept :]
+        if len(self.rows) == self.kept:
+            self.ceiling = self.rows[-1].score * (1 + 1e-12)
+
+    def _front(self, number: int, batch: Batch, score: Any, members: Any) -> None:
+        numpy = self.numpy
+        members = members[batch.step[members] < numpy.inf]
+        members = members[self._before_front(batch.memory[members], batch.step[members], equal=True)]
+        if not len(members):
+            return
+        order = members[numpy.lexsort((batch.memory[members], batch.step[members]))]
+        memory = batch.memory[order]
+        lowest = numpy.minimum.accumulate(memory)
+        better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
+        mine = [Row.of(number, batch, score, int(index)) for index in order[better]]
+        merged = sorted(self.front + mine, key=lambda row: row[1:4])
+        self.front = []
+        for row in merged:
+            if not self.front or row.memory < self.front[-1].memory:
+                self.front.append(row)
+
+
+class Best:
+    """The best layouts seen so far that fit as assumed, and those that are tight.
+
+    Once a layout fits, of the tight ones only those matter that would be better than it.
+    """
+
+    def __init__(self, kept: int) -> None:
+        import numpy
+
+        self.numpy = numpy
+        self.sure, self.tight, self.seeds = Pool(numpy, kept), Pool(numpy, kept), Pool(numpy, kept, distinct=True)
+        self.lowest = float("inf")
+        self.valid = self.seen = self.fitting = self.timed = 0
+
+    def add(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
+        """Add the layouts of one structure; limit: memory that they may need, of the card's capacity [bytes]."""
+        numpy = self.numpy
+        self.valid += batch.valid
+        self.seen += len(batch.places)
+        self.timed += int(numpy.isfinite(batch.step).sum())
+        if not len(batch.places):
+            return
+        sure, tight = self._split(batch.memory, batch.high, limit, capacity)
+        self.fitting += int(sure.sum())
+        for pool, members in ((self.sure, numpy.flatnonzero(sure)), (self.tight, numpy.flatnonzero(tight))):
+            if len(members):
+                pool.add(number, batch, score, members)
+        self.lowest = min((row.score for row in self.sure.rows), default=self.lowest)
+
+    def seed(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
+        """Take layouts that are added later once more for what any better one has to beat."""
+        members = self.numpy.flatnonzero(self._split(batch.memory, batch.high, limit, capacity)[0])
+        if len(members):
+            self.seeds.add(number, batch, score, members)
+            self.lowest = min((row.score for row in self.seeds.rows), default=self.lowest)
+
+    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
+        """Return which layouts that fit might be among the best kept or on the front; score: a function of the next two"""
+        # A little quicker than they may be, so that those seen already and their equals are among them.
+        before = least * (1 - CLOSE)
+        lowest = score(before, memory)
+        found = self.sure.contenders(lowest, memory, before)
+        return found & self.seeds.contenders(lowest, memory, before) if self.seeds.rows else found
+
+    def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
+        """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""
+
+        def contenders(memory: Any, high: Any, least: Any) -> Any:
+            sure, tight = self._split(memory, high, limit, capacity)
+            lowest = score(least, memory)
+            fits = self.sure.rows or self.seeds.rows
+            might = lowest < self.lowest if fits else self.tight.contenders(lowest, memory, least)
+            return (sure & self.contenders(score, memory, least)) | (tight & might)
+
+        return contenders
+
+    def may(self, score: Any, limit: float) -> May:
+        """Return whether a layout can matter: by its least memory and its least time it fits, and might be kept or on the front."""
+
+        def matters(low: Any, least: Any) -> Any:
+            return (low <= limit) & self.contenders(score, low, least)
+
+        return matters
+
+    def _split(self, memory: Any, high: Any, limit: float, capacity: float) -> tuple[Any, Any]:
+        room = memory <= limit
+        return room & (high <= capacity), room & (high > capacity)
+
+    @property
+    def pool(self) -> Pool:
+        """The layouts to answer with: those that fit, or the tight ones where none does."""
+        return self.sure if self.sure.rows else self.tight
+
+
+class Estimates(Sequence[Estimate]):
+    """The exact estimates of layouts, each made when it is first read."""
+
+    def __init__(self, number: int, make: Callable[[int], Estimate]) -> None:
+        self.number, self.make = number, make
+
+    def __len__(self) -> int:
+        return self.number
+
+    @overload
+    def __getitem__(self, index: int) -> Estimate: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Estimate, ...]: ...
+    def __getitem__(self, index: int | slice) -> Estimate | tuple[Estimate, ...]:
+        if isinstance(index, slice):
+            return tuple(self.make(number) for number in range(*index.indices(self.number)))
+        return self.make(range(self.number)[index])
+
+
+Rank = tuple[Any, ...]
+"""A place in the ranking: the word of the verdict, the score, and what decides between equals."""
+
+
+class Ranked:
+    """Layouts ranked by their exact estimates, of which no more are made than the places that are read rest on.
+
+    rows: by their scores; rank: of an estimate; close: the scores are the exact ones but for rounding, so that a row whose
+    score is higher comes later
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], exact: Callable[[Row], Estimate], rank: Callable[[Row, Estimate], Rank], close: bool
+    ) -> None:
+        self.rows, self.exact, self.rank, self.close = rows, exact, rank, close
+        self.done: list[tuple[Rank, int, Estimate]] = []
+
+    def at(self, rank: int) -> Estimate:
+        """The estimate at a place of the ranking."""
+        while len(self.done) < len(self.rows) and not self._settled(rank):
+            number = len(self.done)
+            estimate = self.exact(self.rows[number])
+            insort(self.done, (self.rank(self.rows[number], estimate), number, estimate), key=lambda entry: entry[:2])
+        return self.done[rank][2]
+
+    def _settled(self, rank: int) -> bool:
+        """Return whether no layout that is not yet estimated can come before this place."""
+        if not self.close or len(self.done) <= rank:
+            return False
+        word, score = self.done[rank][0][:2]
+        following = self.rows[len(self.done)].score
+        return word == 0 and bool(score < following - abs(following) * CLOSE)
+
+    @property
+    def moved(self) -> int:
+        """How many of those estimated changed places."""
+        return sum(1 for rank, (_, number, _) in enumerate(self.done) if rank != number)
