@@ -36,6 +36,7 @@ def loop(job: Job, gpus: int, given: dict[str, Any], experts: bool) -> list[Answ
     [
         ("qwen3-8b", "l4", 4, 0.2), ("qwen3-8b", "h100-sxm5-80gb", 2, 0.012), ("qwen3-8b", "rtx4090", 3, 0.06),
         ("olmoe-1b-7b", "h100-sxm5-80gb", 2, 0.02), ("olmoe-1b-7b", "l40s", 2, 0.03),
+        ("qwen3-4b", "h100-sxm5-80gb", 2, 0.05),  # two replicas, whose batches one card alone holds
     ],
 )  # fmt: skip
 def test_the_best_is_that_of_a_loop_of_estimates(model: str, gpu: str, gpus: int, token: float) -> None:
@@ -43,7 +44,9 @@ def test_the_best_is_that_of_a_loop_of_estimates(model: str, gpu: str, gpus: int
     experts = model.startswith("olmoe")
     plan = plan_serving(job.replace(gpus=gpus), GIVEN, {}, limits)
     best = plan.choices[0]
-    batches = {row.answer.asked.batch for row in plan.choices} | {2**power for power in range(9)}
+    batches = (
+        {row.answer.asked.batch for row in plan.choices} | {2**power for power in range(9)} | set(range(5, 300, 11))
+    )
     most = max(
         (answer.tokens_per_second or 0.0) / gpus
         for batch in batches

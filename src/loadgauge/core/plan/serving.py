@@ -97,7 +97,7 @@ def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: b
     """Yield every layout of whole replicas on some GPUs. axes: values of tp, pp and ep that are locked or narrowed
 
     >>> [(layout.tp, layout.pp) for layout in layouts(Job("llama-3.1-8b"), 4, {}, experts=False)]
-    [(None, None), (None, 2), (None, 4), (2, None), (2, 2), (4, None)]
+    [(1, None), (None, 2), (None, 4), (2, None), (2, 2), (4, None)]
     """
     sizes = tuple(size for size in range(1, gpus + 1) if gpus % size == 0)
     for tp in axes.get("tp", tuple(size for size in sizes if size <= GPUS_PER_NODE)):
@@ -105,8 +105,9 @@ def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: b
             for ep in axes.get("ep", sizes if experts else (1,)):
                 whole = not max(tp, ep) % min(tp, ep) and not gpus % (pp * max(tp, ep))
                 if whole:
-                    degrees = {"tp": tp, "pp": pp, "ep": ep}
-                    yield job.replace(gpus=gpus, **{axis: size if size > 1 else None for axis, size in degrees.items()})
+                    degrees = {axis: size for axis, size in {"tp": tp, "pp": pp, "ep": ep}.items() if size > 1}
+                    alone = {"tp": 1} if gpus > 1 and not degrees else {}  # else a layout is looked for that holds it
+                    yield job.replace(gpus=gpus, **dict.fromkeys(("tp", "pp", "ep")) | alone | degrees)
 
 
 def plan_serving(
@@ -211,7 +212,15 @@ class _Search:
         while top and size < top[0].answer.asked.batch:
             rows.append(self.look(layout, batch=size))
             size *= 2
-        return [*(row for row in rows if row is not None), *top]
+        every = [*(row for row in rows if row is not None), *top]
+        best = max(every, key=lambda row: row.per_gpu, default=None)
+        # What prompts take of a round goes in steps, so that a batch a little smaller may answer more.
+        while best is not None and best.answer.asked.batch > 1:
+            less = self.look(layout, batch=best.answer.asked.batch - 1)
+            if less is None or not less.within(self.limits) or less.per_gpu <= best.per_gpu:
+                break
+            every.append(best := less)
+        return every
 
     def largest(self, layout: Job, name: str, low: int, high: int) -> list[Choice]:
         """Return a layout with the largest batch or context within the limits, by halving; nothing where the least is not."""
