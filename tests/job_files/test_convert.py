@@ -10,7 +10,7 @@ from command_line import typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.job_files.convert import convert
-from loadgauge.job_files.dialects import FILES
+from loadgauge.job_files.dialects import OF_PICTURES, OF_TEXT
 from loadgauge.job_files.exchange import Written, read
 
 SCRIPT = "torchrun --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1  # mine\n"
@@ -23,7 +23,7 @@ def script(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("dialect", FILES)
+@pytest.mark.parametrize("dialect", OF_TEXT)
 def test_a_job_becomes_a_file_that_says_it(dialect: str) -> None:
     written = convert(Job(model="llama-3.1-8b", gpus=16, zero=2, micro_batch=2), to=dialect)
     found = read(str(written), dialect, given={"gpus": 16}).job
@@ -31,6 +31,12 @@ def test_a_job_becomes_a_file_that_says_it(dialect: str) -> None:
     assert found.zero == 2 or any("--zero 2" in line for line in written.left_out)
     assert found.micro_batch in (2, None)
     assert (found.micro_batch is None) == any("--micro-batch" in line for line in written.left_out)
+
+
+@pytest.mark.parametrize("dialect", OF_PICTURES)
+def test_a_trainer_of_pictures_takes_no_language_model(dialect: str) -> None:
+    with pytest.raises(ConfigError, match="trains diffusion models, and"):
+        convert(Job(model="llama-3.1-8b", gpus=16, zero=2, micro_batch=2), to=dialect)
 
 
 def test_a_name_and_fields_are_a_job() -> None:

@@ -13,7 +13,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import config, model, models
 from loadgauge.core.families.hf import from_dict
-from loadgauge.job_files.dialects import FILES
+from loadgauge.job_files.dialects import OF_TEXT
 from loadgauge.job_files.exchange import read, write
 from loadgauge.job_files.ideas.facts import Extra
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
@@ -37,7 +37,7 @@ optimizer: adamw_torch_fused
 """
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_the_file_says_the_layout_that_was_planned(name: str) -> None:
     adapters = "--lora-rank 16" if name == "unsloth" else ""  # it has no other training
     found = document(f"{JOB} {adapters} --export {name}")

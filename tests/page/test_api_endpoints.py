@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from command_line import document, typed
-from loadgauge.job_files.dialects import FILES
+from loadgauge.job_files.dialects import OF_TEXT
 from loadgauge.job_files.exchange import read
 from loadgauge.page.panels import validation
 from loadgauge.page.server.errors import Failed, Refused, Replaced
@@ -361,7 +361,7 @@ def test_a_job_file_is_read_with_the_card_that_was_chosen(served: Served, card: 
     assert answer["layout"]["global_batch"] == 2 * 4 * int(chosen.get("gpus", 1))
 
 
-@pytest.mark.parametrize("dialect", [*FILES, "flags"])
+@pytest.mark.parametrize("dialect", [*OF_TEXT, "flags"])
 def test_a_run_is_exported_as_by_the_library(served: Served, dialect: str) -> None:
     found = served.answer("/api/export", flags=SMALL, dialect=dialect)
     if dialect == "flags":

@@ -8,6 +8,7 @@ from functools import cache
 from importlib import import_module
 
 from loadgauge.core.base import ConfigError, read_data, suggest
+from loadgauge.core.families.catalogue import find_model
 from loadgauge.job_files.ideas.table import Dialect, Document
 
 FILES = {
@@ -65,6 +66,10 @@ ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
     "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
 }  # fmt: skip
+OF_PICTURES = ("diffusers", "finetrainers", "musubi-tuner", "simpletuner")
+"""Tools that train diffusion models alone."""
+OF_TEXT = tuple(name for name in FILES if name not in OF_PICTURES)
+"""Tools as whose files the job of a language model is written."""
 MARK = 10
 STARTED = {
     "musubi-tuner": re.compile(
@@ -111,6 +116,18 @@ def _marks() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """The syntaxes and the marks of every dialect (`data/marks.toml`): only those that a file has marks of are imported."""
     table = tomllib.loads(read_data("marks.toml"))
     return {name: (frozenset(table[name]["syntaxes"]), frozenset(table[name]["marks"].split())) for name in FILES}
+
+
+def of_text(model: str) -> bool:
+    """Return whether a name is that of a language model.
+
+    >>> of_text("Qwen/Qwen3-8B"), of_text("flux.1-dev"), of_text("")
+    (True, False, False)
+    """
+    try:
+        return bool(model) and find_model(model) is not None
+    except ConfigError:
+        return False
 
 
 def dialect(name: str) -> Dialect:

@@ -4,6 +4,7 @@ from loadgauge.core.base.hooks import lazily
 
 NAMES = {
     "FILES": "loadgauge.job_files.dialects:FILES",
+    "OF_TEXT": "loadgauge.job_files.dialects:OF_TEXT",
     "dialect": "loadgauge.job_files.dialects:dialect",
     "from_job_file": "loadgauge.job_files.job_file:from_job_file",
     "is_job_file": "loadgauge.job_files.job_file:is_job_file",

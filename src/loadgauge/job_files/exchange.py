@@ -16,7 +16,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
-from loadgauge.job_files.dialects import dialect as dialect_of, recognise
+from loadgauge.job_files.dialects import OF_PICTURES, dialect as dialect_of, of_text, recognise
 from loadgauge.job_files.ideas import (
     SMALLER,
     SPLITS,
@@ -519,6 +519,8 @@ def write(
     kind = syntax or (chosen.syntaxes[0] if template is None else syntax_of(template, file))
     if kind not in chosen.syntaxes:
         raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
+    if chosen.name in OF_PICTURES and of_text(job.model):
+        raise ConfigError(f"{chosen.title}: trains diffusion models, and {job.model} is none", key="to")
     target = document(chosen.begun(kind, job.task) if template is None else template, kind, chosen, file)
     keys = Keys(target, file, chosen.auto)
     wanted, changed = facts_of(job, extra), False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,11 +110,14 @@ def test_products_of_sizes() -> None:
         number("b*nothing", config, sizes)
 
 
+SMALL = Path(__file__).resolve().parents[3] / "tools" / "small_models.toml"
+
+
 def test_tables_name_what_there_is() -> None:
     table = tomllib.loads(read_data("capture/inputs.toml"))
     groups = {"default", "grid"}
     kinds = set(table) - groups
-    assert kinds | set(tomllib.loads(read_data("capture/small.toml"))) <= set(model_types())
+    assert kinds | set(tomllib.loads(SMALL.read_text(encoding="utf-8"))) <= set(model_types())
     assert {row["as"] for row in table.values() if "as" in row} <= set(table)
     for kind in sorted(kinds):
         taken = inspect.signature(model_class(CONFIG_MAPPING[kind]()).forward).parameters

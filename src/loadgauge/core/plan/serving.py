@@ -105,9 +105,12 @@ def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: b
             for ep in axes.get("ep", sizes if experts else (1,)):
                 whole = not max(tp, ep) % min(tp, ep) and not gpus % (pp * max(tp, ep))
                 if whole:
-                    degrees = {axis: size for axis, size in {"tp": tp, "pp": pp, "ep": ep}.items() if size > 1}
-                    alone = {"tp": 1} if gpus > 1 and not degrees else {}  # else a layout is looked for that holds it
-                    yield job.replace(gpus=gpus, **dict.fromkeys(("tp", "pp", "ep")) | alone | degrees)
+                    degrees = {
+                        axis: size if size > 1 else None for axis, size in {"tp": tp, "pp": pp, "ep": ep}.items()
+                    }
+                    # Where none is said, a layout is looked for that holds the model.
+                    alone = {"tp": 1} if gpus > 1 and not any(degrees.values()) else {}
+                    yield job.replace(gpus=gpus, **degrees | alone)
 
 
 def plan_serving(

@@ -29,7 +29,7 @@ def catalogue() -> dict[str, Any]:
         "models": [model_row(find_model(name)) for name in models()],
         "gpus": [gpu_row(card) for card in gpus()],
         "flags": [flag_row(name, field) for name, field in fields().items() if _shown(name, field)],
-        "dialects": list(JOB_FILES.FILES),
+        "dialects": list(JOB_FILES.OF_TEXT),
         "presets": PRESETS,
         "tracks": read_table("tasks.toml")["tracks"],
         "tasks": read_table("tasks.toml")["task"],
