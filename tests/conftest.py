@@ -22,7 +22,16 @@ __all__ = ["warm_children", "warm_source"]
 # test side by side do not wait for each other. Before torch and numpy are imported; what tests start inherits it.
 os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # A terminal's width and colours, and the language, as nowhere set.
-for variable in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+for variable in (
+    "PYTHONUNBUFFERED",
+    "COLUMNS",
+    "LINES",
+    "FORCE_COLOR",
+    "NO_COLOR",
+    "CLICOLOR_FORCE",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+):
     os.environ.pop(variable, None)
 os.environ["LC_ALL"] = "C.UTF-8"
 

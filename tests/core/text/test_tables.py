@@ -294,7 +294,11 @@ def test_a_snapshot_with_hostile_names(tmp_path: Path) -> None:
         ("estimate gpt2 >/dev/full", 2, "loadgauge: No space left on device\n"),
     ],
 )
-def test_closed_and_full_streams(redirection: str, code: int, said: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_closed_and_full_streams(
+    redirection: str, code: int, said: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     found = subprocess.run(
         ["/bin/sh", "-c", f"{shlex.quote(sys.executable)} -m loadgauge {redirection}"],
         capture_output=True,

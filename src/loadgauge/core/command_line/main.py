@@ -207,8 +207,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Error as error:
         return say(str(error), CANNOT_TELL)
     except BrokenPipeError:
-        # The reader has closed the output; Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except ModuleNotFoundError as error:
         room = (error.name or "").split(".")[:2]
@@ -246,7 +244,15 @@ def say(text: str, code: int) -> int:
 
 def main() -> NoReturn:
     """The entry point of the command `loadgauge`."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-    sys.exit(run())
+    streams = [stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")]
+    for stream in streams:
+        stream.reconfigure(errors="backslashreplace")
+    code = run()
+    for stream in streams:
+        try:
+            stream.flush()
+        except (
+            OSError
+        ):  # closed by its reader, or full: Python would complain once more at exit, with a code of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
