@@ -92,6 +92,6 @@ def test_the_form_is_checked() -> None:
     assert faults(text, "h100-sxm5-80gb-gpt2-1.toml") == []
     assert faults(text, "gpt2.toml") == ["the name does not begin with the card"]
     assert faults(text.replace("1s", "1"), "h100-sxm5-80gb.toml") == ["step has no unit of time"]
-    path = text.replace("[run.flags]", '[run.flags]\nversion = "/home/me/x"')
+    path = text.replace("[run.flags]", '[run.flags]\nversion = "/data/x/y"')
     assert "looks like a path" in faults(path, "h100-sxm5-80gb.toml")[0]
     assert "host" in faults('host = "a"\n' + text, "h100-sxm5-80gb.toml")[0]
