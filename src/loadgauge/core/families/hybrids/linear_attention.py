@@ -13,11 +13,13 @@ from loadgauge.core.definitions.model.model import (
     Attention,
     Block,
     GatedDeltaNet,
+    HyperConnections,
     KimiDelta,
     LatentAttention,
     LightningAttention,
     Mlp,
     ModelSpec,
+    Moe,
     ShortConvolution,
 )
 from loadgauge.core.families import common as parts
@@ -67,7 +69,8 @@ QWEN3_5_MOE = msgspec.structs.replace(
 
 
 def _delta_nets(reader: Reader, family: Decoder, *, separate: bool) -> ModelSpec:
-    """Delta nets by `layer_types`, or but for each `full_attention_interval`-th layer; attention has a gate."""
+    """Delta nets by `layer_types`, or but for each `full_attention_interval`-th layer; attention has a gate. With `hc_count`
+    streams between them (Qwen4-exp)."""
     reader.ignore("mamba_ssm_dtype", "output_gate_type")
     if not reader.flag("attn_output_gate", default=True):
         raise reader.unmodelled("attn_output_gate", "false is not modelled for this family")
@@ -90,9 +93,13 @@ def _delta_nets(reader: Reader, family: Decoder, *, separate: bool) -> ModelSpec
         many = mixer.linear_num_value_heads
         raise reader.wrong("linear_num_key_heads", f"{key_heads} does not divide {many} value heads")
 
+    count = reader.optional_whole("hc_count", default=None)
+    streams = None if count is None else HyperConnections(count=count)
+
     def gated(index: int, block: Block) -> Block:
         assert isinstance(block.attention, Attention)
-        return msgspec.structs.replace(block, attention=msgspec.structs.replace(block.attention, output_gate=True))
+        opened = msgspec.structs.replace(block.attention, output_gate=True)
+        return msgspec.structs.replace(block, attention=opened, streams=streams)
 
     return interleaved(rebuilt(spec, gated), types, mixer)
 
@@ -160,8 +167,9 @@ def _attention_in_fourths(count: int) -> tuple[str, ...]:
 
 
 def unrotated_attention(reader: Reader) -> LatentAttention:
-    """Read Kimi Linear's latent attention, which does not rotate. Raises as `hf.from_dict`."""
-    return msgspec.structs.replace(latent_attention(reader), rotary=False)
+    """Read Kimi Linear's latent attention, which does not rotate, or Kimi K3's, which has gates. Raises as `hf.from_dict`."""
+    gated = reader.flag("mla_use_output_gate", default=False)
+    return msgspec.structs.replace(latent_attention(reader), rotary=False, channel_gate=gated)
 
 
 def gated_attention(reader: Reader) -> LatentAttention:
@@ -181,7 +189,9 @@ KIMI_EXPERTS = msgspec.structs.replace(
 KIMI_LINEAR = Decoder(
     classes=language("KimiLinear"),
     latent=unrotated_attention,
+    renamed_activations={"situ": "clamped_silu"},
     ignored=(
+        *("activation_situ_beta", "activation_situ_linear_beta", "topk_method", "moe_layer_freq"),
         *("head_dim", "moe_router_activation_func", "use_grouped_topk", "mla_use_nope", "moe_renormalize"),
         *("num_expert_group", "v_head_dim", "norm_topk_prob"),
     ),
@@ -199,6 +209,18 @@ LING_HYBRID = Decoder(
     positions=("model_max_length", "max_position_embeddings"),
     next_tokens=True,
     experts=KIMI_EXPERTS,
+)
+
+
+LING_2_5 = msgspec.structs.replace(
+    LING_HYBRID,
+    classes=language("BailingMoeV2_5"),
+    latent=latent_attention,
+    ignored=(
+        *LING_HYBRID.ignored,
+        *("group_norm_size", "linear_silu", "use_qk_norm", "use_qkv_bias", "use_bias", "short_conv_kernel_size"),
+        *("moe_router_enable_expert_bias", "score_function", "rope_interleave", "moe_shared_expert_intermediate_size"),
+    ),
 )
 
 
@@ -224,23 +246,42 @@ def kimi_linear(reader: Reader) -> ModelSpec:
         linear_num_heads=size("num_heads", "linear_num_heads"),
         linear_head_dim=size("head_dim", "linear_head_dim"),
         linear_conv_kernel_dim=size("short_conv_kernel_size", "linear_conv_kernel_dim"),
-        hidden_act=reader.text("hidden_act"),
+        narrow=("decay",) if nested.flag("use_full_rank_gate", default=False) else ("decay", "gate"),
     )
-    return interleaved(spec, types, mixer)
+    nested.ignore("gate_lower_bound")
+    latent = reader.optional_whole("routed_expert_hidden_size", default=None)
+    norm = parts.RMS_NORM if reader.flag("latent_moe_use_norm", default=False) else None
+    every = reader.optional_whole("attn_res_block_size", default=None)
+
+    def third(index: int, block: Block) -> Block:
+        moe = block.mlp
+        if isinstance(moe, Moe) and latent is not None:
+            moe = msgspec.structs.replace(moe, latent_size=latent, latent_norm=norm)
+        return msgspec.structs.replace(block, mlp=moe, residual_bank=-(-count // every) if every else 0)
+
+    return interleaved(spec if latent is every is None else rebuilt(spec, third), types, mixer)
 
 
 def ling_hybrid(reader: Reader) -> ModelSpec:
-    """Read a config of Ling 3: latent attention in the last layer of each `layer_group_size`. Raises as `hf.from_dict`."""
-    spec = decoder.read(reader, LING_HYBRID)
+    """Read a config of Ling 3: latent attention in the last layer of each `layer_group_size`; or of Ling 2.5, by its class, whose
+    other layers have lightning attention. Raises as `hf.from_dict`.
+    """
+    older = (reader.texts("architectures") or ("",))[0].startswith("BailingMoeV2_5")
+    spec = decoder.read(reader, LING_2_5 if older else LING_HYBRID)
     every = reader.whole("layer_group_size")
     types = types_of(reader, spec.num_hidden_layers) or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(spec.num_hidden_layers)
     ]
+    if older:
+        wide = LightningAttention(
+            num_attention_heads=reader.whole("num_attention_heads"), head_dim=reader.whole("head_dim")
+        )
+        return interleaved(spec, types, wide)
     mixer = KimiDelta(
         linear_num_heads=reader.whole("num_attention_heads"),
         linear_head_dim=reader.optional_whole("linear_head_dim", default=None) or reader.whole("head_dim"),
         linear_conv_kernel_dim=reader.whole("short_conv_kernel_size"),
-        narrow_gates=False,
+        narrow=(),
         hidden_act=reader.text("hidden_act"),
     )
     return interleaved(spec, types, mixer)
