@@ -11,6 +11,7 @@ from loadgauge.core.base import ConfigError, LayoutError, Size, ceil_div, maximu
 from loadgauge.core.definitions.layout.axes import RANK_ORDER, SIZES
 from loadgauge.core.definitions.model.model import (
     Attention,
+    CompressedAttention,
     GatedDeltaNet,
     KimiDelta,
     LatentAttention,
@@ -391,6 +392,8 @@ def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
         return ("linear_num_heads",)
     if isinstance(mixer, GatedDeltaNet):
         return ("linear_num_value_heads", "linear_num_key_heads")
+    if isinstance(mixer, CompressedAttention):
+        return ("num_attention_heads", "o_groups")
     if isinstance(mixer, Mamba1):
         return ("intermediate_size",)
     return ()
