@@ -15,7 +15,6 @@ from loadgauge.core.definitions.model.model import (
     GatedDeltaNet,
     HyperConnections,
     KimiDelta,
-    LatentAttention,
     LightningAttention,
     Mlp,
     ModelSpec,
@@ -93,8 +92,7 @@ def _delta_nets(reader: Reader, family: Decoder, *, separate: bool) -> ModelSpec
         many = mixer.linear_num_value_heads
         raise reader.wrong("linear_num_key_heads", f"{key_heads} does not divide {many} value heads")
 
-    count = reader.optional_whole("hc_count", default=None)
-    streams = None if count is None else HyperConnections(count=count)
+    streams = HyperConnections(count=many) if (many := reader.optional_whole("hc_count", default=None)) else None
 
     def gated(index: int, block: Block) -> Block:
         assert isinstance(block.attention, Attention)
@@ -109,9 +107,8 @@ def qwen3_next(reader: Reader) -> ModelSpec:
 
     Raises as `hf.from_dict`.
     """
-    dense = reader.whole("num_experts", minimum=0) == 0
-    family = msgspec.structs.replace(QWEN3_NEXT, experts=None) if dense else QWEN3_NEXT
-    return _delta_nets(reader, family, separate=False)
+    experts = QWEN3_NEXT.experts if reader.whole("num_experts", minimum=0) else None
+    return _delta_nets(reader, msgspec.structs.replace(QWEN3_NEXT, experts=experts), separate=False)
 
 
 OLMO_HYBRID = Decoder(
@@ -166,29 +163,20 @@ def _attention_in_fourths(count: int) -> tuple[str, ...]:
 # Kimi delta attention, between layers of latent attention
 
 
-def unrotated_attention(reader: Reader) -> LatentAttention:
-    """Read Kimi Linear's latent attention, which does not rotate, or Kimi K3's, which has gates. Raises as `hf.from_dict`."""
-    gated = reader.flag("mla_use_output_gate", default=False)
-    return msgspec.structs.replace(latent_attention(reader), rotary=False, channel_gate=gated)
-
-
-def gated_attention(reader: Reader) -> LatentAttention:
-    """Read Ling 3's latent attention, with a gate for each head. Raises as `hf.from_dict`."""
-    reader.ignore("q_lora_rank")
-    return msgspec.structs.replace(latent_attention(reader), q_lora_rank=None, head_gate=True)
-
-
 KIMI_EXPERTS = msgspec.structs.replace(
     experts.DEEPSEEK_V3,
     count=("num_experts", "num_local_experts"),
     per_token=("num_experts_per_token", "num_experts_per_tok"),
     sparse=experts.typed_or_first,
-    shared=experts.counted_as("num_shared_experts", "n_shared_experts"),
+    shared=experts.counted("num_shared_experts", "n_shared_experts"),
     norm_topk_prob=True,
 )
 KIMI_LINEAR = Decoder(
     classes=language("KimiLinear"),
-    latent=unrotated_attention,
+    # Nothing rotates; Kimi K3's has a gate for each channel.
+    latent=lambda reader: msgspec.structs.replace(
+        latent_attention(reader), rotary=False, channel_gate=reader.flag("mla_use_output_gate", default=False)
+    ),
     renamed_activations={"situ": "clamped_silu"},
     ignored=(
         *("activation_situ_beta", "activation_situ_linear_beta", "topk_method", "moe_layer_freq"),
@@ -201,8 +189,10 @@ KIMI_LINEAR = Decoder(
 )
 LING_HYBRID = Decoder(
     classes=language("BailingHybrid"),
-    latent=gated_attention,
+    # A gate for each head.
+    latent=lambda reader: msgspec.structs.replace(latent_attention(reader), q_lora_rank=None, head_gate=True),
     ignored=(
+        "q_lora_rank",
         *("head_dim", "kda_safe_gate", "kda_lower_bound", "moe_renormalize", "num_expert_group", "norm_topk_prob"),
         "mtp_loss_scaling_factor",
     ),
@@ -231,6 +221,7 @@ def kimi_linear(reader: Reader) -> ModelSpec:
     spec = decoder.read(reader, KIMI_LINEAR)
     count = spec.num_hidden_layers
     nested = reader.section("linear_attn_config", default={})
+    nested.ignore("gate_lower_bound")
     whole = nested.wholes("full_attn_layers", minimum=1)
     types: Sequence[str] | None = types_of(reader, count)
     if types is None and whole is not None:
@@ -246,20 +237,20 @@ def kimi_linear(reader: Reader) -> ModelSpec:
         linear_num_heads=size("num_heads", "linear_num_heads"),
         linear_head_dim=size("head_dim", "linear_head_dim"),
         linear_conv_kernel_dim=size("short_conv_kernel_size", "linear_conv_kernel_dim"),
-        narrow=("decay",) if nested.flag("use_full_rank_gate", default=False) else ("decay", "gate"),
+        narrow=("decay",) if (third := nested.flag("use_full_rank_gate", default=False)) else ("decay", "gate"),
+        hidden_act="silu" if third else reader.text("hidden_act"),
     )
-    nested.ignore("gate_lower_bound")
-    latent = reader.optional_whole("routed_expert_hidden_size", default=None)
-    norm = parts.RMS_NORM if reader.flag("latent_moe_use_norm", default=False) else None
-    every = reader.optional_whole("attn_res_block_size", default=None)
+    latent = {
+        "latent_size": reader.optional_whole("routed_expert_hidden_size", default=None),
+        "latent_norm": parts.RMS_NORM if reader.flag("latent_moe_use_norm", default=False) else None,
+    }
+    bank = -(-count // (reader.optional_whole("attn_res_block_size", default=None) or count)) if third else 0
 
-    def third(index: int, block: Block) -> Block:
-        moe = block.mlp
-        if isinstance(moe, Moe) and latent is not None:
-            moe = msgspec.structs.replace(moe, latent_size=latent, latent_norm=norm)
-        return msgspec.structs.replace(block, mlp=moe, residual_bank=-(-count // every) if every else 0)
+    def more(index: int, block: Block) -> Block:
+        mlp = msgspec.structs.replace(block.mlp, **latent) if isinstance(block.mlp, Moe) else block.mlp
+        return msgspec.structs.replace(block, mlp=mlp, residual_bank=bank)
 
-    return interleaved(spec if latent is every is None else rebuilt(spec, third), types, mixer)
+    return interleaved(rebuilt(spec, more), types, mixer)
 
 
 def ling_hybrid(reader: Reader) -> ModelSpec:
@@ -272,13 +263,13 @@ def ling_hybrid(reader: Reader) -> ModelSpec:
     types = types_of(reader, spec.num_hidden_layers) or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(spec.num_hidden_layers)
     ]
+    heads = reader.whole("num_attention_heads")
     if older:
-        wide = LightningAttention(
-            num_attention_heads=reader.whole("num_attention_heads"), head_dim=reader.whole("head_dim")
+        return interleaved(
+            spec, types, LightningAttention(num_attention_heads=heads, head_dim=reader.whole("head_dim"))
         )
-        return interleaved(spec, types, wide)
     mixer = KimiDelta(
-        linear_num_heads=reader.whole("num_attention_heads"),
+        linear_num_heads=heads,
         linear_head_dim=reader.optional_whole("linear_head_dim", default=None) or reader.whole("head_dim"),
         linear_conv_kernel_dim=reader.whole("short_conv_kernel_size"),
         narrow=(),

@@ -27,7 +27,7 @@ LING = Decoder(
     experts=experts.Experts(
         count=("num_experts", "n_routed_experts"),
         sparse=experts.after_first,
-        shared=experts.counted_as("num_shared_experts", "n_shared_experts"),
+        shared=experts.counted("num_shared_experts", "n_shared_experts"),
     ),
 )  # fmt: skip
 LING_2 = msgspec.structs.replace(
@@ -38,7 +38,7 @@ LING_2 = msgspec.structs.replace(
     experts=msgspec.structs.replace(
         experts.DEEPSEEK_V3,
         count=("num_experts", "n_routed_experts"),
-        shared=experts.counted_as("num_shared_experts", "n_shared_experts"),
+        shared=experts.counted("num_shared_experts", "n_shared_experts"),
         norm_topk_prob=True,
     ),
 )

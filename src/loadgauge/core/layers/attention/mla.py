@@ -102,7 +102,7 @@ def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, gates:
         backward_comm=reduced,
         workspace=workspace,
     )
-    made = build.tensor if same(gates, context.numel / view.tokens) else build.float32
+    made = build.tensor if same(gates * view.tokens, context.numel) else build.float32
     wide = made("attention.gate_sigmoid", score.numel)
     build.elementwise("attention.gate_sigmoid", (score,), wide, keeps=(wide,))
     copied = wide.itemsize != build.dtypes.activation
