@@ -49,10 +49,13 @@ def test_a_half_that_reads_earlier_values_keeps_the_stream_and_two_numbers_of_ea
 def test_gates_of_channels_and_the_norm_of_the_latent() -> None:
     tokens, block = 64, K3.blocks[layers()[1]]
     mla, moe = block.attention, block.mlp
-    assert isinstance(mla, LatentAttention) and isinstance(moe, Moe)
+    assert isinstance(mla, LatentAttention)
+    assert isinstance(moe, Moe)
     gated = block_layer(block, H, View.of(tokens, 1))
     plain = block_layer(
-        msgspec.structs.replace(block, attention=msgspec.structs.replace(mla, channel_gate=False)), H, View.of(tokens, 1)
+        msgspec.structs.replace(block, attention=msgspec.structs.replace(mla, channel_gate=False)),
+        H,
+        View.of(tokens, 1),
     )
     inner = 128 * HEADS
     assert gated.params - plain.params == H * inner
@@ -60,5 +63,7 @@ def test_gates_of_channels_and_the_norm_of_the_latent() -> None:
     # What multiplies each channel, and the product; the output of the core is kept already.
     assert gated.saved() - plain.saved() == 2 * tokens * 2 * inner
     assert moe.latent_norm == parts.RMS_NORM
-    bare = block_layer(msgspec.structs.replace(block, mlp=msgspec.structs.replace(moe, latent_norm=None)), H, View.of(tokens, 1))
+    bare = block_layer(
+        msgspec.structs.replace(block, mlp=msgspec.structs.replace(moe, latent_norm=None)), H, View.of(tokens, 1)
+    )
     assert gated.params - bare.params == 3584
