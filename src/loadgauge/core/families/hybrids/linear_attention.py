@@ -221,14 +221,12 @@ def kimi_linear(reader: Reader) -> ModelSpec:
     spec = decoder.read(reader, KIMI_LINEAR)
     count = spec.num_hidden_layers
     nested = reader.section("linear_attn_config", default={})
-    nested.ignore("gate_lower_bound")
-    whole = nested.wholes("full_attn_layers", minimum=1)
-    types: Sequence[str] | None = types_of(reader, count)
-    if types is None and whole is not None:
-        types = ["full_attention" if i + 1 in whole else "linear_attention" for i in range(count)]  # counted from 1
-        nested.ignore("kda_layers")
-    elif types is None:
-        types = ["full_attention" if i and not i % 4 else "linear_attention" for i in range(count)]
+    nested.ignore("gate_lower_bound", "kda_layers")
+    whole = nested.wholes("full_attn_layers", minimum=1)  # counted from 1
+    types = types_of(reader, count) or [
+        "full_attention" if (i and not i % 4 if whole is None else i + 1 in whole) else "linear_attention"
+        for i in range(count)
+    ]
 
     def size(own: str, key: str) -> int:
         return nested.whole(own, default=0) if nested.has(own) else reader.whole(key)
