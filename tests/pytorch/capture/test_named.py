@@ -14,7 +14,7 @@ PUBLISHED = {
     "whisper-large-v3-turbo": 809e6, "t5-small": 60e6, "t5-base": 220e6, "t5-large": 738e6, "flan-t5-xl": 2.85e9,
     "bart-base": 139e6, "bart-large": 406e6, "vit-base": 86.6e6, "vit-large": 304e6, "resnet50": 25.6e6,
     "wav2vec2-base": 94.4e6, "clip-vit-base-patch32": 151e6, "siglip-base": 203e6, "dinov2-base": 87e6,
-    "zaya1-8b": 8.84e9, "laguna-xs.2": 33e9, "inkling-975b-a41b": 975e9, "lfm3-1.7b": 1.7e9, "xlstm-7b": 6.9e9,
+    "zaya1-8b": 8.84e9, "laguna-xs.2": 33e9, "lfm3-1.7b": 1.7e9, "xlstm-7b": 6.9e9,
     "glm-ocr": 0.8e9, "got-ocr-2.0": 560e6,
 }  # fmt: skip
 """As the publishers' cards, papers and names state them."""

@@ -216,7 +216,7 @@ LING_2_5 = msgspec.structs.replace(
 
 def kimi_linear(reader: Reader) -> ModelSpec:
     """Read a config of Kimi Linear: Kimi delta attention by `layer_types` or `linear_attn_config`, or but for each fourth
-    layer after the first. Raises as `hf.from_dict`.
+    layer after the first. With `hc_mult` streams between them (GLM-5.3-Flash). Raises as `hf.from_dict`.
     """
     spec = decoder.read(reader, KIMI_LINEAR)
     count = spec.num_hidden_layers
@@ -244,9 +244,11 @@ def kimi_linear(reader: Reader) -> ModelSpec:
     }
     bank = -(-count // (reader.optional_whole("attn_res_block_size", default=None) or count)) if third else 0
 
+    streams = HyperConnections(count=many) if (many := reader.optional_whole("hc_mult", default=None)) else None
+
     def more(index: int, block: Block) -> Block:
         mlp = msgspec.structs.replace(block.mlp, **latent) if isinstance(block.mlp, Moe) else block.mlp
-        return msgspec.structs.replace(block, mlp=mlp, residual_bank=bank)
+        return msgspec.structs.replace(block, mlp=mlp, residual_bank=bank, streams=streams)
 
     return interleaved(rebuilt(spec, more), types, mixer)
 
