@@ -56,3 +56,28 @@ def test_without_names_peft_chooses_the_layers(model: str) -> None:
     assert lora is not None
     assert other is not None
     assert lora.targets == other.targets
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [
+        # Several files of recipes have a constant of one name; the one beside the recipe is meant.
+        ("exaone4_1p2b_sft_1gpu_h100_bf16_config", "LGAI-EXAONE/EXAONE-4.0-1.2B"),
+        ("exaone45_vl_33b_sft_16gpu_h100_bf16_config", "LGAI-EXAONE/EXAONE-4.5-33B"),
+    ],
+)
+def test_a_recipe_of_bridge_has_the_model_of_its_own_file(recipe: str, model: str) -> None:
+    assert read(f"torchrun run_recipe.py --recipe {recipe}\n", file="run.sh", given={"gpus": 16}).job.model == model
+
+
+def test_what_a_recipe_of_bridge_sets_for_the_next_tokens_and_the_optimizer() -> None:
+    """`recipes/deepseek/h100/deepseek_v3.py`: one head more, 16-bit moments and main gradients. `recipes/qwen_vl/h100/
+    qwen35_vl.py`: one head more, which its configuration does not tell the size of."""
+    own = read("torchrun run_recipe.py --recipe deepseek_v3_pretrain_config\n", file="run.sh", given={"gpus": 1024})
+    assert own.job.mtp
+    assert {"optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype", "optimizer.main_grads_dtype"} <= {
+        item.key for item in own.uncounted
+    }
+    other = read("torchrun run_recipe.py --recipe qwen35_vl_800m_sft_config\n", file="run.sh", given={"gpus": 8})
+    assert not other.job.mtp
+    assert {item.key for item in other.uncounted} == {"model.mtp_num_layers"}
