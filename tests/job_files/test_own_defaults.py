@@ -81,3 +81,42 @@ def test_what_a_recipe_of_bridge_sets_for_the_next_tokens_and_the_optimizer() ->
     other = read("torchrun run_recipe.py --recipe qwen35_vl_800m_sft_config\n", file="run.sh", given={"gpus": 8})
     assert not other.job.mtp
     assert {item.key for item in other.uncounted} == {"model.mtp_num_layers"}
+
+
+@pytest.mark.parametrize(
+    ("named", "train", "width"),
+    [("zai-org/GLM-4.5-Air", 2, 8), ("Qwen/Qwen3-8B", 2, 1), ("zai-org/GLM-4.5-Air", None, 4)],
+)
+def test_experts_of_prime_rl_are_shared_by_themselves(named: str, train: int | None, width: int) -> None:
+    """`ModelConfig.ep`: "auto" is the smaller of 8 and of the ranks that share the weights, for a model with experts."""
+    placed = (
+        f'type = "multi_node"\nnum_train_nodes = {train}\nnum_infer_nodes = 1\n'
+        if train
+        else "num_train_gpus = 4\nnum_infer_gpus = 4\n"
+    )
+    text = f'seq_len = 4096\n[model]\nname = "{named}"\n[deployment]\n{placed}[trainer.optim]\nlr = 1e-6\n'
+    text += "[orchestrator]\nbatch_size = 64\n"
+    assert read(text, "prime-rl", file="rl.toml").job.ep == width
+    assert (
+        read(
+            text.replace("[trainer.optim]", "[trainer.model]\nep = 2\n[trainer.optim]"), "prime-rl", file="rl.toml"
+        ).job.ep
+        == 2
+    )
+
+
+def test_litgpt_takes_the_gpus_that_are_there() -> None:
+    """`devices: auto` says no number: it is assumed, and `--gpus` says it."""
+    text = "model_name: pythia-160m\nprecision: bf16-mixed\ntrain:\n  global_batch_size: 64\n  micro_batch_size: 4\n"
+    text += "devices: auto\nnum_nodes: 1\n"
+    assert read(text, "litgpt", file="pretrain.yaml").job.gpus is None
+    assert read(text, "litgpt", file="pretrain.yaml", given={"gpus": 8}).job.zero == 3
+    assert read(text.replace("auto", "2"), "litgpt", file="pretrain.yaml").job.gpus == 2
+
+
+def test_lengths_that_a_file_does_not_tell_apart_are_said() -> None:
+    one = "seq_len = 4096\n[trainer.optim]\nlr = 1e-6\n[orchestrator]\nbatch_size = 64\n"
+    other = one + "[orchestrator.train.sampling]\nmax_completion_tokens = 512\n"
+    said = "prompts are taken to have 512 tokens, and answers 3584"
+    assert said in read(one, "prime-rl", file="rl.toml").remarks
+    assert not any("prompts are taken" in line for line in read(other, "prime-rl", file="rl.toml").remarks)

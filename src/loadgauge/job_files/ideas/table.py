@@ -109,6 +109,11 @@ class Keys:
         """Adds what of a key is not counted."""
         self.noted[item.note] = msgspec.structs.replace(item, file=self.file)
 
+    def taken(self, prompt: int, answer: int) -> dict[str, Any]:
+        """Return the lengths of prompts and answers that the file does not tell apart, and say so."""
+        self.remarks[f"prompts are taken to have {prompt} tokens, and answers {answer}"] = None
+        return {"prompt_len": prompt, "answers": str(answer)}
+
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
         return self.version is None or self.version >= version

@@ -414,8 +414,11 @@ def _lengths() -> Idea:
         first, rest = keys.whole(prompt), keys.whole(answer)
         if rest is not None and rest > length:
             raise keys.wrong(answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
+        if (rest is None or rest == length) and (first is None or first >= length):
+            first = max(1, length // PROMPT_SHARE)
+            return keys.taken(first, length - first)
         if rest is None or rest == length:
-            rest = length - (first if first is not None and first < length else max(1, length // PROMPT_SHARE))
+            rest = length - (first or 0)
         return {"prompt_len": length - rest, "answers": str(rest)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

@@ -360,7 +360,8 @@ def _lengths() -> Idea:
                 f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
             )
         each = stated or (1024 if keys.has(prompt, older) else whole // 2)
-        return {"prompt_len": whole - each, "answers": str(each)}
+        unsaid = not stated and not keys.has(prompt, older)
+        return keys.taken(whole - each, each) if unsaid else {"prompt_len": whole - each, "answers": str(each)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not _generates(keys):

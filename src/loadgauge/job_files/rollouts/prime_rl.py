@@ -6,9 +6,13 @@ with the engine's log-probs, so it makes none of its own, and there is no refere
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.ideas import MISSING, NEAREST, Dialect, Facts, Idea, Keys, layers, names_in, split_of
 
 V = "inference.vllm."
@@ -200,15 +204,17 @@ def _batch() -> Idea:
         if left:
             raise keys.wrong(whole, f"{number} answers are no whole groups of {each}")
         rest = keys.agreed(answer, keys.whole)
-        first = longest - rest if rest is not None and rest < longest else max(1, longest // PROMPT_SHARE)
+        unsaid = rest is None or rest >= longest
+        first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)
         return {
             "global_batch": number,
             "prompts": prompts,
             "samples": each,
             "micro_batch": 1,
-            "prompt_len": first,
-            "answers": str(longest - first),
             "epochs": 1,
+            **(
+                keys.taken(first, longest - first) if unsaid else {"prompt_len": first, "answers": str(longest - first)}
+            ),
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -320,6 +326,17 @@ def _engine() -> Idea:
     )
 
 
+def _experts_shared(keys: Keys, copies: str) -> int:
+    """Ranks that share the experts by themselves: at most 8 of those that share the weights (`ModelConfig.ep`)."""
+    placed = _gpus().read(keys)
+    ranks = (split_of(placed.get("placement")) or (keys.given.get("gpus") or placed["gpus"], 0))[0]
+    with suppress(ConfigError):
+        named = keys.given.get("model") or _model().read(keys)["model"]
+        if found_model(Job(model=named, hub=False)).spec.has_experts:
+            return min(ranks // (keys.whole(_of(keys, copies)) or 1), 8)
+    return 1
+
+
 def _trainer() -> Idea:
     """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed is on the host unless that is switched off."""
     names = (
@@ -363,7 +380,7 @@ def _trainer() -> Idea:
             word = f"full:every={step}"
         host = _section(keys, _of(keys, everything), usual=False)
         experts = keys.raw(_of(keys, ep))
-        width = 1 if experts in (None, "auto") else keys.whole(_of(keys, ep)) or 1
+        width = keys.whole(_of(keys, ep)) or 1 if experts not in (None, "auto") else _experts_shared(keys, copies)
         return {
             "framework": "torchtitan",
             "zero": 2 if keys.flag(_of(keys, reshard)) is False else 3,

@@ -204,11 +204,12 @@ def _sequences() -> Idea:
             )
             batch = whole * samples
         prompt = keys.whole(first) or 1024
-        prompt = prompt if prompt < length else max(1, length // 8)
+        unsaid = prompt >= length
+        prompt = max(1, length // 8) if unsaid else prompt
+        lengths = {"prompt_len": prompt, "answers": str(length - prompt)}
         facts = {
             "seq_len": length,
-            "prompt_len": prompt,
-            "answers": str(length - prompt),
+            **(keys.taken(prompt, length - prompt) if unsaid else lengths),
             "prompts": whole,
             "samples": samples,
         }

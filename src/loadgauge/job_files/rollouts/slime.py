@@ -197,8 +197,9 @@ def _lengths() -> Idea:
             most = (whole or 2) - (first or min(PROMPT, (whole or 2) // 2))
         if whole is not None and most >= whole:
             raise keys.wrong(answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
+        unsaid = not first and (whole is None or keys.whole(answer) is None)
         first = first or (PROMPT if whole is None else max(1, whole - most))
-        return {"prompt_len": first, "answers": str(most)}
+        return keys.taken(first, most) if unsaid else {"prompt_len": first, "answers": str(most)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "prompt_len" not in facts:
