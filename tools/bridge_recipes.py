@@ -26,7 +26,8 @@ KEPT = {
     "model.freeze_language_model": "frozen", "model.mtp_num_layers": "mtp",
     "optimizer.use_precision_aware_optimizer": "aware", "optimizer.main_grads_dtype": "grads",
     "optimizer.main_params_dtype": "params", "optimizer.exp_avg_dtype": "average", "optimizer.exp_avg_sq_dtype": "square",
-    "mixed_precision.grad_reduce_in_fp32": "reduced",
+    "mixed_precision.grad_reduce_in_fp32": "reduced", "ddp.overlap_grad_reduce": "grads_beside",
+    "comm_overlap.tp_comm_overlap": "tp_beside", "comm_overlap.overlap_moe_expert_parallel_comm": "experts_beside",
 }  # fmt: skip
 """Keys that are kept, and their names in the table."""
 TOKENIZER = "tokenizer.tokenizer_model"
@@ -222,13 +223,15 @@ def main(checkout: str, commit: str, date: str) -> str:
             continue
         if state.get("peft.dim") and not isinstance(state["peft.dim"], int):
             state["peft.dim"] = 32
+        if any(key.startswith("comm_overlap.") for key in state):  # `CommOverlapConfig._get_optimizer_overlap_cfgs`
+            state["ddp.overlap_grad_reduce"] = state.get("comm_overlap.overlap_grad_reduce", True)
         words: dict[str, str] = {}
         for key, short in KEPT.items():
             value = state.get(key)
             usual = value == 1 and short in ("tp", "pp", "cp", "ep", "vpp")
             if value not in (None, False, "", [], USUAL.get(short)) and not usual:
                 words[short] = ",".join(value) if isinstance(value, list | tuple) else str(value)
-            elif value is False and short in ("shared", "reduced"):
+            elif value is False and short in ("shared", "reduced", "grads_beside"):
                 words[short] = "False"
         lines.append(f'{name} = "{" ".join(f"{key}={value}" for key, value in words.items())}"')
     known = {line.split(" = ")[0] for line in lines}

@@ -120,3 +120,48 @@ def test_lengths_that_a_file_does_not_tell_apart_are_said() -> None:
     said = "prompts are taken to have 512 tokens, and answers 3584"
     assert said in read(one, "prime-rl", file="rl.toml").remarks
     assert not any("prompts are taken" in line for line in read(other, "prime-rl", file="rl.toml").remarks)
+
+
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        ("target_modules: '*_proj'", ""), ("target_modules: ['*']", "the head and on experts"),
+        ("match_all_linear: true", "the head"), ("exclude_modules: ['*vision*']", "the head"),
+        ("exclude_modules: ['*lm_head*']", ""),
+    ],
+)  # fmt: skip
+def test_patterns_of_automodel_that_fit_the_head(names: str, more: str) -> None:
+    """`components/_peft/module_matcher.py`: `*` fits every name, and all linear layers are the head's too."""
+    text = f"""recipe: TrainFinetuneRecipeForNextTokenPrediction
+model:
+  pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B
+peft:
+  _target_: nemo_automodel.components._peft.lora.PeftConfig
+  {names}
+  dim: 8
+"""
+    file = read(text, "automodel", file="job.yaml", given={"gpus": 8})
+    assert any(f"adapters on {more} too" in item.note for item in file.uncounted) == bool(more)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "beside"),
+    [
+        # `recipes/common.py`: pretraining sums gradients beside compute; the recipes of fine-tuning say no.
+        ("llama3_8b_pretrain_config", True), ("llama3_8b_sft_config", False), ("qwen35_vl_800m_sft_config", False),
+    ],
+)  # fmt: skip
+def test_recipes_of_bridge_say_what_runs_beside_compute(recipe: str, beside: bool) -> None:
+    text = f"torchrun run_recipe.py --recipe {recipe}"
+    assert ("dp" in str(read(text, file="run.sh", given={"gpus": 16}).job.overlap).split(",")) == beside
+    other = read(f"{text} ddp.overlap_grad_reduce={not beside}", file="run.sh", given={"gpus": 16})
+    assert ("dp" in str(other.job.overlap).split(",")) != beside
+
+
+def test_nemo_rl_sums_gradients_of_megatron_beside_compute() -> None:
+    """`grpo_math_1B.yaml` has `overlap_grad_reduce: true`, which Megatron's workers alone read (`models/megatron/setup.py`)."""
+    text = "defaults: grpo_math_8B_megatron.yaml\npolicy:\n  model_name: Qwen/Qwen3-8B\n"
+    assert "dp" in str(read(text, "nemo-rl", file="job.yaml").job.overlap).split(",")
+    section = "  megatron_cfg:\n    distributed_data_parallel_config:\n      overlap_grad_reduce: false\n"
+    assert "dp" not in str(read(text + section, "nemo-rl", file="job.yaml").job.overlap).split(",")
+    assert read(text.replace("grpo_math_8B_megatron", "grpo_math_8B"), "nemo-rl", file="job.yaml").job.overlap is None

@@ -25,6 +25,7 @@ from loadgauge.job_files.pre_training.megatron import (
     launched,
     loss,
     offload,
+    overlap,
     pipeline,
     recompute,
     tensor_parallel,
@@ -53,6 +54,8 @@ BENEATH = {
     "frozen": "model.freeze_language_model", "mtp": "model.mtp_num_layers", "aware": "optimizer.use_precision_aware_optimizer",
     "grads": "optimizer.main_grads_dtype", "params": "optimizer.main_params_dtype", "average": "optimizer.exp_avg_dtype",
     "square": "optimizer.exp_avg_sq_dtype", "reduced": "mixed_precision.grad_reduce_in_fp32",
+    "grads_beside": "ddp.overlap_grad_reduce", "tp_beside": "comm_overlap.tp_comm_overlap",
+    "experts_beside": "comm_overlap.overlap_moe_expert_parallel_comm",
 }  # fmt: skip
 """The names of keys in the table of recipes."""
 SHORT = {
@@ -280,6 +283,12 @@ BRIDGE = Dialect(
         offload("optimizer.", share=1.0),
         _lora(),
         loss("model."),
+        overlap(
+            {
+                "overlap_grad_reduce": "ddp.", "overlap_param_gather": "ddp.", "tp_comm_overlap": "comm_overlap.",
+                "overlap_moe_expert_parallel_comm": "comm_overlap.", "overlap_p2p_comm": "comm_overlap.",
+            }
+        ),
         _next_tokens(),
         _model(),
     ),

@@ -5,6 +5,7 @@ Ideas that other dialects share take the names of their keys, or a prefix. The s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -365,22 +366,27 @@ def zero(prefix: str = "", *also: str) -> Idea:
     return Idea(keys=(*owned, *also), facts=("zero", "replicas"), read=read, write=write)
 
 
-def overlap() -> Idea:
-    """The idea of overlapped communication; the ring of context parallelism and FSDP's prefetch have no switch."""
+def overlap(sections: Mapping[str, str] | None = None) -> Idea:
+    """The idea of overlapped communication; the ring of context parallelism and FSDP's prefetch have no switch.
+
+    sections: those that a configuration has some of the switches in; those that it has not, stay where the command line has them
+    """
+    at = sections or {}
     owned = names_in(
         """
         overlap_grad_reduce overlap_param_gather tp_comm_overlap overlap_moe_expert_parallel_comm overlap_p2p_comm
         no_overlap_p2p_communication
         """
     )
-    grads, params, tensor, experts_too, stages, switched_off = owned
+    owned = tuple(at.get(name, "") + name for name in owned if not at or name in at)
+    grads, params, tensor, experts_too, stages, *switched_off = owned
 
     def read(keys: Keys) -> Facts:
         if not keys.has(*owned):
             return {}
         hidden = {"cp", "prefetch"}
         hidden |= {name for name, key in (("dp", grads), ("tp", tensor), ("ep", experts_too)) if keys.flag(key)}
-        hidden |= {"pp"} if keys.flag(stages) is not False and not keys.flag(switched_off) else set()
+        hidden |= {"pp"} if keys.flag(stages) is not False and not any(map(keys.flag, switched_off)) else set()
         return {"overlap": ",".join(sorted(hidden))}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -389,9 +395,9 @@ def overlap() -> Idea:
             return {}
         on = {grads: "dp" in hidden, params: "dp" in hidden and bool(facts.get("zero")), tensor: "tp" in hidden}
         values: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
-        if keys.document.syntax == "argv":
+        if keys.document.syntax == "argv" and switched_off:
             return {key: value or None for key, value in values.items()} | {
-                switched_off: None if "pp" in hidden else True
+                switched_off[0]: None if "pp" in hidden else True
             }
         return {key: value or None for key, value in values.items()} | {stages: None if "pp" in hidden else False}
 

@@ -21,7 +21,7 @@ from loadgauge.job_files.ideas import (
     row,
     split_of,
 )
-from loadgauge.job_files.pre_training.megatron import machines
+from loadgauge.job_files.pre_training.megatron import machines, overlap
 from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     SIZES,
     D,
@@ -534,6 +534,20 @@ def _attention() -> Idea:
     )
 
 
+def _overlap() -> Idea:
+    """The idea of gradients that Megatron sums beside compute (`distributed_data_parallel_config`)."""
+    buckets = dict.fromkeys(
+        ("overlap_grad_reduce", "overlap_param_gather"), f"{P}megatron_cfg.distributed_data_parallel_config."
+    )
+    others = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_p2p_comm")
+    inner = overlap(buckets | dict.fromkeys(others, f"{P}megatron_cfg."))
+    return msgspec.structs.replace(
+        inner,
+        read=lambda keys: inner.read(keys) if megatron_trains(keys) else {},
+        write=lambda facts, keys: inner.write(facts, keys) if megatron_trains(keys) else {},
+    )
+
+
 NEMO_RL = Dialect(
     name="nemo-rl",
     title="NeMo-RL",
@@ -558,5 +572,6 @@ NEMO_RL = Dialect(
         _optimizer(),
         _loss(),
         _attention(),
+        _overlap(),
     ),
 )  # fmt: skip
