@@ -6,6 +6,7 @@ import pytest
 
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.exchange import read
+from loadgauge.job_files.ideas.facts import virtual_stages
 
 ALIGN = "deepspeed examples/{}.py --model_name_or_path meta-llama/Llama-2-7b-hf --use_lora 1 --lora_r 8 --disable_group_texts 1\n"
 
@@ -165,3 +166,19 @@ def test_nemo_rl_sums_gradients_of_megatron_beside_compute() -> None:
     section = "  megatron_cfg:\n    distributed_data_parallel_config:\n      overlap_grad_reduce: false\n"
     assert "dp" not in str(read(text + section, "nemo-rl", file="job.yaml").job.overlap).split(",")
     assert read(text.replace("grpo_math_8B_megatron", "grpo_math_8B"), "nemo-rl", file="job.yaml").job.overlap is None
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "split"), [(None, 3, "6,6,6,6,6,6,6,3"), (3, 6, "3,6,6,6,6,6,6,6"), (4, 5, "4,6,6,6,6,6,6,5")]
+)
+def test_ends_of_a_pipeline_go_with_the_layers_of_the_model(first: int | None, last: int | None, split: str) -> None:
+    """`TransformerConfig`: what the ends leave is shared out evenly; Step 3.5 Flash has 45 layers."""
+    ends = {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}
+    said = " ".join(f"model.{key}={number}" for key, number in ends.items() if number)
+    text = (
+        f"torchrun run_recipe.py --recipe step35_196b_a11b_pretrain_config model.pipeline_model_parallel_size=8 {said}"
+    )
+    file = read(text, file="run.sh", given={"gpus": 64})
+    said = file.extra.layers_per_stage or ""
+    assert virtual_stages(said, 45, 8, file.job.schedule) == {"stage_layers": split}
+    assert not any("pipeline_stage" in item.key for item in file.uncounted)

@@ -113,8 +113,10 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
             facts["schedule"] = "interleaved" if virtual > 1 else "1f1b"
         ends = keys.whole(first), keys.whole(last)
         if stages > 1 and ends != (None, None):
-            if total is None:
+            if total is None and virtual > 1:
                 _split_unread(keys, first if ends[0] else last, f"says nothing without {keys.document.shown(count)}")
+            elif total is None:  # the model has the number of all
+                facts["layers_per_stage"] = f"ends,{ends[0] or ''},{ends[1] or ''}"
             else:
                 facts["stage_layers"] = _stage_layers(keys, total, stages, *ends)
         elif stages > 1 and total is not None and virtual == 1 and accounted and any(map(keys.flag, accounted)):
@@ -145,7 +147,7 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 
     return Idea(
         keys=(pp, chunks, layers, first, last, *([also] if also is not None else []), *accounted),
-        facts=("pp", "vpp", "schedule", "stage_layers"),
+        facts=("pp", "vpp", "schedule", "stage_layers", "layers_per_stage"),
         read=read,
         write=write,
     )
@@ -191,7 +193,7 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
             group = keys.whole(older[1]) or 1
             return {"recompute": "full" if group == 1 else f"full:group={group}"}
         if older and keys.flag(older[2]) and kind == "none":
-            return {"recompute": "modules:moe"}
+            return {"recompute": "modules:core_attn,moe"}
         if switch and keys.flag(switch):
             kind = "selective"
         method, number = how, count

@@ -59,20 +59,6 @@ def _model() -> Idea:
     return Idea(keys=(key,), facts=("model",), read=read, write=lambda facts, keys: {key: facts.get("model")})
 
 
-def _pipeline() -> Idea:
-    """Megatron's stages; layers of the first or the last are read without the number of all, which the model's script has."""
-    plain, ends = LAYOUT[1], ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
-
-    def read(keys: Keys) -> Facts:
-        stages = keys.whole("pipeline_model_parallel_size") or 1
-        if stages == 1 or keys.has("num_layers") or not keys.has(*ends):
-            return plain.read(keys)
-        first, last = (keys.whole(name) or "" for name in ends)
-        return {"pp": stages, "vpp": 1, "schedule": "1f1b", "layers_per_stage": f"ends,{first},{last}"}
-
-    return msgspec.structs.replace(plain, facts=(*plain.facts, "layers_per_stage"), read=read)
-
-
 def _gpus() -> Idea:
     each, nodes, together = "actor_num_gpus_per_node", "actor_num_nodes", "colocate"
 
@@ -436,9 +422,7 @@ SLIME = Dialect(
     blanks=dict.fromkeys(("grpo", "gspo", "ppo", "dapo"), "python3 train.py \\\n   --attention-dropout 0.0 --hidden-dropout 0.0\n"),
     ideas=(
         _model(),
-        LAYOUT[0],
-        _pipeline(),
-        *LAYOUT[2:],
+        *LAYOUT,
         _gpus(),
         _placement(),
         _task(),
