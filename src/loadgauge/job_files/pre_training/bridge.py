@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.package_data import read_data
-from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.ideas import MISSING, TRANSFORMER_ENGINE, Dialect, Document, Facts, Idea, Keys, reads, row
 from loadgauge.job_files.pre_training.megatron import (
     context,
@@ -65,9 +61,12 @@ SHORT = {
 }  # fmt: skip
 """Options of `run_recipe.py` that set a key."""
 NARROW = {
-    "optimizer.exp_avg_dtype": "optimizer", "optimizer.exp_avg_sq_dtype": "optimizer", "optimizer.main_params_dtype": "optimizer",
-    "optimizer.main_grads_dtype": "gradients", "mixed_precision.grad_reduce_in_fp32": "gradients transient",
-}  # fmt: skip
+    "optimizer.exp_avg_dtype": "optimizer",
+    "optimizer.exp_avg_sq_dtype": "optimizer",
+    "optimizer.main_params_dtype": "optimizer",
+    "optimizer.main_grads_dtype": "gradients",
+    "mixed_precision.grad_reduce_in_fp32": "gradients transient",
+}
 """What a recipe may keep in 16 bits by itself, and the parts of the memory that have it."""
 CHOSEN = ("recipe", "recipe_name", "model", "mode", "peft_scheme", "peft")
 """Options that say which recipe."""
@@ -231,19 +230,20 @@ def _next_tokens() -> Idea:
 
     def read(keys: Keys) -> Facts:
         many = keys.whole(key, minimum=0)
-        named = keys.given.get("model") or keys.word("model.hf_model_id") or ""
-        with suppress(ConfigError):
-            if many and found_model(Job(model=named, hub=False)).spec.num_nextn_predict_layers == many:
-                return {"mtp": True}
+        spec = keys.spec("model.hf_model_id") if many else None
+        if spec is not None and spec.num_nextn_predict_layers == many:
+            return {"mtp": True}
         if many:
             why = f"{many} heads of the next tokens are trained too, whose sizes are not known"
             keys.note(key, why, "costs", "weights gradients optimizer activations loss transient", 0.25)
         return {}
 
     return Idea(
-        keys=(key,), facts=("mtp",), read=read,
+        keys=(key,),
+        facts=("mtp",),
+        read=read,
         write=lambda facts, keys: {key: 1 if facts.get("mtp") else 0 if keys.has(key) else None},
-    )  # fmt: skip
+    )
 
 
 BRIDGE = Dialect(

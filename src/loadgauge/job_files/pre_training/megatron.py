@@ -80,6 +80,10 @@ def tensor_parallel(tp: str, sp: str, default: bool = False, older: str = "") ->
     return Idea(keys=(tp, sp, older) if older else (tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
 
 
+EVENLY = "layers are shared out evenly"
+SPLIT = ("either", "weights gradients optimizer activations", 0.5)
+
+
 def pipeline(keys_of: dict[str, str]) -> Idea:
     """The idea of pipeline parallelism: stages, their chunks, and stages with fewer or more layers.
 
@@ -101,7 +105,7 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
             raise keys.wrong(layers, f"goes against {keys.document.shown(chunks)}")
         if per_chunk is not None:
             if total is None:
-                _split_unread(keys, layers, f"says nothing without {keys.document.shown(count)}")
+                keys.note(layers, f"says nothing without {keys.document.shown(count)}, and {EVENLY}", *SPLIT)
                 virtual, left = 1, 0
             else:
                 virtual, left = divmod(total, stages * per_chunk)
@@ -114,7 +118,7 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         ends = keys.whole(first), keys.whole(last)
         if stages > 1 and ends != (None, None):
             if total is None and virtual > 1:
-                _split_unread(keys, first if ends[0] else last, f"says nothing without {keys.document.shown(count)}")
+                keys.note(first if ends[0] else last, f"is not read beside chunks, and {EVENLY}", *SPLIT)
             elif total is None:  # the model has the number of all
                 facts["layers_per_stage"] = f"ends,{ends[0] or ''},{ends[1] or ''}"
             else:
@@ -151,13 +155,6 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         read=read,
         write=write,
     )
-
-
-def _split_unread(keys: Keys, key: str, why: str) -> None:
-    shown = keys.document.shown(key)
-    parts = ("weights", "gradients", "optimizer", "activations")
-    note = f"{shown}: {why}; layers are shared out evenly"
-    keys.add(Uncounted(note, shown, effect="either", parts=parts, share=0.5))
 
 
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:

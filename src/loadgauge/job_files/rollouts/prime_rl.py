@@ -6,13 +6,9 @@ with the engine's log-probs, so it makes none of its own, and there is no refere
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.ideas import MISSING, NEAREST, Dialect, Facts, Idea, Keys, layers, names_in, split_of
 
 V = "inference.vllm."
@@ -330,11 +326,8 @@ def _experts_shared(keys: Keys, copies: str) -> int:
     """Ranks that share the experts by themselves: at most 8 of those that share the weights (`ModelConfig.ep`)."""
     placed = _gpus().read(keys)
     ranks = (split_of(placed.get("placement")) or (keys.given.get("gpus") or placed["gpus"], 0))[0]
-    with suppress(ConfigError):
-        named = keys.given.get("model") or _model().read(keys)["model"]
-        if found_model(Job(model=named, hub=False)).spec.has_experts:
-            return min(ranks // (keys.whole(_of(keys, copies)) or 1), 8)
-    return 1
+    spec = keys.spec("trainer.model.name" if keys.has("trainer.model.name") else "model.name")
+    return 1 if spec is None or not spec.has_experts else min(ranks // (keys.whole(_of(keys, copies)) or 1), 8)
 
 
 def _trainer() -> Idea:
