@@ -6,18 +6,14 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Untrained, suggest
-from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import AXES
-from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.stacks import NEWEST
-from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
 from loadgauge.job_files.ideas.words import model_of_path
@@ -112,17 +108,6 @@ class Keys:
     def add(self, item: Uncounted) -> None:
         """Adds what of a key is not counted."""
         self.noted[item.note] = msgspec.structs.replace(item, file=self.file)
-
-    def taken(self, prompt: int, answer: int) -> dict[str, Any]:
-        """Return the lengths of prompts and answers that the file does not tell apart, and say so."""
-        self.remarks[f"prompts are taken to have {prompt} tokens, and answers {answer}"] = None
-        return {"prompt_len": prompt, "answers": str(answer)}
-
-    def spec(self, key: str) -> ModelSpec | None:
-        """Return the model that was asked for, or that a key names; None where it is not known."""
-        with suppress(ConfigError):
-            return found_model(Job(model=self.given.get("model") or self.model(key) or "", hub=False)).spec
-        return None
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""

@@ -14,7 +14,18 @@ import msgspec
 
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import MISSING, TRANSFORMER_ENGINE, Dialect, Document, Facts, Idea, Keys, reads, row
+from loadgauge.job_files.ideas import (
+    MISSING,
+    TRANSFORMER_ENGINE,
+    Dialect,
+    Document,
+    Facts,
+    Idea,
+    Keys,
+    reads,
+    row,
+    spec_of,
+)
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,
@@ -230,7 +241,7 @@ def _next_tokens() -> Idea:
 
     def read(keys: Keys) -> Facts:
         many = keys.whole(key, minimum=0)
-        spec = keys.spec("model.hf_model_id") if many else None
+        spec = spec_of(keys, "model.hf_model_id") if many else None
         if spec is not None and spec.num_nextn_predict_layers == many:
             return {"mtp": True}
         if many:

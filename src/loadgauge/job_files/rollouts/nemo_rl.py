@@ -17,6 +17,7 @@ from loadgauge.job_files.ideas import (
     Keys,
     instantiated,
     layers,
+    lengths,
     names_in,
     row,
     split_of,
@@ -420,12 +421,10 @@ def _lengths() -> Idea:
         first, rest = keys.whole(prompt), keys.whole(answer)
         if rest is not None and rest > length:
             raise keys.wrong(answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
-        if (rest is None or rest == length) and (first is None or first >= length):
-            first = max(1, length // PROMPT_SHARE)
-            return keys.taken(first, length - first)
+        unsaid = rest in (None, length) and (first is None or first >= length)
         if rest is None or rest == length:
-            rest = length - (first or 0)
-        return {"prompt_len": length - rest, "answers": str(rest)}
+            rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
+        return lengths(keys, length - rest, rest, taken=unsaid)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not generates(keys):

@@ -9,7 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import MISSING, NEAREST, Dialect, Facts, Idea, Keys, layers, names_in, split_of
+from loadgauge.job_files.ideas import (
+    MISSING,
+    NEAREST,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    layers,
+    lengths,
+    names_in,
+    spec_of,
+    split_of,
+)
 
 V = "inference.vllm."
 TOKENS = "orchestrator.token_batch_size"
@@ -208,9 +220,7 @@ def _batch() -> Idea:
             "samples": each,
             "micro_batch": 1,
             "epochs": 1,
-            **(
-                keys.taken(first, longest - first) if unsaid else {"prompt_len": first, "answers": str(longest - first)}
-            ),
+            **lengths(keys, first, longest - first, taken=unsaid),
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -326,7 +336,7 @@ def _experts_shared(keys: Keys, copies: str) -> int:
     """Ranks that share the experts by themselves: at most 8 of those that share the weights (`ModelConfig.ep`)."""
     placed = _gpus().read(keys)
     ranks = (split_of(placed.get("placement")) or (keys.given.get("gpus") or placed["gpus"], 0))[0]
-    spec = keys.spec("trainer.model.name" if keys.has("trainer.model.name") else "model.name")
+    spec = spec_of(keys, "trainer.model.name" if keys.has("trainer.model.name") else "model.name")
     return 1 if spec is None or not spec.has_experts else min(ranks // (keys.whole(_of(keys, copies)) or 1), 8)
 
 

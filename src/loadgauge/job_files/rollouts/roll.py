@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import ATTENTION, Dialect, Document, Facts, Idea, Keys, fitted, names_in, row
+from loadgauge.job_files.ideas import ATTENTION, Dialect, Document, Facts, Idea, Keys, fitted, lengths, names_in, row
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,
@@ -204,12 +204,10 @@ def _sequences() -> Idea:
             )
             batch = whole * samples
         prompt = keys.whole(first) or 1024
-        unsaid = prompt >= length
-        prompt = max(1, length // 8) if unsaid else prompt
-        lengths = {"prompt_len": prompt, "answers": str(length - prompt)}
+        first_part = prompt if prompt < length else max(1, length // 8)
         facts = {
             "seq_len": length,
-            **(keys.taken(prompt, length - prompt) if unsaid else lengths),
+            **lengths(keys, first_part, length - first_part, taken=prompt >= length),
             "prompts": whole,
             "samples": samples,
         }

@@ -11,7 +11,20 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Unknown, engine, fixed, names_in, row, split_of
+from loadgauge.job_files.ideas import (
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Unknown,
+    engine,
+    fitted,
+    fixed,
+    lengths,
+    names_in,
+    row,
+    split_of,
+)
 from loadgauge.job_files.pre_training.megatron import (
     ATTENTION,
     FP8,
@@ -185,7 +198,7 @@ def _lengths() -> Idea:
             raise keys.wrong(answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
         unsaid = not first and (whole is None or keys.whole(answer) is None)
         first = first or (PROMPT if whole is None else max(1, whole - most))
-        return keys.taken(first, most) if unsaid else {"prompt_len": first, "answers": str(most)}
+        return lengths(keys, first, most, taken=unsaid)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "prompt_len" not in facts:
@@ -238,15 +251,13 @@ def _batch() -> Idea:
         if tokens is None:
             raise keys.wrong(most, "says how many tokens a dynamic micro-batch has")
         ranks = keys.whole("context_parallel_size") or 1
-        lengths = _lengths().read(keys)
-        longest = lengths["prompt_len"] + int(lengths["answers"])
+        both = _lengths().read(keys)
+        longest = both["prompt_len"] + int(both["answers"])
         # A sequence that is longer makes a micro-batch of its own.
         facts["logprob_tokens"] = max((keys.whole(scored) or tokens) * ranks, longest)
+        said = f"{tokens * ranks} tokens of a micro-batch"
         own = _own_batch(keys, batch or first * each)
-        fits = max(1.0, tokens * ranks / longest)
-        facts["micro_batch"] = min(
-            (rows for rows in range(1, own + 1) if own % rows == 0), key=lambda rows: abs(rows - fits)
-        )
+        facts["micro_batch"] = fitted(keys, most, max(1.0, tokens * ranks / longest), own, longest, said)
         return facts
 
     def _own_batch(keys: Keys, batch: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.job_files.hugging_face import huggingface
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+from loadgauge.job_files.ideas import Facts, Idea, Keys, spec_of
 from loadgauge.job_files.rollouts.verl_names import A, W, engine_of, has_actor
 
 
@@ -58,7 +58,7 @@ def next_tokens() -> Idea:
     def read(keys: Keys) -> Facts:
         if not keys.flag(switch) or not keys.flag(trained):
             return {}
-        spec = keys.spec(f"{W}path")
+        spec = spec_of(keys, f"{W}path")
         if spec is not None and spec.num_nextn_predict_layers:
             return {"mtp": True}
         keys.note(trained, "heads of the next tokens are trained too, whose number is not known", "costs",
