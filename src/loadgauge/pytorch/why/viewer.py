@@ -10,7 +10,7 @@ from loadgauge.pytorch.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS, 
 from loadgauge.pytorch.record.caching_allocator import Allocator, replay
 from loadgauge.pytorch.trace.child import record_request
 from loadgauge.pytorch.trace.subprocess import Request
-from loadgauge.pytorch.trace.trace import Trace
+from loadgauge.pytorch.trace.result import Trace
 from loadgauge.pytorch.why.snapshot import TRACED
 
 

@@ -14,6 +14,7 @@ import torch
 
 from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.core.base.files import is_script
+from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import training
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
@@ -442,8 +443,8 @@ def capture_request(
     job = request.job
     fields: dict[str, Any] = {
         name: value
-        for name in ("precision", "optimizer", "attention", "recompute")
-        if (value := getattr(job, name)) is not None
+        for name in CaptureFlags.__annotations__
+        if name != "global_batch" and (value := getattr(job, name)) is not None
     }
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | given)[ONE])).accumulate
