@@ -7,7 +7,7 @@ import sympy
 from torch.utils._sympy.functions import CeilToInt, CleanDiv, FloorDiv, IntTrueDiv, Mod, PythonMod
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.pytorch.capture.symbols.sizes import Size, compiled, written
+from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled, written
 
 B, S = sympy.symbols("b s", integer=True, positive=True)
 NAMES = {B: "b", S: "s"}
@@ -24,7 +24,7 @@ POINTS = [(1, 1), (2, 15), (3, 128), (5, 129), (64, 500)]
     ids=str,
 )  # fmt: skip
 def test_a_size_has_the_value_of_its_expression(expression: sympy.Expr) -> None:
-    size = Size.of(expression, NAMES)
+    size = Formula.of(expression, NAMES)
     for b, s in POINTS:
         assert size.at({"b": b, "s": s}) == int(expression.subs({B: b, S: s}))
 
@@ -42,6 +42,6 @@ def test_what_is_no_size_is_refused() -> None:
         with pytest.raises(ConfigError, match="not a size"):
             compiled(text)
     with pytest.raises(NotModelled, match="depends on values"):
-        Size.of(sympy.Symbol("u0", integer=True) * 8, NAMES)
+        Formula.of(sympy.Symbol("u0", integer=True) * 8, NAMES)
     with pytest.raises(NotModelled, match="sin"):
-        Size.of(sympy.sin(S), NAMES)
+        Formula.of(sympy.sin(S), NAMES)

@@ -233,9 +233,9 @@ def _check(document: Document) -> None:
 def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> ModelSpec:
     """The model that a family stands for."""
     document, _ = family.document(regime.whole, sizes)
-    first: dict[bytes, int] = {}
+    first: dict[Any, int] = {}
     like = {
-        place: first.setdefault(msgspec.msgpack.encode([listing.blocks[place] for listing in document.listings]), place)
+        place: first.setdefault(tuple(listing.blocks[place] for listing in document.listings), place)
         for place in dict.fromkeys(document.pattern)
     }
     pattern = [like[place] for place in document.pattern]

@@ -15,9 +15,9 @@ from loadgauge.core.base import Error, first_line, is_script
 from loadgauge.pytorch.trace.no_compiler import quick_scan, without_compiler
 from loadgauge.pytorch.trace.programs.target import find_job
 from loadgauge.pytorch.trace.programs.training import Traceable
+from loadgauge.pytorch.trace.result import Trace
 from loadgauge.pytorch.trace.subprocess import Call, Reply, Request
 from loadgauge.pytorch.trace.torch_run import TorchRun
-from loadgauge.pytorch.trace.result import Trace
 from loadgauge.pytorch.trace.trace import Recorded, record
 
 

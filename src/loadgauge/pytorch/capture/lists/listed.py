@@ -6,124 +6,84 @@ One `Listing` holds where its guards do; a `Family` is a model's listings, of wh
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from loadgauge.core.base.algebra import Size as Number, same
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.model.own_code import Written
-from loadgauge.core.layers.operations.operations import (
-    Collective,
-    Gemm,
-    Layer,
-    Operation,
-    OperationKind,
-    Role,
-    Tensor,
-    Weight,
-)
+from loadgauge.core.layers.operations.operations import Layer, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.profile import Profile, Row
 from loadgauge.core.layers.operations.rank_view import View
-from loadgauge.pytorch.capture.symbols.sizes import Size, compiled
+from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled
 from loadgauge.pytorch.capture.symbols.splits import Splits
 
 ENTRY, EXIT = "entry", "exit"
 """What lies before the first block and after the last."""
 
 
-class ListedTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A storage: its name in the segment, its elements and what it is for."""
-
-    name: str
-    numel: Size
-    role: Role = "activation"
-    itemsize: int = 1
+RANKS = {axis: Formula(((axis, 1),)) for axis in ("tp", "ep")}
+"""Ranks of an axis, as a formula."""
+_SIZED = re.compile(r"\b(Size|Formula|Tensor|Weight|Gemm|Collective|Operation|Row)\b")
 
 
-class ListedWeight(msgspec.Struct, frozen=True, array_like=True):
-    """A parameter [elements], as `layers.operations.Weight`."""
-
-    name: str
-    numel: int
-    kind: str
-    trainable: bool
-    cast: bool
-    wide: bool
-    shape: tuple[int, int] | None = None
-    copies: int = 1
-    expert: bool = False
-    shards: int = 1
-    base: bool = False
+@functools.cache
+def _sized(kind: Any) -> tuple[str, ...]:
+    """The fields of a structure that are sizes, or structures that have some."""
+    return tuple(name for name in kind.__struct_fields__ if _SIZED.search(str(kind.__annotations__[name])))
 
 
-class ListedExchange(msgspec.Struct, frozen=True, array_like=True):
-    """A collective: one of `layers.operations.Collective`, with bytes as a formula."""
+def mapped(tree: Any, value: Callable[[Any], Any], shared: dict[Any, Any] | None = None) -> Any:
+    """Return operations, rows or segments with each size in them exchanged. shared: tensors and weights so far, each made once
 
-    kind: str
-    axis: str
-    nbytes: Size
-
-
-class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
-    """An operation: indices of the segment's tensors and weights, FLOPs, bytes moved and exchanges forward and backward.
-
-    implicit: the product that a convolution is, or one turn of a recurrence, as of `gemms`; strided: its channels do not lie
-        together; turns: how many wait for one another
+    >>> mapped((Gemm(Formula((("s", 1),)), 2, 3),), lambda size: size.at({"s": 5}) if isinstance(size, Formula) else size)
+    (Gemm(m=5, n=2, k=3, batch=1),)
     """
-
-    name: str
-    kind: OperationKind
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    keeps: tuple[int, ...]
-    weights: tuple[int, ...]
-    borrows: tuple[int, ...]
-    gemms: tuple[tuple[Size, Size, Size, Size], ...]
-    forward: Size
-    input_gradient: Size
-    weight_gradient: Size
-    rerun: Size
-    moves: tuple[Size, Size] | None
-    share: float = 1.0
-    ahead: tuple[ListedExchange, ...] = ()
-    behind: tuple[ListedExchange, ...] = ()
-    gradients: bool = True
-    implicit: tuple[Size, Size, Size, Size] | None = None
-    strided: bool = False
-    turns: Size = Size(())
-
-    @property
-    def spared(self) -> bool:
-        """Return whether its backward makes gradients of weights alone: nothing before it is trained."""
-        return bool(self.gemms) and not self.input_gradient.terms and bool(self.weight_gradient.terms)
+    kind: Any = type(tree)
+    if kind is tuple:
+        return tuple([mapped(one, value, shared) for one in tree])
+    if tree is None or kind is Formula or not isinstance(tree, msgspec.Struct):
+        return None if tree is None else value(tree)
+    if shared is None or kind not in (Tensor, Weight):
+        return msgspec.structs.replace(
+            tree, **{name: mapped(getattr(tree, name), value, shared) for name in _sized(kind)}
+        )
+    if tree not in shared:
+        shared[tree] = mapped(tree, value)
+    return shared[tree]
 
 
-class ListedRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row of `layers.profile`."""
-
-    at: int
-    live: Size
-    gradients: int = 0
-    latest: int = 0
+def _read_size(stored: Any) -> Any:
+    """Return a stored size as a number or a formula. Raises ConfigError for anything else."""
+    if type(stored) in (int, float):
+        return stored
+    try:
+        return msgspec.convert(stored, Formula)
+    except msgspec.ValidationError:
+        raise ConfigError("not a size of a captured list") from None
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """The operations of one block, or of what lies before or after all of them."""
+    """The operations of one block, or of what lies before or after all of them, with formulas in place of sizes."""
 
     name: str
-    operations: tuple[ListedOperation, ...]
-    tensors: tuple[ListedTensor, ...]
-    weights: tuple[ListedWeight, ...]
-    forward: tuple[ListedRow, ...]
-    bare: tuple[ListedRow, ...]
-    rerun: tuple[ListedRow, ...]
-    backward: tuple[ListedRow, ...]
-    each: tuple[ListedRow, ...]
+    operations: tuple[Operation, ...]
+    forward: tuple[Row, ...]
+    bare: tuple[Row, ...]
+    rerun: tuple[Row, ...]
+    backward: tuple[Row, ...]
+    each: tuple[Row, ...]
     """Of the backward of each operation."""
-    entering: Size
-    outside: tuple[str, ...] = ()
+    entering: Formula | int
+    outside: frozenset[str] = frozenset()
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """Its tensors; some come more than once."""
+        return (tensor for one in self.operations for tensor in (*one.inputs, *one.outputs, *one.keeps))
 
     def layer(
         self,
@@ -138,9 +98,11 @@ class Segment(msgspec.Struct, frozen=True):
         ranks: of each axis that it is split over; ragged: sequences of unequal lengths, in place of `sizes`
         own: without what is trained, which was added
         """
-        known: dict[str, Any] = {}
+        known: dict[str, Any] = dict(ranks or {})
 
-        def value(size: Size) -> Any:
+        def value(size: Any) -> Any:
+            if type(size) is not Formula:
+                return size
             total: Any = 0
             for product, factor in size.terms:
                 if product not in known:
@@ -148,83 +110,29 @@ class Segment(msgspec.Struct, frozen=True):
                 total = total + factor * known[product]
             return total
 
-        tensors = [Tensor(one.name, value(one.numel), one.itemsize, one.role) for one in self.tensors]
-        weights = [
-            Weight(
-                one.name,
-                one.numel,
-                one.shards,
-                one.kind,
-                one.trainable,
-                expert=one.expert,
-                cast=one.cast,
-                shape=one.shape,
-                copies=one.copies,
-                wide=one.wide,
-                base=one.base,
+        operations = mapped(self.operations, value, {})
+        if own:
+            operations = tuple(
+                msgspec.structs.replace(one, weights=tuple(weight for weight in one.weights if not weight.trainable))
+                for one in operations
             )
-            for one in self.weights
-        ]
-        behind = bool(self.backward)
-
-        def sent(given: tuple[ListedExchange, ...]) -> tuple[Collective, ...]:
-            return tuple(Collective(one.kind, one.axis, value(one.nbytes), (ranks or {})[one.axis]) for one in given)
-
-        operations = tuple(
-            Operation(
-                one.name,
-                one.kind,
-                tuple(tensors[place] for place in one.inputs),
-                tuple(tensors[place] for place in one.outputs),
-                tuple(weights[place] for place in one.weights if not (own and weights[place].trainable)),
-                keeps=tuple(tensors[place] for place in one.keeps),
-                gemms=tuple(Gemm(*map(value, gemm)) for gemm in one.gemms),
-                forward_flops=value(one.forward),
-                input_gradient_flops=value(one.input_gradient),
-                weight_gradient_flops=value(one.weight_gradient),
-                rerun_flops=value(one.rerun),
-                borrows=tuple(weights[place] for place in one.borrows),
-                computed_share=one.share,
-                moves=None if one.moves is None else (value(one.moves[0]), value(one.moves[1])),
-                forward_comm=sent(one.ahead),
-                backward_comm=sent(one.behind),
-                spares=frozenset(tensors[place].name for place in one.inputs) if one.spared else frozenset(),
-                gradients=one.gradients and behind,
-                implicit=None if one.implicit is None else Gemm(*map(value, one.implicit)),
-                strided=one.strided,
-                turns=value(one.turns),
-            )
-            for one in self.operations
-        )
-
-        def rows(given: tuple[ListedRow, ...]) -> tuple[Row, ...]:
-            return tuple(Row(row.at, value(row.live), row.gradients, row.latest) for row in given)
-
-        profile = Profile(
-            rows(self.forward),
-            rows(self.bare),
-            rows(self.rerun),
-            rows(self.backward),
-            value(self.entering),
-            frozenset(self.outside),
-            lambda: rows(self.each),
-        )
-        return Layer(self.name, operations, profile)
+        forward, bare, rerun, backward = mapped((self.forward, self.bare, self.rerun, self.backward), value)
+        entering = value(self.entering)
+        each = functools.partial(mapped, self.each, value)
+        return Layer(self.name, operations, Profile(forward, bare, rerun, backward, entering, self.outside, each))
 
 
-class Listing(msgspec.Struct, frozen=True):
+class Listing(msgspec.Struct, frozen=True, dict=True):
     """One captured training step as segments in the order in which they run: entry, blocks, exit.
 
-    blocks: one for each place of the recorded model; held: what entry makes that checkpoints of blocks hold, beside what is kept
+    packed: the segments, as they are stored; held: what entry makes that checkpoints of blocks hold, beside what is kept
     """
 
     names: tuple[str, ...]
     sizes: dict[str, int]
     guards: tuple[str, ...]
-    entry: Segment
-    blocks: tuple[Segment, ...]
-    exit: Segment
-    held: Size
+    packed: bytes
+    held: Formula
     places: tuple[str, ...] = ()
     """The path of each recorded block."""
     values: tuple[str, ...] = ()
@@ -237,30 +145,37 @@ class Listing(msgspec.Struct, frozen=True):
     assumed: tuple[str, ...] = ()
     """Lines where sizes hang on data, the loss, and what was taken for granted of each."""
 
-    def formulas(self) -> Iterator[Size]:
-        """Every formula in it."""
-        yield self.held
-        for segment in (self.entry, *self.blocks, self.exit):
-            yield segment.entering
-            yield from (tensor.numel for tensor in segment.tensors)
-            for rows in (segment.forward, segment.bare, segment.rerun, segment.backward, segment.each):
-                yield from (row.live for row in rows)
-            for one in segment.operations:
-                yield from (
-                    one.turns,
-                    one.forward,
-                    one.input_gradient,
-                    one.weight_gradient,
-                    one.rerun,
-                    *(one.moves or ()),
-                )
-                yield from (size for gemm in (*one.gemms, *([one.implicit] if one.implicit else ())) for size in gemm)
-                yield from (sent.nbytes for sent in (*one.ahead, *one.behind))
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments. Raises ConfigError or `msgspec.MsgspecError` where they are not as they were written."""
+        stored = msgspec.msgpack.decode(self.packed, type=tuple[Segment, ...])
+        return tuple(mapped(one, _read_size) for one in stored)
+
+    @property
+    def entry(self) -> Segment:
+        """What runs before the first block."""
+        return self.segments[0]
+
+    @property
+    def blocks(self) -> tuple[Segment, ...]:
+        """The segments of the blocks, one for each place of the recorded model."""
+        return self.segments[1:-1]
+
+    @property
+    def exit(self) -> Segment:
+        """What runs after the last block."""
+        return self.segments[-1]
+
+    def formulas(self) -> list[Formula]:
+        """Return every formula in it but the ranks of an axis."""
+        sizes: list[Any] = [self.held]
+        mapped(self.segments, sizes.append)
+        return [size for size in sizes if type(size) is Formula and size not in RANKS.values()]
 
     @property
     def squares(self) -> str:
         """The first tensor with as many elements as the length squared, or more; "" where there is none."""
-        for segment in (self.entry, *self.blocks, self.exit):
+        for segment in self.segments:
             for tensor in segment.tensors:
                 if any((found := degrees(product)) is not None and found[1] > 1 for product, _ in tensor.numel.terms):
                     return tensor.name
