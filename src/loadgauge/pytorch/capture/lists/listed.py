@@ -39,8 +39,8 @@ def _sized(kind: Any) -> tuple[str, ...]:
 def mapped(tree: Any, value: Callable[[Any], Any], shared: dict[Any, Any] | None = None) -> Any:
     """Return operations, rows or segments with each size in them exchanged. shared: tensors and weights so far, each made once
 
-    >>> mapped((Gemm(Formula((("s", 1),)), 2, 3),), lambda size: size.at({"s": 5}) if isinstance(size, Formula) else size)
-    (Gemm(m=5, n=2, k=3, batch=1),)
+    >>> mapped((Row(0, Formula((("s", 1),))),), lambda size: size.at({"s": 5}) if isinstance(size, Formula) else size)
+    (Row(at=0, live=5, gradients=0, latest=0),)
     """
     kind: Any = type(tree)
     if kind is tuple:
