@@ -89,10 +89,11 @@ class _Waiting(ModuleType):
     """A module whose own code has not run."""
 
     def __getattr__(self, name: str) -> Any:
-        """Run the module's own code, and its package's before, for all but what Python itself asks of a module."""
+        """Run the module's own code, and the compiler's before one of its own, for all but what Python itself asks of a module."""
         if name.startswith("__"):
             raise AttributeError(name)
-        _run()
+        if self.__name__ in _ANSWERS:
+            _run()
         _run_one(self)
         return getattr(self, name)
 
@@ -194,18 +195,7 @@ class _Later(_Wrapped):
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         vars(module)[assign.__name__] = assign
-        module.__class__ = _Late
-
-
-class _Late(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        """Run the module's code for all but what Python itself asks of a module."""
-        loader = None if self.__spec__ is None else self.__spec__.loader
-        if name.startswith("__") or loader is None:
-            raise AttributeError(name)
-        object.__setattr__(self, "__class__", ModuleType)
-        loader.exec_module(self)
-        return getattr(self, name)
+        module.__class__ = _Waiting
 
 
 class _Quick(_Wrapped):

@@ -1,25 +1,21 @@
 """Captured operations as those of `layers`: formulas of the sizes, which a view turns into a `Layer`.
 
-One `Listing` holds where its guards do; a `Family` is a model's listings, of which a view finds the one that holds.
+One `Listing` holds where its guards do; a model has several (`road.OnDemand`), of which a view finds the one that holds.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size as Number, same
 from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.core.definitions.model.own_code import Written
 from loadgauge.core.layers.operations.operations import Layer, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.profile import Profile, Row
-from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled
-from loadgauge.pytorch.capture.symbols.splits import Splits
 
 ENTRY, EXIT = "entry", "exit"
 """What lies before the first block and after the last."""
@@ -185,206 +181,6 @@ class Listing(msgspec.Struct, frozen=True, dict=True):
         """Return whether its formulas hold for some sizes, by name."""
         sides = all((value == 1) == (sizes[name] == 1) for name, value in self.sizes.items())
         return sides and all(compiled(guard)(sizes) for guard in self.guards)
-
-
-class Family(Written):
-    """The listings of a model, and which recorded block stands for which of its kinds of blocks.
-
-    chosen: for each kind, the place of a block in `Listing.blocks`
-    """
-
-    rewritten, states_splits, around, framework = False, True, False, "huggingface"
-
-    def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
-        self.name, self.listings, self.chosen = name, listings, chosen
-        self.beside: dict[str, int] = {}
-        """Sizes by name that no layout has: `t`, tokens of the second text (else as many as of the first), `n`, samples of a
-        sound."""
-        self.seconds = 0.0
-        """Of each sound."""
-        self.adapted = False
-        """Whether what is trained lies beside the model's own parameters."""
-        self._made: dict[Any, Layer] = {}
-        self.left_out: dict[str, str] = {}
-        """Ranks over which a search could not split it, and why."""
-
-    def sizes(self, view: View) -> dict[str, Any]:
-        """The sizes of a micro-batch by name: b, s or, of sounds alone, n, and those of `beside`.
-
-        Raises NotModelled for what a captured list cannot be asked, such as context and sequence parallelism.
-        """
-        for name, value in (("cp", view.cp), ("sequence parallelism", view.token_shards)):
-            if not same(value, 1):
-                raise NotModelled(f"{self.name} is captured, and how {name} splits its layers is not known")
-        within = self.splits.within_experts(view.tp, view.ep)
-        if self.splits.experts and not same(view.etp, within):
-            raise NotModelled(f"{self.name} is captured: an expert is divided over {within} ranks, which --etp must be")
-        if not same(view.imbalance, 1):
-            raise NotModelled(f"{self.name} is captured with experts that are equally busy: --expert-imbalance 1")
-        b, s = view.sequences, view.positions
-        if view.cached is not None:
-            raise NotModelled(f"{self.name} is captured in training; inference is not captured")
-        if view.kernel_tokens is not None:
-            raise NotModelled(
-                f"{self.name} is captured without padding, and what its attention does with padding around it is not"
-            )
-        return {"b": b, "s": s, "t": s, **self.beside}
-
-    def ragged(self, view: View, listing: Listing) -> Ragged | None:
-        """The micro-batch of a view whose sequences are of unequal lengths, else None.
-
-        Raises NotModelled where the code has two lengths, or writes a mask that such batches do not have.
-        """
-        b, s = view.sequences, view.positions
-        if same(view.tokens, b * s) and same(view.pairs, b * s * s):
-            return None
-        if "t" in listing.names:
-            raise NotModelled(f"{self.name} is captured with two lengths, of encoder and decoder: --lengths has one")
-        if "n" in listing.names:
-            raise NotModelled(f"{self.name} is captured with sounds that are equally long: --lengths is of text")
-        if listing.plain:
-            raise NotModelled(
-                f"{self.name} is captured as numbers of one length, for want of formulas: {listing.plain}"
-            )
-        if view.kernels.attention == "flash" and (where := listing.squares):
-            raise NotModelled(
-                f"{self.name} is captured with a tensor of length x length ({where}), such as a mask, which batches of"
-                " unequal lengths do not have"
-            )
-        return Ragged(view.tokens, view.pairs, b, s, listing.sizes["b"] == 1)
-
-    def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
-        """The listing for a view that holds at some sizes. Raises NotModelled where there is none."""
-        if all(isinstance(value, int) for value in sizes.values()):
-            for one in self.listings:
-                if one.holds(sizes):
-                    return one
-            shown = ", ".join(f"{name}={sizes[name]}" for name in self.listings[0].names)
-            raise NotModelled(f"{self.name} is not captured for {shown}")
-        return self.listings[0]
-
-    def groups(self, batches: Sequence[int]) -> list[tuple[int, ...]]:
-        """Micro-batches by the listing that holds for them: one sequence is apart; where there are numbers alone, each size."""
-        if any(one.plain for one in self.known):
-            return [(batch,) for batch in batches]
-        parts = tuple(one for one in batches if one == 1), tuple(one for one in batches if one != 1)
-        return [part for part in parts if part]
-
-    @property
-    def known(self) -> list[Listing]:
-        """All listings so far."""
-        return self.listings
-
-    @property
-    def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names of its sizes."""
-        return self.any_listing.names
-
-    @property
-    def labels(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The paths of the blocks that stand for its kinds."""
-        return tuple(self.any_listing.places[place] for place in self.chosen)
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        """Return what a sequence is so many of."""
-        return "tokens" if "s" in self.names or "n" not in self.names else "samples of sound"
-
-    def besides(self, length: int) -> str:
-        """Return what a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
-        found = [f"{self.beside.get('t', length):,} of the second text"] if "t" in self.names else []
-        if "s" in self.names and "n" in self.names:
-            tokens = self.any_listing.of_sound
-            found.append(f"{self.seconds:g} s of sound" + (f", in place of {tokens:,} of its tokens" if tokens else ""))
-        return " and ".join(found)
-
-    @property
-    def splits(self) -> Splits:
-        """Over which ranks it may be split."""
-        return Splits()
-
-    @property
-    def has_experts(self) -> bool:  # type: ignore[override]
-        """Return whether any of its layers has routed experts that are known as such."""
-        return self.splits.experts > 0
-
-    def problems(self, layout: Any) -> Iterator[str]:
-        """Why a layout (`spec.layout.Layout`) cannot be that of captured layers, one line each."""
-        if layout.cp > 1:
-            yield f"cp = {layout.cp}: the layers were captured from their code, and how cp splits them is not known"
-        if layout.sequence_parallel:
-            yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
-        if layout.pp > 1 and "t" in self.names:
-            yield f"pp = {layout.pp}: what the first layers send to all of a decoder's is not modelled"
-        yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
-
-    def within_experts(self, tp: int, ep: int) -> int:
-        """Ranks that one expert is divided over."""
-        return int(self.splits.within_experts(tp, ep))
-
-    @property
-    def notes(self) -> list[str]:  # type: ignore[override]
-        """Return what an answer must say: values that the code reads, and where there are no formulas."""
-        found = [
-            f"what hangs on a value that the code reads ({line}): it got 1" for one in self.known for line in one.values
-        ]
-        found += [
-            f"sizes other than these, of which each is captured apart ({one.plain})" for one in self.known if one.plain
-        ]
-        found += [f"sound: the model takes {one.unheard}, and ran on tokens alone" for one in self.known if one.unheard]
-        found += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
-        return list(dict.fromkeys(found))
-
-    @property
-    def any_listing(self) -> Listing:
-        """One of the listings, whose parameters are those of all."""
-        return self.listings[0]
-
-    def _layer(self, view: View, which: str, place: int = 0) -> Layer:
-        sizes, own = self.sizes(view), self.adapted and view.lora is None
-        alone = same(view.tokens, 1)  # of 1 token: parameters alone
-        listing = self.any_listing if alone else self.find(view, sizes)
-        sizes, ragged = (dict(listing.sizes), None) if alone else (sizes, self.ragged(view, listing))
-        found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
-        ranks = {"tp": view.tp, "ep": view.ep}
-        if ragged is not None or not all(isinstance(one, int) for one in sizes.values()):
-            return found.layer(sizes, ranks, ragged, own=own)
-        key = id(found), own, tuple(sizes.values())
-        if key not in self._made:
-            self._made[key] = found.layer(sizes, ranks, own=own)
-        return self._made[key]
-
-    def embedding(self, view: View) -> Layer:
-        """Return what runs before the first block."""
-        return self._layer(view, ENTRY)
-
-    def head(self, view: View) -> Layer:
-        """Return what runs after the last block, loss included."""
-        return self._layer(view, EXIT)
-
-    def block(self, kind: int, view: View) -> Layer:
-        """The operations of a kind of block."""
-        return self._layer(view, "block", self.chosen[kind])
-
-    def held(self, view: View) -> Number:
-        """Bytes that checkpoints of blocks hold together beside what is kept anyhow, such as masks."""
-        sizes = self.sizes(view)
-        listing = self.find(view, sizes)
-        ragged = self.ragged(view, listing)
-        if ragged is None:
-            return listing.held.at(sizes)
-        return sum(factor * ragged.of(product) for product, factor in listing.held.terms)
-
-
-class Kind:
-    """One kind of block of a family, as `spec.model.Block` has it."""
-
-    def __init__(self, family: Family, kind: int) -> None:
-        self.family, self.kind = family, kind
-
-    def layer(self, view: View) -> Layer:
-        """Its operations."""
-        return self.family.block(self.kind, view)
 
 
 BATCH, LENGTH = "b", "s"
