@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -41,25 +41,15 @@ def mapped(tree: Any, value: Callable[[Any], Any], shared: dict[Any, Any] | None
     kind: Any = type(tree)
     if kind is tuple:
         return tuple([mapped(one, value, shared) for one in tree])
-    if tree is None or kind is Formula or not isinstance(tree, msgspec.Struct):
-        return None if tree is None else value(tree)
-    if shared is None or kind not in (Tensor, Weight):
-        return msgspec.structs.replace(
-            tree, **{name: mapped(getattr(tree, name), value, shared) for name in _sized(kind)}
-        )
-    if tree not in shared:
-        shared[tree] = mapped(tree, value)
-    return shared[tree]
-
-
-def _read_size(stored: Any) -> Any:
-    """Return a stored size as a number or a formula. Raises ConfigError for anything else."""
-    if type(stored) in (int, float):
-        return stored
-    try:
-        return msgspec.convert(stored, Formula)
-    except msgspec.ValidationError:
-        raise ConfigError("not a size of a captured list") from None
+    if kind is Formula or not isinstance(tree, msgspec.Struct):
+        return value(tree)
+    if shared is not None and kind in (Tensor, Weight):
+        if tree not in shared:
+            shared[tree] = mapped(tree, value)
+        return shared[tree]
+    parts = ((name, getattr(tree, name)) for name in _sized(kind))
+    made = {name: mapped(part, value, shared) for name, part in parts if part is not None and part != ()}
+    return msgspec.structs.replace(tree, **made)
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -118,16 +108,34 @@ class Segment(msgspec.Struct, frozen=True):
         return Layer(self.name, operations, Profile(forward, bare, rerun, backward, entering, self.outside, each))
 
 
+def pack(segments: Iterable[Segment]) -> tuple[bytes, tuple[Formula, ...]]:
+    """Return segments as they are stored, with whole numbers in place of sizes, and their formulas, which those below 0 count."""
+    table: dict[Formula, int] = {}
+
+    def number(size: Any) -> Any:
+        if isinstance(size, Formula) and all(product == "1" for product, _ in size.terms):
+            size = sum(factor for _, factor in size.terms)
+        if not isinstance(size, Formula):
+            if size >= 0:
+                return size
+            size = Formula((("1", size),))
+        return -1 - table.setdefault(size, len(table))
+
+    stored = [mapped(one, number, {}) for one in segments]
+    return msgspec.msgpack.encode(stored, order="deterministic"), tuple(table)
+
+
 class Listing(msgspec.Struct, frozen=True, dict=True):
     """One captured training step as segments in the order in which they run: entry, blocks, exit.
 
-    packed: the segments, as they are stored; held: what entry makes that checkpoints of blocks hold, beside what is kept
+    packed, table: the segments as `pack` writes them; held: what entry makes that checkpoints of blocks hold, beside what is kept
     """
 
     names: tuple[str, ...]
     sizes: dict[str, int]
     guards: tuple[str, ...]
     packed: bytes
+    table: tuple[Formula, ...]
     held: Formula
     places: tuple[str, ...] = ()
     """The path of each recorded block."""
@@ -143,9 +151,21 @@ class Listing(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """All segments. Raises ConfigError or `msgspec.MsgspecError` where they are not as they were written."""
+        """Entry, blocks and exit. Raises ConfigError or `msgspec.MsgspecError` where they are not as `pack` writes them."""
+
+        def read(size: Any) -> Any:
+            if type(size) not in (int, float) or -size > len(self.table):
+                raise ConfigError("not a size of a captured list")
+            return size if size >= 0 else self.table[-1 - size]
+
         stored = msgspec.msgpack.decode(self.packed, type=tuple[Segment, ...])
-        return tuple(mapped(one, _read_size) for one in stored)
+        try:
+            segments: tuple[Segment, ...] = mapped(stored, read, {})
+        except TypeError:  # a tensor with a size that is neither
+            raise ConfigError("not a size of a captured list") from None
+        if len(segments) < len((ENTRY, EXIT)):
+            raise ConfigError("not a captured list")
+        return segments
 
     @property
     def entry(self) -> Segment:
@@ -164,16 +184,15 @@ class Listing(msgspec.Struct, frozen=True, dict=True):
 
     def formulas(self) -> list[Formula]:
         """Return every formula in it but the ranks of an axis."""
-        sizes: list[Any] = [self.held]
-        mapped(self.segments, sizes.append)
-        return [size for size in sizes if type(size) is Formula and size not in RANKS.values()]
+        return [self.held, *(size for size in self.table if size not in RANKS.values())]
 
     @property
     def squares(self) -> str:
         """The first tensor with as many elements as the length squared, or more; "" where there is none."""
         for segment in self.segments:
             for tensor in segment.tensors:
-                if any((found := degrees(product)) is not None and found[1] > 1 for product, _ in tensor.numel.terms):
+                terms = getattr(tensor.numel, "terms", ())
+                if any((found := degrees(product)) is not None and found[1] > 1 for product, _ in terms):
                     return tensor.name
         return ""
 

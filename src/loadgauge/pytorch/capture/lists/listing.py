@@ -8,13 +8,11 @@ import math
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 from loadgauge.core.base.by_key import lists
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.layers.operations.profile import Row
 from loadgauge.pytorch.capture.lists.blocks import Blocks
-from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, Listing, Segment
+from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, Listing, Segment, pack
 from loadgauge.pytorch.capture.lists.segment_writer import (
     PRODUCTS,
     SegmentWriter,
@@ -365,11 +363,13 @@ class Lister:
             inner = others - {self.count - 1}
             if len(inner) > 1 and number not in self.alive and number not in self.casts:
                 add(held, self.nbytes[number])
+        packed, table = pack(segments)
         return Listing(
             names=names,
             sizes=dict(sizes),
             guards=guards,
-            packed=msgspec.msgpack.encode(segments, order="deterministic"),
+            packed=packed,
+            table=table,
             held=size_of(held),
             places=tuple(self.order),
             values=self.run.values,
