@@ -39,9 +39,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 DEFAULT_KEEP = (
-    "mm", "addmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu", "reduce_scatter_tensor",
-)  # fmt: skip
+    "mm",
+    "addmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "reduce_scatter_tensor",
+)
 """Matrix products, attention and communication: torchtitan's list, except that it recomputes every second product."""
 
 
