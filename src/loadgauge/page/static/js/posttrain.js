@@ -24,7 +24,7 @@ const NONE = { rollout: false, reference: false, models: [], forms: [] };
 /** What a task has, as the server's record of tasks says. */
 const had = (name = asked("task")) => offered.tasks.find((one) => one.name === name) ?? NONE;
 
-export const knowObjectives = (catalogue) => { offered = catalogue.posttrain; };
+export const knowObjectives = (catalogue) => { offered = catalogue.posttrain; controls = null; };
 
 const rolls = () => had().rollout;
 
