@@ -169,7 +169,7 @@ class Listing(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def entry(self) -> Segment:
-        """What runs before the first block."""
+        """The segment before the first block."""
         return self.segments[0]
 
     @property
@@ -179,7 +179,7 @@ class Listing(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def exit(self) -> Segment:
-        """What runs after the last block."""
+        """The segment after the last block."""
         return self.segments[-1]
 
     def formulas(self) -> list[Formula]:
