@@ -13,7 +13,7 @@ NAMES = {
     "answer": "loadgauge.pytorch.why.answer:answer",
     "changes": "loadgauge.pytorch.why.answer:changes",
     "describe_change": "loadgauge.pytorch.text.why:describe_change",
-    "Trace": "loadgauge.pytorch.trace.trace:Trace",
+    "Trace": "loadgauge.pytorch.trace.result:Trace",
     "of_library": "loadgauge.pytorch.capture.inputs.libraries:of_library",
     "check_keys": "loadgauge.pytorch.capture.inputs.target:check_keys",
     "Regime": "loadgauge.pytorch.capture.requests.regime:Regime",

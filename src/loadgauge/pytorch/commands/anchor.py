@@ -11,8 +11,9 @@ from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.flag_types import STEP
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, script_output
+from loadgauge.pytorch.commands.torch_options import job_options, script_output
 
 
 @click.command("anchor", cls=Spoken)

@@ -15,15 +15,14 @@ from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.base.verdict import exit_code
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.flag_types import STEP, CaptureFlags
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.capture.inputs.target import SPOKEN, check_script, rows_of
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
+from loadgauge.pytorch.commands.torch_options import job_options, show
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.capture.captured import Captured
 
-DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
-"""Fields that decide what is run, beside the sizes."""
 LENGTH = 4096
 MOST = 64
 """Pictures of a sequence."""
@@ -190,7 +189,7 @@ def _captured(
         keys = config_keys(job.model)
         if keep:
             # A script may import anything: what it does is not known without running it.
-            decide = {name: value for name in DECIDE if (value := getattr(job, name)) is not None}
+            decide = {name: value for name in CaptureFlags.__annotations__ if (value := getattr(job, name)) is not None}
             if job.global_batch is not None:
                 decide["micro_batch"] = given.get("b", 1)
             if is_library(keys):

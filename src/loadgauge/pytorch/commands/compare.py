@@ -9,8 +9,9 @@ import click
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.flag_types import STEP
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
+from loadgauge.pytorch.commands.torch_options import job_options, show
 
 
 @click.command("compare", cls=Spoken)

@@ -11,8 +11,9 @@ from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.flag_types import STEP
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, script_output, show
+from loadgauge.pytorch.commands.torch_options import job_options, script_output, show
 
 PEAKS = {"fp32": "tf32", "bf16-pure": "bf16", "bf16-autocast": "bf16", "fp16-autocast": "fp16"}
 """The peak FLOP/s of a GPU that a precision can reach; PyTorch uses TF32 only on request."""

@@ -13,7 +13,6 @@ import msgspec
 from loadgauge.core.command_line.options.options import option
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.definitions.job.job import fields
-from loadgauge.core.definitions.layout.axes import TRACED
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -26,9 +25,6 @@ HELP = {
     "gpus": "Total GPUs; one rank of them is simulated.",
 }
 """Where PyTorch has fewer choices than an estimate, or a default of its own."""
-STEP = ("seq_len", "micro_batch", "global_batch", "precision", "optimizer", "attention", "recompute")
-SPLIT = (*TRACED, "sequence_parallel", "schedule", "stage_layers", "zero", "replicas")
-"""Fields that split a MODEL over GPUs."""
 COUNT = Whole(1, 10**9)
 
 

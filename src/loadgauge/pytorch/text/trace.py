@@ -15,7 +15,7 @@ from loadgauge.pytorch.record.allocations import any_layer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from loadgauge.pytorch.trace.trace import Trace
+    from loadgauge.pytorch.trace.result import Trace
 
 
 def text(trace: Trace) -> str:

@@ -10,7 +10,7 @@ from loadgauge.core.text.table import Column, console, draw, heading, points
 
 if TYPE_CHECKING:
     from loadgauge.core.plan.advise.try_ import Tried
-    from loadgauge.pytorch.trace.trace import Trace
+    from loadgauge.pytorch.trace.result import Trace
     from loadgauge.pytorch.why.answer import Answer
     from loadgauge.pytorch.why.diagnose import Findings
     from loadgauge.pytorch.why.remedies import Retraced
