@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.text.table import Markdown, console, document
+from loadgauge.core.text.table import Markdown, Paper, console, document
+
+BLOCKS = "loadgauge.core.text.show:blocks"
+"""The writer of answers that are tables and notes."""
 
 
 class How(NamedTuple):
@@ -62,3 +65,9 @@ def show(answer: Answer, how: How) -> int:
     if answer.failed:
         raise Error(answer.failed)
     return answer.code
+
+
+def blocks(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write an answer that is tables and notes (`table.Table`, `table.Notes`), which are short as they are."""
+    for block in answer.shown:
+        block.draw(target)

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 
 import msgspec
 
@@ -300,6 +300,52 @@ def _print_line(target: Paper, cells: Sequence[str], styles: Sequence[str], betw
         for cell, style in itertools.zip_longest(cells, styles, fillvalue="")
     )
     target.print(line, soft_wrap=True)
+
+
+class Table(NamedTuple):
+    """A table as data; strong: indices of the rows in bold"""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    strong: Sequence[int] = ()
+
+    def draw(self, target: Paper) -> None:
+        """Print it."""
+        draw(target, *self)
+
+
+class Lines(NamedTuple):
+    """Lines as data that are never broken, for they are there to be copied."""
+
+    lines: Sequence[str]
+    style: str = ""
+
+    def draw(self, target: Paper) -> None:
+        """Print them."""
+        for line in self.lines:
+            target.print(line, style=self.style, soft_wrap=True)
+
+
+Block: TypeAlias = "Table | Lines | Notes"
+
+
+class Notes(NamedTuple):
+    """Lines as data, below a title or an empty line where they have one."""
+
+    lines: Sequence[str]
+    title: str = ""
+    mark: str = "- "
+    style: str = ""
+    gap: bool = False
+
+    def draw(self, target: Paper) -> None:
+        """Print them."""
+        if self.title:
+            heading(target, self.title)
+        elif self.gap:
+            target.print()
+        points(target, self.lines, self.mark, self.style)
 
 
 def heading(target: Paper, text: str) -> None:

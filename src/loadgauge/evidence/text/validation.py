@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from loadgauge.core.text.table import Column, Paper, console, draw, heading, points
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.text.table import Column, Notes, Paper, Table, draw, heading, points
 from loadgauge.evidence.validate.baseline import baseline, rescaled
 from loadgauge.evidence.validate.summary import Errors, errors, grouped, reasons
 
@@ -18,13 +19,13 @@ UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
 """Of each quantity, what it is divided by for people, and the unit then."""
 
 
-def print_validation(records: Sequence[Record], runs: Runs, *, rows: bool) -> None:
-    """Print the summary tables of predictions compared with measurements, and with `rows` every row."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the summary tables of predictions compared with measurements, and where they are asked for every row."""
+    records, runs, rows = answer.shown
     for quantity in ("time", "memory"):
         of = [record for record in records if record.quantity == quantity]
         if of:
-            if rows:
+            if rows and not brief:
                 _rows(target, of, quantity)
             _table(target, of, quantity, runs)
     missing = reasons(records)
@@ -44,30 +45,22 @@ def print_validation(records: Sequence[Record], runs: Runs, *, rows: bool) -> No
     points(target, notes)
 
 
-def print_operators(scores: Sequence[Score]) -> None:
-    """Print how far off the predictions of single operations are, by kind and GPU."""
-    target = console()
-    columns = [
-        Column("operation"),
-        Column("GPU"),
-        Column("rows", "right"),
-        Column("median", "right"),
-        Column("p90", "right"),
-        Column("bias", "right"),
-    ]
+def operator_blocks(scores: Sequence[Score]) -> list[Table | Notes]:
+    """Return how far off the predictions of single operations are, by kind and GPU, as tables and notes."""
     rows = [
         [score.kind, score.gpu, f"{score.rows:,}", f"{score.median:.1%}", f"{score.p90:.1%}", f"{score.signed:+.1%}"]
         for score in scores
     ]
-    draw(target, columns, rows, "Single operations")
-    target.print()
-    points(
-        target,
-        [
-            "median, p90: of the absolute error, predicted / measured - 1; bias: median of the signed error",
-            "short: calls of less than a millisecond, on a cool chip; sustained: longer ones, or one product after the other",
-        ],
-    )
+    columns = [
+        Column("operation"),
+        Column("GPU"),
+        *(Column(name, "right") for name in ("rows", "median", "p90", "bias")),
+    ]
+    notes = [
+        "median, p90: of the absolute error, predicted / measured - 1; bias: median of the signed error",
+        "short: calls of less than a millisecond, on a cool chip; sustained: longer ones, or one product after the other",
+    ]
+    return [Table(columns, rows, "Single operations"), Notes(notes, gap=True)]
 
 
 def _rows(target: Paper, records: Sequence[Record], quantity: str) -> None:

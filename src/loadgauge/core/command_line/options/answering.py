@@ -11,6 +11,7 @@ import click
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.text.show import How, show
 
+ANY = "Any by its key in the JSON document."
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
 
@@ -22,7 +23,10 @@ def refuse(flags: Mapping[str, object], why: str) -> None:
 
 
 def answering(
-    lines: str, explain: str, topics: Sequence[str] = (), document: str = "bytes, seconds, FLOP and plain counts"
+    lines: str = "its first lines",
+    explain: str = "",
+    topics: Sequence[str] = (),
+    document: str = "bytes, seconds, FLOP and plain counts",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a command print the answer that it returns, and return the exit code.
 
@@ -46,7 +50,7 @@ def answering(
                     "topic",
                     type=click.Choice(topics) if topics else None,
                     metavar="TOPIC",
-                    help=f"Explain one number: formula, your numbers, source. {explain}",
+                    help=f"Explain one number: formula, your numbers, source. {explain or ANY}",
                 ),
                 click.option("--plot", "file", type=click.Path(), metavar="FILE", help="Draw it: .svg, .png or .pdf."),
                 click.option(

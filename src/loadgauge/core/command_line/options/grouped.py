@@ -20,7 +20,21 @@ TITLES = {
 OWN = (
     {"mfu": "money", "hfu": "money", "task": "posttrain", "model": "model", "family": "model"}
     | dict.fromkeys(
-        ("as_json", "as_csv", "as_markdown", "brief", "output", "file", "figure", "timeline", "out", "sarif", "page"),
+        (
+            "json",
+            "csv",
+            "markdown",
+            "as_json",
+            "as_markdown",
+            "brief",
+            "output",
+            "file",
+            "figure",
+            "timeline",
+            "out",
+            "sarif",
+            "page",
+        ),
         "output",
     )
     | dict.fromkeys(("max_ttft", "max_tpot", "requests"), "serving")
