@@ -15,14 +15,14 @@ BLOCKS = "loadgauge.core.text.show:blocks"
 
 
 class How(NamedTuple):
-    """The form in which an answer is asked for. topic: to be explained; file, figure: to be drawn; the others: how it is printed"""
+    """The form in which an answer is asked for. topic: to be explained; plot, figure: to be drawn; the others: how it is printed"""
 
     json: bool = False
     csv: bool = False
     markdown: bool = False
     brief: bool | None = None
     topic: str | None = None
-    file: str | None = None
+    plot: str | None = None
     figure: str = "all"
 
     @property
@@ -37,15 +37,15 @@ class How(NamedTuple):
             forms.append("brief" if self.brief else "full")
         if len(forms) > 1:
             raise ConfigError(f"--{forms[0]} and --{forms[1]} exclude one another")
-        if self.file is None and self.figure != "all":
+        if self.plot is None and self.figure != "all":
             raise ConfigError("says what --plot FILE draws; there is no --plot", key="figure")
 
 
 def show(answer: Answer, how: How) -> int:
     """Print an answer, or what explains a number of it, and return its exit code. Raises `ConfigError`."""
     shown = answer if how.topic is None else answer.why(how.topic)
-    if how.file is not None:
-        answer.plot(Path(how.file), how.figure)
+    if how.plot is not None:
+        answer.plot(Path(how.plot), how.figure)
     if how.json:
         document(shown.to_dict())
     elif how.csv:

@@ -53,6 +53,6 @@ def command(model: str, gpu: str, output: str, device: str, layers: int | None, 
         saved.done()
     if rank:
         return
-    measured = in_child(measure_request, Request(job, device, layers), script_output(model, as_json=False), timed=steps)
+    measured = in_child(measure_request, Request(job, device, layers), script_output(model), timed=steps)
     Path(output).write_text(anchor_text(job, layers, card, calibration, measured), encoding="utf-8")
     click.echo(f"{output}: give it as --anchor {output}")

@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.text.show import BLOCKS
+from loadgauge.core.text.table import Lines
 
 
 @click.command("calibrate")
@@ -17,8 +22,8 @@ from loadgauge.core.base.optional_deps import needs_torch
     help="Which GPU it is (`loadgauge gpus` lists them); efficiencies are shares of its datasheet.",
 )
 @click.option("--output", metavar="FILE.toml", help="Where to write the file; default: the terminal.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document, every timing in it.")
-def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> None:
+@answering(document="every timing in it")
+def command(device: str, gpu: str | None, output: str | None) -> Answer | None:
     """Time matrix products (cool and sustained), attention, copies, norms, AdamW and, under torchrun, collectives; and fit
     the efficiencies that `estimate` reads. Takes a minute or two; one that was stopped goes on where it was.
 
@@ -39,12 +44,11 @@ def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> 
         calibration = calibrate(device, None if gpu is None else find_gpu(gpu), saved=saved)
         saved.done()
     if rank:
-        return
+        return None
     if output is not None:
         Path(output).write_text(text(calibration), encoding="utf-8")
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(calibration)
-    elif output is None:
-        click.echo(text(calibration), nl=False)
+    lines = text(calibration).splitlines() if output is None else []
+    document = msgspec.to_builtins(calibration)
+    return Answer(
+        form="calibrate.device", writer=BLOCKS, shown=[Lines(lines)], document=document, table=document["timings"]
+    )

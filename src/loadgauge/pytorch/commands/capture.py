@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.optional_deps import needs_torch
-from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.base.verdict import Verdict, exit_code
+from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.capture.inputs.target import SPOKEN, check_script, rows_of
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
+from loadgauge.pytorch.commands.torch_options import STEP, job_options
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.capture.captured import Captured
@@ -97,7 +99,7 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--cache/--no-cache", default=True, help="Keep captures of a MODEL on disk, and use those that are there."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+@answering("the peak or the verdict, and what is alive at it", document="bytes, FLOP and plain counts")
 def command(
     target: str,
     inputs: str,
@@ -112,9 +114,8 @@ def command(
     rows: tuple[tuple[str, tuple[int, ...] | str], ...],
     audio: float | None,
     cache: bool,
-    as_json: bool,
     **given: Any,
-) -> int:
+) -> Answer:
     """Return what does a training step of TARGET take, as formulas of its sizes, from its own code?
 
     TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json of any model_type that transformers has, or
@@ -162,8 +163,21 @@ def command(
     whole = sized(found.names, sizes, found.sizes if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
-    show(result.to_dict(), as_json, "capture:print_answer", result)
-    return exit_code("unknown" if result.needed is None else result.needed.verdict, allow_tight=allow_tight)
+    verdict: Verdict = "unknown" if result.needed is None else result.needed.verdict
+    return Answer(
+        form="capture.step",
+        writer="loadgauge.pytorch.text.capture:write",
+        shown=result,
+        document=result.to_dict,
+        pivots=(
+            Pivot("Alive at the peak", "at_peak", "at_peak", "of"),
+            Pivot("Highest, by phase", "phases", "phases", "of"),
+        ),
+        verdict=verdict,
+        code=exit_code(verdict, allow_tight=allow_tight),
+        assumed=dict(line.partition(": ")[::2] for line in result.assumed),
+        not_counted=result.not_counted,
+    )
 
 
 def _captured(

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
+from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.base import Error, needs_torch
-from loadgauge.pytorch.commands.torch_options import show
+from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.text.show import BLOCKS
+from loadgauge.core.text.table import Lines
 
 
 class Shape(click.ParamType):  # type: ignore[type-arg]
@@ -45,8 +49,8 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--cases", is_flag=True, help="The seven cases of article 5, instead of an expression: kept / peak in tensors."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes and elements.")
-def command(expression: str | None, cases: bool, as_json: bool, **given: Any) -> None:
+@answering("the bytes that are kept", document="bytes and elements")
+def command(expression: str | None, cases: bool, **given: Any) -> Answer:
     """What does a PyTorch EXPRESSION of x, y, z, torch, nn and F keep for backward, and how much does it hold at once?
 
     EXPRESSION may also be file.py:name, a function, module or autograd.Function of one to three tensors. Every saved field of
@@ -65,8 +69,7 @@ def command(expression: str | None, cases: bool, as_json: bool, **given: Any) ->
     if cases == (expression is not None):
         raise click.UsageError("give an EXPRESSION, or --cases.", click.get_current_context())
     if expression is None:
-        _cases(as_json)
-        return
+        return _cases()
     import torch
 
     from loadgauge.pytorch.trace.programs.expression import Inputs, held_by_expression, saved_by_expression
@@ -97,26 +100,30 @@ def command(expression: str | None, cases: bool, as_json: bool, **given: Any) ->
         "storages": saved.storages,
         "made_again": [{"node": node, "field": field} for node, field in saved.made_again],
     }
-    show(document, as_json, "saved:print_saved", saved, torch_version, held, inputs.of_one, why)
+    return Answer(
+        form="saved.expression",
+        writer="loadgauge.pytorch.text.saved:write",
+        shown=(saved, torch_version, held, inputs.of_one, why),
+        document=msgspec.to_builtins(document),
+        pivots=(Pivot("Bytes kept", "tensors.nbytes", "node", "field"),),
+    )
 
 
-def _cases(as_json: bool) -> None:
-    """The seven cases of article 5."""
+def _cases() -> Answer:
+    """Return the seven cases of article 5."""
     from loadgauge.evidence.articles.autograd import CASES, held
 
-    found = {case: (held(case, peak=False), held(case, peak=True)) for case in CASES}
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(
-            {
-                "cases": [
-                    {"case": case, "what": CASES[case], "kept": kept, "peak": peak}
-                    for case, (kept, peak) in found.items()
-                ]
-            }
-        )
-        return
-    click.echo("Tensors beside the inputs and the result: kept until backward / most at once in forward\n")
-    for case, (kept, peak) in found.items():
-        click.echo(f"  {case}  {kept:g}/{peak:g}  {CASES[case]}")
+    rows = [
+        {"case": case, "what": what, "kept": held(case, peak=False), "peak": held(case, peak=True)}
+        for case, what in CASES.items()
+    ]
+    head = "Tensors beside the inputs and the result: kept until backward / most at once in forward"
+    lines = [f"  {row['case']}  {row['kept']:g}/{row['peak']:g}  {row['what']}" for row in rows]
+    return Answer(
+        form="saved.cases",
+        writer=BLOCKS,
+        shown=[Lines([head, "", *lines])],
+        document={"cases": rows},
+        table=rows,
+        pivots=(Pivot("Kept, in tensors", "cases.kept", "case", "of"),),
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -32,17 +31,6 @@ SPLIT = (*TRACED, "sequence_parallel", "schedule", "stage_layers", "zero", "repl
 COUNT = Whole(1, 10**9)
 
 
-def show(document: Any, as_json: bool, text: str, *arguments: Any) -> None:
-    """Print an answer: as one JSON document, or by a function that prints text, `module:function` of `pytorch/text`."""
-    if as_json:
-        from loadgauge.core.text.table import document as printed
-
-        printed(document)
-    else:
-        module, _, name = text.partition(":")
-        getattr(import_module(f"loadgauge.pytorch.text.{module}"), name)(*arguments)
-
-
 def warn(note: str) -> None:
     """Prints a note on stderr."""
     click.echo(f"loadgauge: {note}", err=True)
@@ -61,8 +49,10 @@ def job_options(names: tuple[str, ...]) -> Callable[[Command], Command]:
     return decorate
 
 
-def script_output(target: str, as_json: bool) -> TextIO | None:
-    """Where the output of a script goes: to stdout, or to stderr where a JSON document is printed; None for a model."""
+def script_output(target: str) -> TextIO | None:
+    """Where the output of a script goes: to stdout, or to stderr where a machine reads the answer; None for a model."""
     from loadgauge.core.base.files import is_script
 
-    return None if not is_script(target) else sys.stderr if as_json else sys.stdout
+    asked = click.get_current_context().params
+    read = any(asked.get(form) for form in ("json", "csv", "markdown"))
+    return None if not is_script(target) else sys.stderr if read else sys.stdout

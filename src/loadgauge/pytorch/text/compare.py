@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import GIB, KIB, MIB, flops
-from loadgauge.core.text.table import GLUE, Column, console, draw, heading, points
+from loadgauge.core.text.table import GLUE, Column, Paper, draw, heading, points
 from loadgauge.pytorch.text.measure import scratch_note
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimize
          "hidden from tracers": "hidden, estimated"}  # fmt: skip
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Print formula, trace and measurement side by side, and what the differences are attributed to."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write formula, trace and measurement side by side, and what the differences are attributed to; brief: the table alone."""
+    comparison: Comparison = answer.shown
     rows = [
         [
             SHORT.get(row.quantity, row.quantity),
@@ -40,6 +41,8 @@ def print_comparison(comparison: Comparison) -> None:
     else:
         rows, columns = [row[:4] for row in rows], columns[:4]
     draw(target, columns, rows, title=f"{comparison.target}: {ways}; percent: against the column to the left")
+    if brief:
+        return
     heading(target, "Differences over 1 %, by operation" if comparison.differences else "No difference is over 1 %")
     for difference in comparison.differences:
         points(target, [_difference(difference)])

@@ -52,7 +52,7 @@ def answering(
                     metavar="TOPIC",
                     help=f"Explain one number: formula, your numbers, source. {explain or ANY}",
                 ),
-                click.option("--plot", "file", type=click.Path(), metavar="FILE", help="Draw it: .svg, .png or .pdf."),
+                click.option("--plot", "plot", type=click.Path(), metavar="FILE", help="Draw it: .svg, .png or .pdf."),
                 click.option(
                     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all)."
                 ),
