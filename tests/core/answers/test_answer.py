@@ -9,11 +9,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command_line import typed
+from command_line import typed, written
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.command_line.options import answering
 from loadgauge.core.text.show import How, show
@@ -43,7 +44,34 @@ KINDS = {  # a command line, and a number of it that can be explained
     "fleet, inverse": (f"{FLEET} --find spares", ""),
     "sites": (f"{FLEET} --sites 2 --between 100Gbit/s", ""),
     "fleets": (f"{FLEET} --sweep spares=0,1%", ""),
+    "cards": ("gpus h100", "gpus.capacity"),
+    "models": ("models llama", "models.params"),
+    "runs": ("runs bloom-176b --predict", "runs.published"),
+    "closed forms": ("equation amdahl --numbers serial=1h,total=20h,n=64", ""),
+    "quantities": ("equation", ""),
+    "article": ("article 2", "tables.rows.right"),
+    "validation": ("validate --source SM --rows", "rows.measured"),
+    "operators": ("validate --operators", "operators.median"),
+    "error": ("why examples/oom.txt", "capacity"),
+    "error of a run": (
+        "why examples/oom.txt --model llama-3.1-8b --gpu h100 --gpus 8 --zero 3 --seq-len 8192", "changes.memory.total",
+    ),
 }  # fmt: skip
+OF_PYTORCH = {
+    "snapshot": ("why {snapshot}", "parts"),
+    "recording": ("trace gpt2 --seq-len 64 --layers 1", "peak.categories"),
+    "recording of a rank": ("trace gpt2 --seq-len 64 --layers 2 --gpus 2 --zero 2", "collectives.payload"),
+    "error of a recording": ("why {trace}", "parts"),
+    "capture": ("capture gpt2 --seq-len 64 --layers 1 --gpu 4090", "at_peak"),
+    "measurement": ("measure {tiny} --seq-len 32 --steps 1 --precision fp32", "states"),
+    "comparison": ("compare {tiny} --seq-len 64 --measure cpu --device cpu --precision fp32", "rows.trace"),
+    "saved tensors": ("saved 'torch.nn.Sigmoid()(x)'", "tensors.nbytes"),
+    "saved cases": ("saved --cases", "cases.kept"),
+}
+EMPTY = ("generate", "forward", "validation")
+"""Kinds with a table that may be empty: of traffic, or of rows that are not predicted."""
+SHORT = ("sweep", "table", "runs", "cards")
+"""Kinds whose first line in short is told in other words, or has the numbers of a table alone."""
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
@@ -75,7 +103,7 @@ def answer_of(line: str, monkeypatch: pytest.MonkeyPatch) -> Answer:
     """The answer that a command line prints."""
     kept: list[Answer] = []
     monkeypatch.setattr(answering, "show", lambda answer, how: kept.append(answer) or 0)
-    typed(line)
+    assert typed(line).code == 0
     return kept[0]
 
 
@@ -86,23 +114,44 @@ def printed(answer: Answer, **how: Any) -> str:
     return out.getvalue()
 
 
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_numbers_of_an_answer_are_the_same_in_every_form(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     line, topic = KINDS[kind]
-    answer = answer_of(line, monkeypatch)
+    agrees(answer_of(line, monkeypatch), topic, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OF_PYTORCH)
+def test_the_numbers_of_what_pytorch_does_are_the_same_in_every_form(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    line, topic = OF_PYTORCH[kind]
+    agrees(answer_of(written(line, tmp_path), monkeypatch), topic, kind)
+
+
+def agrees(answer: Answer, topic: str, kind: str) -> None:
+    """Fails where a form of an answer, or of what explains a number of it, has a number that another has not."""
+    assert answer.command
     for asked in (None, *([topic] if topic else [])):
         whole, brief = printed(answer, topic=asked, brief=False), printed(answer, topic=asked, brief=True)
-        marked = printed(answer, topic=asked, markdown=True)
+        marked = printed(answer, topic=asked, markdown=True, brief=False)
         assert numbers(whole) == numbers(marked)
-        assert kind in ("generate", "forward") or all(pivot.table(answer.ledger()) for pivot in answer.pivots)
-        if kind not in ("sweep", "table"):  # what is swept and what is summed is told in other words
+        assert kind in EMPTY or all(pivot.table(answer.ledger()) for pivot in answer.pivots)
+        if kind not in SHORT:
             assert not numbers(brief.partition("\n")[0]) - numbers(whole)
+            assert asked or not numbers(answer.headline()) - numbers(whole)
         rows = list(csv.DictReader(io.StringIO(printed(answer, topic=asked, csv=True))))
         told = json.loads(printed(answer, topic=asked, json=True))
         told.pop("schema")
         for document_of in (told, told.get("explain", {})):
             document_of.pop("seconds", None)
-        if "value" in rows[0] and "unit" in rows[0]:
+        if rows and "value" in rows[0] and "unit" in rows[0]:
             said = Counter(float(row["value"]) for row in rows if row["of"] != "seconds")
             assert said == Counter(map(float, leaves(told)))
             assert all(row["unit"] for row in rows)
@@ -125,7 +174,12 @@ def test_parts_are_pivots_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("estimate gpt2 --json --csv", "--json and --csv exclude one another"),
         ("network llama-3.1-8b --gpu h100 --gpus 16 --csv --brief", "--csv and --brief exclude one another"),
-        ("network llama-3.1-8b --gpu h100 --gpus 16 --plot a.svg", "no figure"),
+        ("why examples/oom.txt --plot a.svg", "it has --json, --csv and --markdown"),
+        (
+            "network llama-3.1-8b --gpu h100 --gpus 16 --plot a.svg --figure step",
+            "the tables Seconds of the collectives",
+        ),
+        ("why examples/oom.txt --explain colour", "known: held, place, tried"),
         ("estimate gpt2 --sweep micro-batch=1,2 --explain mfu", "is not explained here"),
         ("estimate gpt2 --explain kv", "--task grpo"),
         (f"{PLAN} --explain colour", "is not explained here"),

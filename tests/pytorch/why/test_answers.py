@@ -262,7 +262,7 @@ def test_an_estimate_says_which_micro_batch_it_is_of(words: list[str], says: str
 def test_the_document_has_what_is_printed(tmp_path: Path) -> None:
     text = TRACE.format(file="verl/utils/torch_functional.py", function="entropy_from_logits")
     document, said = json.loads(why(text, tmp_path, "--json")), why(text, tmp_path)
-    assert document == json.loads(json.dumps({"schema": 1, **answer(text).document()}))
+    assert document == json.loads(json.dumps({"schema": 1, **answer(text).to_dict()}))
     for part in (document["headline"], document["place"]["frame"], *document["remedies"], *document["notes"]):
         assert " ".join(part.split()) in said
 

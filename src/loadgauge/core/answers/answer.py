@@ -151,12 +151,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def described(form: str, key: str) -> str:
     """Return what the schema says of a key of a form, such as "memory.total"; empty for one that it does not describe.
 
-    >>> described("trace.steps", "peak.phase")
-    'phase of the step'
+    >>> described("trace.steps", "peak.phase"), described("gpus.catalogue", "gpus.tdp")
+    ('phase of the step', 'power')
     """
     shapes = [_definitions()[form]]
     for part in key.split("."):
-        shapes = _within(shapes, part) or _within(shapes, None)
+        shapes = _within(shapes, part) or _within(_within(shapes, None), part)
     return next((str(shape["description"]) for shape in shapes if "description" in shape), "")
 
 

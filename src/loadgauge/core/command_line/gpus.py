@@ -74,11 +74,13 @@ def command(name: str | None) -> Answer:
         for title, group in groups.items()
         if group
     ]
+    rows = [gpu_row(card) for card in cards]
     return Answer(
         form="gpus.catalogue",
         writer=BLOCKS,
         shown=[*tables, Notes(NOTES, gap=True)],
-        document={"gpus": [gpu_row(card) for card in cards]},
+        document={"gpus": rows},
+        table=rows,
         pivots=(Pivot("Memory", "gpus.capacity", "id", "of"),),
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import ConfigError, Error
@@ -51,7 +52,9 @@ def show(answer: Answer, how: How) -> int:
     elif how.csv:
         from loadgauge.core.text.rows import print_csv  # with the sweeps
 
-        rows = shown.table or [{**entry.keys, "value": entry.value, "unit": entry.unit} for entry in shown.ledger()]
+        rows = [dict(_flat(row)) for row in shown.table] or [
+            {**entry.keys, "value": entry.value, "unit": entry.unit} for entry in shown.ledger()
+        ]
         print_csv(rows, list(dict.fromkeys(name for row in rows for name in row)))
     elif how.markdown:
         paper = Markdown()
@@ -65,6 +68,12 @@ def show(answer: Answer, how: How) -> int:
     if answer.failed:
         raise Error(answer.failed)
     return answer.code
+
+
+def _flat(row: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the cells of a row, those of a record within it by both names."""
+    for key, value in row.items():
+        yield from _flat(value, f"{name}{key}.") if isinstance(value, Mapping) else [(f"{name}{key}", value)]
 
 
 def blocks(answer: Answer, target: Paper, *, brief: bool = False) -> None:

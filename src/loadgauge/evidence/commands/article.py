@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from loadgauge.core.answers.answer import Answer
@@ -27,7 +29,7 @@ def command(number: int) -> Answer:
     from loadgauge.evidence.articles.article import article, check_all
 
     found, checked = article(number), check_all(number)
-    tables = [
+    tables: list[dict[str, Any]] = [
         {"title": table.title, "commands": table.commands, "rows": [one.to_dict() for one in rows]}
         for table, rows in zip(found.table, checked, strict=True)
     ]

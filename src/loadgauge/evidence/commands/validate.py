@@ -79,7 +79,7 @@ def command(
         writer="loadgauge.evidence.text.validation:write",
         shown=(records, runs, bool(path) if show_rows is None else show_rows),
         document=lambda: {"rows": rows, "summary": summary(records), "ignored_columns": list(runs.ignored)},
-        table=rows,
+        table=[{name: value for name, value in row.items() if name != "assumed"} for row in rows],
         pivots=(Pivot("Rows that are not predicted", "summary.reasons", "reasons", "of"),),
         code=YES if any(record.error is not None for record in records) else CANNOT_TELL,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from loadgauge.core.answers.answer import Answer, Entry, described
 from loadgauge.core.answers.why.reason import Reason
 from loadgauge.core.base import ConfigError
@@ -28,11 +30,18 @@ def key_reason(answer: Answer, key: str) -> Reason:
         basis=f"{answer.form} of `loadgauge schema`",
         rule="the document has it under this key (--json)",
         columns=("what", "value", "unit"),
-        rows=tuple((_name(entry, key), entry.value, entry.unit) for entry in entries),
+        rows=()
+        if alone
+        else tuple(zip(_names(entries, key), (e.value for e in entries), (e.unit for e in entries), strict=True)),
     )
 
 
-def _name(entry: Entry, key: str) -> str:
-    """What a number is of: the rest of its key, and the texts beside it."""
-    rest = entry.keys["of"].removeprefix(key).strip(".")
-    return ", ".join(filter(None, (rest, *(text for name, text in entry.keys.items() if name not in ("of", "unit")))))
+def _names(entries: Sequence[Entry], key: str) -> list[str]:
+    """What each number is of: the rest of its key, and of the texts beside it those that tell it from the others."""
+    texts = {
+        name: [entry.keys.get(name, "") for entry in entries] for name in {name: 0 for e in entries for name in e.keys}
+    }
+    texts["of"] = [text.removeprefix(key).strip(".") for text in texts["of"]]
+    telling = {name: column for name, column in texts.items() if name != "unit" and len(set(column)) > 1}
+    alone = next((column for column in telling.values() if len(set(column)) == len(entries)), None)
+    return alone or [", ".join(filter(None, each)) for each in zip(*telling.values(), strict=True)]

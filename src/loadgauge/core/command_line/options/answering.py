@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import YES, ConfigError
 from loadgauge.core.text.show import How, show
 
 ANY = "Any by its key in the JSON document."
@@ -30,7 +32,8 @@ def answering(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a command print the answer that it returns, and return the exit code.
 
-    lines: what the short answer has; explain, topics: what `--explain` explains; document: what `--json` prints
+    An answer that has no command line gets the one that was typed. lines: what the short answer has; explain, topics: what
+    `--explain` explains; document: what `--json` prints
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +67,13 @@ def answering(
         def printed(*arguments: Any, **flags: Any) -> int:
             how = How(**{name: flags.pop(name) for name in How._fields})
             how.check()
-            return show(command(*arguments, **flags), how)
+            answer = command(*arguments, **flags)
+            if answer is None:  # another process has it
+                return YES
+            words = click.get_current_context().find_root().obj
+            if words and not answer.command:
+                answer = msgspec.structs.replace(answer, command=shlex.join(("loadgauge", *words)))
+            return show(answer, how)
 
         return printed
 
