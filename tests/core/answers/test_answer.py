@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -99,12 +100,17 @@ def texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def answer_of(line: str, monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """The answer that a command line prints."""
+def answers_of(line: str, monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
+    """The answer that a command line prints; none where there is none."""
     kept: list[Answer] = []
     monkeypatch.setattr(answering, "show", lambda answer, how: kept.append(answer) or 0)
-    assert typed(line).code == 0
-    return kept[0]
+    assert (typed(line).code == 0) == bool(kept)
+    return kept
+
+
+def answer_of(line: str, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """The answer that a command line prints."""
+    return answers_of(line, monkeypatch)[0]
 
 
 def printed(answer: Answer, **how: Any) -> str:
@@ -133,6 +139,39 @@ def test_the_numbers_of_what_pytorch_does_are_the_same_in_every_form(
     pytest.importorskip("torch")
     line, topic = OF_PYTORCH[kind]
     agrees(answer_of(written(line, tmp_path), monkeypatch), topic, kind)
+
+
+MODELS = ("gpt2", "llama-3.2-1b", "llama-3.1-8b", "qwen3-0.6b", "qwen3-8b", "mistral-7b", "gemma-2-2b", "qwen2.5-7b")
+CARDS = ("h100", "l4", "a100-sxm4-80gb", "4090", "h200", "b200-sxm-180gb")
+PARTS = {"models llama": "models {word}", "gpus h100": "gpus {card}", "article 2": "article {number}"}
+DRAWN = [
+    kind for kind, (line, _) in KINDS.items() if line in PARTS or re.search(r"(estimate|plan|network|fleet) ", line)
+]
+
+
+def another(line: str, draw: Random) -> str:
+    """A command line of the same kind: of another model, card, length and micro-batch."""
+    line = PARTS.get(line, line).format(
+        word=draw.choice(["llama", "qwen", "gemma", "deepseek", "gpt", "mistral", "phi", "olmo", "glm"]),
+        card=draw.choice(CARDS),
+        number=draw.randint(1, 4),
+    )
+    line = re.sub(rf"\b({'|'.join(map(re.escape, MODELS))})\b", lambda _: draw.choice(MODELS), line)
+    line = re.sub(r"--gpu \S+", lambda _: f"--gpu {draw.choice(CARDS)}", line)
+    return re.sub(
+        r"--(seq-len|context|prompt-len) \d+", lambda match: f"--{match[1]} {draw.choice((512, 1024, 1536))}", line
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DRAWN)
+def test_ten_drawn_answers_of_each_kind_have_the_same_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line, _), draw = KINDS[kind], Random(kind)
+    kept = [found for _ in range(10) for found in answers_of(another(line, draw), monkeypatch)]
+    assert len(kept) > 4
+    for answer in kept:
+        agrees(answer, "", kind)
 
 
 def agrees(answer: Answer, topic: str, kind: str) -> None:
