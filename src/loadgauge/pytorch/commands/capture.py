@@ -11,11 +11,10 @@ import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
-from loadgauge.core.base.files import is_script
-from loadgauge.core.base.optional_deps import needs_torch
-from loadgauge.core.base.verdict import Verdict, exit_code
+from loadgauge.core.base import ConfigError, Verdict, exit_code, is_script, needs_torch
 from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.options import complete_model
+from loadgauge.core.command_line.options.param_types import Read
 from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.capture.inputs.target import SPOKEN, check_script, rows_of
@@ -31,36 +30,20 @@ MOST = 64
 """Pictures of a sequence."""
 
 
-class NamedSize(click.ParamType):  # type: ignore[type-arg]
-    """A size by its name."""
-
-    name = "name=number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """The name and the number."""
-        if isinstance(value, tuple):
-            return value
-        name, _, number = str(value).partition("=")
-        if name.isidentifier() and number.isascii() and number.isdecimal() and len(number) < 10 and int(number):
-            return name, int(number)
-        return self.fail(f"must be such as t=512, got {str(value)[:40]!r}", param, ctx)
+def _named_size(text: str) -> tuple[str, int]:
+    """Read a size by its name. Raises `ConfigError`."""
+    name, _, number = text.partition("=")
+    if not (name.isidentifier() and number.isascii() and number.isdecimal() and len(number) < 10 and int(number)):
+        raise ConfigError(f"must be such as t=512, got {text[:40]!r}")
+    return name, int(number)
 
 
-class PictureSizes(click.ParamType):  # type: ignore[type-arg]
-    """Width and height of pictures, with commas between."""
-
-    name = "wxh"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[int, int], ...]:
-        """The sizes [pixels]."""
-        if isinstance(value, tuple):
-            return value
-        found = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", one.strip()) for one in str(value).split(",")]
-        if not all(found) or len(found) > MOST:
-            return self.fail(f"must be such as 1024x768,512x512, got {str(value)[:40]!r}", param, ctx)
-        return tuple((int(one[1]), int(one[2])) for one in found if one)
+def _pictures(text: str) -> tuple[tuple[int, int], ...]:
+    """Read width and height of pictures [pixels], with commas between. Raises `ConfigError`."""
+    found = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", one.strip()) for one in text.split(",")]
+    if not all(found) or len(found) > MOST:
+        raise ConfigError(f"must be such as 1024x768,512x512, got {text[:40]!r}")
+    return tuple((int(one[1]), int(one[2])) for one in found if one)
 
 
 @click.command("capture", cls=Spoken)
@@ -75,10 +58,14 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
     help="Of script.py:function: trains once what it made, with its own optimizers.",
 )
 @job_options(STEP)
-@click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")
 @click.option(
-    "--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels]."
+    "--size",
+    "more",
+    type=Read(_named_size, "name=number"),
+    multiple=True,
+    help="Another size by its name, such as t=512.",
 )
+@click.option("--picture", type=Read(_pictures), metavar="WxH,...", help="Pictures of each sequence [pixels].")
 @click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
 @click.option(
     "--head",
@@ -108,7 +95,7 @@ def command(
     more: tuple[tuple[str, int], ...],
     gpu: str | None,
     allow_tight: bool,
-    picture: tuple[tuple[int, int], ...],
+    picture: tuple[tuple[int, int], ...] | None,
     freeze: tuple[str, ...],
     head: str,
     rows: tuple[tuple[str, tuple[int, ...] | str], ...],
@@ -159,7 +146,7 @@ def command(
     if is_library(keys):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
-    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head, rows)
+    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture or (), freeze, head, rows)
     whole = sized(found.names, sizes, found.sizes if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))

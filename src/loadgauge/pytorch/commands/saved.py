@@ -8,33 +8,30 @@ import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
-from loadgauge.core.base import Error, needs_torch
+from loadgauge.core.base import ConfigError, Error, needs_torch
 from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.command_line.options.param_types import Read
 from loadgauge.core.text.show import BLOCKS
 from loadgauge.core.text.table import Lines
 
 
-class Shape(click.ParamType):  # type: ignore[type-arg]
-    """Sizes, joined by commas or the letter x."""
+def _sizes(text: str) -> tuple[int, ...]:
+    """Read sizes, joined by commas or the letter x. Raises `ConfigError`."""
+    parts = [part.strip() for part in text.replace("x", ",").split(",") if part.strip()]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
+        raise ConfigError(f"must be sizes such as 4,1024, got {text[:40]!r}")
+    return tuple(int(part) for part in parts)
 
-    name = "sizes"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """The sizes that the text says."""
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).replace("x", ",").split(",") if part.strip()]
-        if all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
-            return tuple(int(part) for part in parts)
-        return self.fail(f"must be sizes such as 4,1024, got {str(value)[:40]!r}", param, ctx)
+SHAPE = Read(_sizes, "sizes")
 
 
 @click.command("saved")
 @click.argument("expression", required=False)
-@click.option("--shape", type=Shape(), default="1024,1024", show_default=True, help="Of x, y and z [elements].")
-@click.option("--x", "x", type=Shape(), metavar="SIZES", help="Another shape for x.")
-@click.option("--y", "y", type=Shape(), metavar="SIZES", help="Another shape for y.")
-@click.option("--z", "z", type=Shape(), metavar="SIZES", help="Another shape for z.")
+@click.option("--shape", type=SHAPE, default="1024,1024", show_default=True, help="Of x, y and z [elements].")
+@click.option("--x", "x", type=SHAPE, metavar="SIZES", help="Another shape for x.")
+@click.option("--y", "y", type=SHAPE, metavar="SIZES", help="Another shape for y.")
+@click.option("--z", "z", type=SHAPE, metavar="SIZES", help="Another shape for z.")
 @click.option(
     "--dtype", type=click.Choice(("float64", "float32", "bfloat16", "float16")), default="float32", show_default=True
 )

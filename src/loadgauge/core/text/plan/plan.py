@@ -12,9 +12,7 @@ import msgspec
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.answers.why.of_estimate import TOPICS
-from loadgauge.core.base.errors import NO, ConfigError, LayoutError, NothingFits
-from loadgauge.core.base.hooks import need
-from loadgauge.core.base.units import gib, in_gib, seconds
+from loadgauge.core.base import NO, ConfigError, LayoutError, NothingFits, gib, in_gib, need, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL
 from loadgauge.core.estimate.memory.phases import PARTS
@@ -346,7 +344,6 @@ def why(result: SearchResult) -> list[str]:
     """Return why the runner-up is slower, and the best layout of another kind where the runner-up is of the same kind."""
     best = result.layouts[0]
     lines = [f"{layout_flags(other)}: {compare(best, other, result.objective)}" for other in result.layouts[1:2]]
-    kind = [[getattr(estimate.layout, name) for name in KINDS] for estimate in result.layouts]
     kind = [getattr(best.layout, name) for name in KINDS]
     others = (other for other in result.layouts if [getattr(other.layout, name) for name in KINDS] != kind)
     other = next(others, None)
