@@ -6,7 +6,6 @@ What prints or draws an answer knows this alone (`core/text/show.py`).
 from __future__ import annotations
 
 import functools
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,8 +121,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         >>> Reason(topic="tp", what="need", value=3.0, unit="s", basis="", rule="").headline()
         'tp: need: 3 s (3.0 s)'
         """
-        self.text(load("loadgauge.core.text.table:console")(lines := io.StringIO(), 10**6), brief=True)
-        return lines.getvalue().strip().partition("\n")[0]
+        whole: str = load("loadgauge.core.text.table:plain")(functools.partial(self.text, brief=True), 10**6)
+        return whole.strip().partition("\n")[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `--json`."""

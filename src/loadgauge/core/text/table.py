@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 
 import msgspec
@@ -70,6 +70,12 @@ def console(file: TextIO | None = None, columns: int = DEFAULT) -> Console:
     width = columns if file is not None else _columns() or _terminal() or DEFAULT
     # With a height too, for rich takes a terminal without one for 80 columns if it is dumb.
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width, height=25)
+
+
+def plain(write: Callable[[Console], object], columns: int = DEFAULT) -> str:
+    """Return what is written on a console of that many columns, without colours and the last line break."""
+    write(console(lines := io.StringIO(), columns))
+    return lines.getvalue().rstrip("\n")
 
 
 def _columns() -> int | None:

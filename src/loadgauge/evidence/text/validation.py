@@ -32,15 +32,12 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     if missing:
         heading(target, "Not predicted")
         points(target, [f"{count} x {reason}" for reason, count in missing.items()])
+    assumed = "values that rows do not state are assumed by rule and widen their range; --json lists them for each row"
     notes = [
         "median, p90: of the absolute error, with equal weight per configuration; bias: median of the signed error",
+        *([assumed] if any(record.assumed for record in records) else []),
+        *([f"ignored columns: {', '.join(runs.ignored)}"] if runs.ignored else []),
     ]
-    if any(record.assumed for record in records):
-        notes.append(
-            "values that rows do not state are assumed by rule and widen their range; --json lists them for each row"
-        )
-    if runs.ignored:
-        notes.append(f"ignored columns: {', '.join(runs.ignored)}")
     target.print()
     points(target, notes)
 
@@ -115,12 +112,11 @@ def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs) 
     by_source = grouped(records, lambda record: record.source)
     lines += [_line(name, errors(group)) for name, group in sorted(by_source.items())] if len(by_source) > 1 else []
     if quantity == "time":
-        constant = baseline(records, runs.runs)
-        if constant:
-            lines.append(_line("one constant and the bubble", errors(constant)))
-        own = rescaled(records)
-        if own:
-            lines.append(_line("after one run of one's own", errors(own)))
+        others = {
+            "one constant and the bubble": baseline(records, runs.runs),
+            "after one run of one's own": rescaled(records),
+        }
+        lines += [_line(name, errors(group)) for name, group in others.items() if group]
     title = {"time": "Step time", "memory": "Peak memory"}[quantity]
     draw(target, columns, lines, title=title, strong=tuple(strong))
 

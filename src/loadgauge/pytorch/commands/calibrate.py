@@ -8,10 +8,11 @@ import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
 from loadgauge.core.text.show import BLOCKS
 from loadgauge.core.text.table import Lines
+from loadgauge.pytorch.commands.torch_options import calibrated
 
 
 @click.command("calibrate")
@@ -31,20 +32,11 @@ def command(device: str, gpu: str | None, output: str | None) -> Answer | None:
     loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
     torchrun --nproc-per-node 8 -m loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
     """
-    needs_torch("calibrate")
-    from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
-    from loadgauge.pytorch.measure.benchmarks import Saved, join_ranks
-    from loadgauge.pytorch.measure.calibrate import calibrate, text
-
-    if output is not None and not Path(output).resolve().parent.is_dir():
-        raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
-    with join_ranks(device) as rank:
-        path = None if output is None else Path(f"{output}.part{rank or ''}")
-        saved = Saved(path, device)
-        calibration = calibrate(device, None if gpu is None else find_gpu(gpu), saved=saved)
-        saved.done()
-    if rank:
+    calibration = calibrated("calibrate", device, None if gpu is None else find_gpu(gpu), output)
+    if calibration is None:
         return None
+    from loadgauge.pytorch.measure.calibrate import text
+
     if output is not None:
         Path(output).write_text(text(calibration), encoding="utf-8")
     lines = text(calibration).splitlines() if output is None else []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.base.units import flops, gib, in_gib
-from loadgauge.core.text.table import Column, Paper, console, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, plain, points
 from loadgauge.pytorch.record.allocations import any_layer
 from loadgauge.pytorch.text.capture import alive, by_phase
 
@@ -35,8 +34,7 @@ def traced(trace: Trace, viewer: str = "") -> Answer:
 
 def text(trace: Trace) -> str:
     """Return the text of `loadgauge trace`, without the last line break."""
-    traced(trace).text(console(out := io.StringIO()))
-    return out.getvalue().rstrip("\n")
+    return plain(traced(trace).text)
 
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgauge.core.base import gib, in_gib
+from loadgauge.core.base import gib, in_gib, sums
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.pytorch.why.answer import Diagnosis, OfError, estimated
 from loadgauge.pytorch.why.causes import NEEDS
@@ -76,18 +76,14 @@ def write_snapshot(answer: Diagnosis, target: Paper, *, brief: bool = False) -> 
     if brief:
         _changes(answer, target)
         return
-    merged: dict[str, tuple[int, int]] = {}
-    for holder in snapshot.holders:
-        nbytes, blocks = merged.get(holder.where, (0, 0))
-        merged[holder.where] = (nbytes + holder.nbytes, blocks + holder.blocks)
-    ordered = sorted(((nbytes, blocks, where) for where, (nbytes, blocks) in merged.items()), key=lambda row: -row[0])
+    held = sums((holder.where, holder.nbytes) for holder in snapshot.holders)
+    blocks = sums((holder.where, holder.blocks) for holder in snapshot.holders)
+    ordered = sorted(((nbytes, blocks[where], where) for where, nbytes in held.items()), key=lambda row: -row[0])
     rest = ordered[MOST_HOLDERS:]
-    lines = ordered[:MOST_HOLDERS]
-    if rest:
-        lines.append((sum(row[0] for row in rest), sum(row[1] for row in rest), f"{len(rest)} more"))
+    more = (sum(row[0] for row in rest), sum(row[1] for row in rest), f"{len(rest)} more")
     rows = [
-        [in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", where]
-        for nbytes, blocks, where in lines
+        [in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{count:,}", where]
+        for nbytes, count, where in [*ordered[:MOST_HOLDERS], *([more] if rest else [])]
     ]
     columns = [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)]
     draw(target, columns, rows, title="What was held at the peak, by line (--json: by stack)")

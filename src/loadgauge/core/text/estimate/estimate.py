@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+from functools import partial
 
 from loadgauge.core.answers.estimate import Estimated
 from loadgauge.core.base import Error, count, flops, gib, in_gib, seconds
@@ -18,7 +18,7 @@ from loadgauge.core.text.estimate import brief as short
 from loadgauge.core.text.estimate.padding import padding
 from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
 from loadgauge.core.text.estimate.step_time import headline, timing
-from loadgauge.core.text.table import Column, Paper, bar, console, draw, first_line, heading, points, show_command
+from loadgauge.core.text.table import Column, Paper, bar, draw, first_line, heading, plain, points, show_command
 from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
@@ -97,9 +97,7 @@ def _neither_said(target: Paper, setup: Setup) -> None:
 
 def text(given: Setup, result: Estimate) -> str:
     """Return what `loadgauge estimate` prints, at its default width and without colours."""
-    out = io.StringIO()
-    report(given, result, console(out))
-    return out.getvalue().rstrip("\n")
+    return plain(partial(report, given, result))
 
 
 def verdict(result: Estimate) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ from loadgauge.core.plan.space.axis_values import out_of_reach
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, Paper, console, draw, heading, points, show_command
+from loadgauge.core.text.table import Column, Paper, draw, heading, plain, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
 
 LEAST = ("net GB/s", "tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
@@ -33,9 +32,7 @@ LEAST = ("net GB/s", "tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 
 def text(plan: Plan) -> str:
     """Return what `loadgauge plan` prints for a plan, as lines of at most 110 characters."""
-    lines = StringIO()
-    show(console(lines, 110), plan)
-    return lines.getvalue().rstrip()
+    return plain(lambda target: show(target, plan), 110).rstrip()
 
 
 def write(answer: Planned, target: Paper, *, brief: bool = False) -> None:
@@ -167,29 +164,26 @@ def _of_file(own: Estimate, best: Estimate) -> str:
 
 def table(target: Paper, results: Sequence[Estimate], title: str, *, price: float | None = None) -> None:
     """Print layouts, one per row, without axes that none uses; a narrow terminal drops the columns in `LEAST`."""
-    every = [result.layout for result in results]
-    several = len({layout.gpus for layout in every}) > 1
-    cells: dict[str, list[str]] = {"#": [str(number) for number in range(1, len(every) + 1)]}
-    if several:
-        cells["GPUs"] = [f"{layout.gpus:,}" for layout in every]
+    every, memories = [result.layout for result in results], [result.memory for result in results]
     times = [result.time for result in results if result.time is not None]
-    cells["step"] = [seconds(time.step) for time in times]
-    cells["tok/s/GPU"] = [f"{time.tokens_per_second_per_gpu:,.0f}" for time in times]
-    cells["MFU"] = [f"{time.mfu:.1%}" for time in times]
-    cells["GiB"] = [in_gib(result.memory.total, 1) for result in results]
-    if any(carried(result) for result in results):
-        cells["net GB/s"] = [f"{carried(result) / 1e9:.3g}" for result in results]
-    if len({result.memory.verdict for result in results}) > 1:
-        cells["verdict"] = [WORDS[result.memory.verdict][0] for result in results]
-    if price is not None:
-        cells["cost/1B"] = [f"{cost_per_billion_tokens(price, result):,.2f}" for result in results]
-    for name in ("dp", *DEGREES, "zero"):
-        if any(getattr(layout, name) > int(name != "zero") for layout in every):
-            cells[name] = [_degree(layout, name) for layout in every]
-    cells["micro"] = [str(layout.micro_batch) for layout in every]
-    cells["recompute"] = [str(layout.recompute) for layout in every]
-    if any(layout.schedule not in ("1f1b", "interleaved") for layout in every):
-        cells["schedule"] = [layout.schedule if layout.pp > 1 else "" for layout in every]
+    degrees = [n for n in ("dp", *DEGREES, "zero") if any(getattr(layout, n) > int(n != "zero") for layout in every)]
+    own_schedule = any(layout.schedule not in ("1f1b", "interleaved") for layout in every)
+    cells: dict[str, list[str]] = {
+        "#": [str(number) for number in range(1, len(every) + 1)],
+        "GPUs": [f"{layout.gpus:,}" for layout in every] if len({layout.gpus for layout in every}) > 1 else [],
+        "step": [seconds(time.step) for time in times],
+        "tok/s/GPU": [f"{time.tokens_per_second_per_gpu:,.0f}" for time in times],
+        "MFU": [f"{time.mfu:.1%}" for time in times],
+        "GiB": [in_gib(memory.total, 1) for memory in memories],
+        "net GB/s": [f"{carried(result) / 1e9:.3g}" for result in results] if any(map(carried, results)) else [],
+        "verdict": [WORDS[one.verdict][0] for one in memories] if len({one.verdict for one in memories}) > 1 else [],
+        "cost/1B": [] if price is None else [f"{cost_per_billion_tokens(price, result):,.2f}" for result in results],
+        **{name: [_degree(layout, name) for layout in every] for name in degrees},
+        "micro": [str(layout.micro_batch) for layout in every],
+        "recompute": [str(layout.recompute) for layout in every],
+        "schedule": [layout.schedule if layout.pp > 1 else "" for layout in every] if own_schedule else [],
+    }
+    cells = {name: column for name, column in cells.items() if column}
     rank = {name: len(LEAST) - place for place, name in enumerate(LEAST)}
     columns = [
         Column(name, "left" if name in ("verdict", "recompute", "schedule") else "right", rank=rank.get(name, 0))
