@@ -110,15 +110,34 @@ def _answer(shown: list[Block], forms: list[dict[str, Any]]) -> Answer:
 
 SUBJECTS = {
     "A layer and a model (article 1)": (
-        "params", "active-params", "forward-flops", "backward-flops", "training-flops", "recompute-flops", "activations",
-        "model-params", "model-active-params", "model-flops", "gamma", "checkpoints", "kv-cache",
+        "params",
+        "active-params",
+        "forward-flops",
+        "backward-flops",
+        "training-flops",
+        "recompute-flops",
+        "activations",
+        "model-params",
+        "model-active-params",
+        "model-flops",
+        "gamma",
+        "checkpoints",
+        "kv-cache",
     ),
     "Model states (article 2)": ("states",),
     "A cluster (article 3)": (
-        "duration", "gpus", "utilisation", "amdahl", "bubble", "wire", "traffic", "collectives", "bandwidth",
+        "duration",
+        "gpus",
+        "utilisation",
+        "amdahl",
+        "bubble",
+        "wire",
+        "traffic",
+        "collectives",
+        "bandwidth",
     ),
     "Batches without padding (article 4)": ("padded-flash", "mask", "longest"),
-}  # fmt: skip
+}
 """Every quantity by its subject, and the article that has it."""
 _AXES = {name: AXES[name].symbol for name in STAGE_AXES}
 _OF_A_LAYER = frozenset({"layer", *STAGE_AXES, "sequence_parallel", "attention", "padding_free", "recompute"})
@@ -222,13 +241,15 @@ def _solved(forms: tuple[Equation, ...], letter: str, value: float | None) -> An
     having = complete or [form for form in forms if letter in form.legend][:1] or forms[:1]
     answers = [(form, solved(form, letter, value)) for form in having]
     shown = [
-        Lines([
-            f"{form.what}: {form.text} = {_worded(value, form.unit)}",
-            f"  {letter} = {number:,.6g}    {form.legend[letter]}",
-            "",
-        ])
+        Lines(
+            [
+                f"{form.what}: {form.text} = {_worded(value, form.unit)}",
+                f"  {letter} = {number:,.6g}    {form.legend[letter]}",
+                "",
+            ]
+        )
         for form, number in answers
-    ]  # fmt: skip
+    ]
     return _answer([*shown], [form.to_dict() | {"solved": {letter: number}} for form, number in answers])
 
 

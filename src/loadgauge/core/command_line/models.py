@@ -39,9 +39,12 @@ def command(words: tuple[str, ...], check: bool) -> Answer:
     if check:
         return _types(words)
     chosen = _with(
-        words, [model_row(model(name)) for name in models()], lambda row: f"{row['name']} {row['model_type']}",
-        "model in the catalogue", "models",
-    )  # fmt: skip
+        words,
+        [model_row(model(name)) for name in models()],
+        lambda row: f"{row['name']} {row['model_type']}",
+        "model in the catalogue",
+        "models",
+    )
     rows = [
         [row["name"], row["model_type"], count(row["params"]), *(_size(row[name]) for name in SIZES), row["source"]]
         for row in chosen
@@ -59,9 +62,7 @@ def command(words: tuple[str, ...], check: bool) -> Answer:
 def _types(words: tuple[str, ...]) -> Answer:
     """Return the model types of transformers, and what takes each."""
     survey = need("MODEL_SOURCES").survey()
-    rows = _with(
-        words, survey.world(), lambda one: f"{one.type} {one.cls} {one.road}", "model type", "models --check"
-    )  # fmt: skip
+    rows = _with(words, survey.world(), lambda one: f"{one.type} {one.cls} {one.road}", "model type", "models --check")
     here, known, roads = survey.installed(), survey.tried(), survey.counts(rows)
     with_ = f"transformers {here}" if here else "no transformers is installed; its types are those that were tried"
     notes = [

@@ -10,8 +10,12 @@ from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.evidence.articles.article import Checked
 
 COLUMNS = (
-    Column("quantity", wrap=True), Column("printed", "right"), Column("right", "right"), Column("unit"), Column(""),
-)  # fmt: skip
+    Column("quantity", wrap=True),
+    Column("printed", "right"),
+    Column("right", "right"),
+    Column("unit"),
+    Column(""),
+)
 AGREES = (
     "A value agrees to half a unit of the last digit that is printed (a whole one where digits were cut off); a count that is"
     " meant exactly, a bound and a range as they stand, or within the share beside them."

@@ -112,11 +112,16 @@ def _cells(target: Paper, rows: Sequence[Row], axes: Sequence[str]) -> None:
 
 
 FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "outcome": lambda word: WORDS[word][0], "memory_total": lambda nbytes: in_gib(nbytes, 1), "step": seconds,
+    "outcome": lambda word: WORDS[word][0],
+    "memory_total": lambda nbytes: in_gib(nbytes, 1),
+    "step": seconds,
     "mfu": "{:.1%}".format,
-    "missing": lambda nbytes: in_gib(nbytes, 1) if nbytes else "", "largest_activations": lambda nbytes: in_gib(nbytes, 2),
-    "tokens_per_second_per_gpu": "{:,.0f}".format, "days": "{:,.1f}".format, "cost": "{:,.0f}".format,
-}  # fmt: skip
+    "missing": lambda nbytes: in_gib(nbytes, 1) if nbytes else "",
+    "largest_activations": lambda nbytes: in_gib(nbytes, 2),
+    "tokens_per_second_per_gpu": "{:,.0f}".format,
+    "days": "{:,.1f}".format,
+    "cost": "{:,.0f}".format,
+}
 """How the columns of a cell are written."""
 
 
