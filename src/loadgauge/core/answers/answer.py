@@ -119,7 +119,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
         >>> from loadgauge.core.answers.why.reason import Reason
         >>> Reason(topic="tp", what="need", value=3.0, unit="s", basis="", rule="").headline()
-        'tp: need: 3 s (3.0 s)'
+        'tp: need: 3 s'
         """
         whole: str = load("loadgauge.core.text.table:plain")(functools.partial(self.text, brief=True), 10**6)
         return whole.strip().partition("\n")[0]
@@ -151,7 +151,7 @@ def described(form: str, key: str) -> str:
     """Return what the schema says of a key of a form, such as "memory.total"; empty for one that it does not describe.
 
     >>> described("trace.steps", "peak.phase"), described("gpus.catalogue", "gpus.tdp")
-    ('phase of the step', 'power')
+    ('forward, backward, optimizer step; empty before', 'thermal design power')
     """
     shapes = [_definitions()[form]]
     for part in key.split("."):

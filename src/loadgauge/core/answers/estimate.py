@@ -93,7 +93,7 @@ class Tried(NamedTuple):
 def neither_said(setup: Setup) -> Tried:
     """Estimate a large run with each micro-batch and kind of recomputation, where neither is said; nothing where one is.
 
-    >>> from loadgauge.core.resolve.resolve import resolve_job
+    >>> from loadgauge.core.definitions.job.job import Job
     >>> neither_said(resolve_job(Job("gpt2", gpu="l4"))).rows
     {}
     """
