@@ -143,32 +143,62 @@ def test_the_numbers_of_what_pytorch_does_are_the_same_in_every_form(
 
 MODELS = ("gpt2", "llama-3.2-1b", "llama-3.1-8b", "qwen3-0.6b", "qwen3-8b", "mistral-7b", "gemma-2-2b", "qwen2.5-7b")
 CARDS = ("h100", "l4", "a100-sxm4-80gb", "4090", "h200", "b200-sxm-180gb")
-PARTS = {"models llama": "models {word}", "gpus h100": "gpus {card}", "article 2": "article {number}"}
-DRAWN = [
-    kind for kind, (line, _) in KINDS.items() if line in PARTS or re.search(r"(estimate|plan|network|fleet) ", line)
-]
+OOM = (
+    "why 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {number}.50 GiB. GPU 0 has a total capacity of 79.11 GiB of"
+    " which {number}.25 GiB is free. Of the allocated memory 7{number}.00 GiB is allocated by PyTorch.'"
+)
+PARTS = {
+    "models llama": "models {word}",
+    "gpus h100": "gpus {card}",
+    "article 2": "article {number}",
+    "why examples/oom.txt": OOM,
+    "saved 'torch.nn.Sigmoid()(x)'": "saved '{function}'",
+}
+"""Lines without a model, with places for what is drawn."""
+EXPRESSIONS = (
+    "torch.sigmoid(x) * y",
+    "F.gelu(x)",
+    "nn.Linear(1024, 64)(x)",
+    "(x @ y).relu()",
+    "F.layer_norm(x, (1024,))",
+    "x.exp() + y",
+)
+ALIKE = {**KINDS, **OF_PYTORCH}
+DRAWN = [kind for kind, (line, _) in ALIKE.items() if line in PARTS or re.search(r"--gpu |--seq-len ", line)]
 
 
 def another(line: str, draw: Random) -> str:
     """A command line of the same kind: of another model, card, length and micro-batch."""
-    line = PARTS.get(line, line).format(
-        word=draw.choice(["llama", "qwen", "gemma", "deepseek", "gpt", "mistral", "phi", "olmo", "glm"]),
-        card=draw.choice(CARDS),
-        number=draw.randint(1, 4),
-    )
-    line = re.sub(rf"\b({'|'.join(map(re.escape, MODELS))})\b", lambda _: draw.choice(MODELS), line)
+    words = ["llama", "qwen", "gemma", "deepseek", "gpt", "mistral", "phi", "olmo", "glm"]
+    drawn = {
+        "word": draw.choice(words),
+        "card": draw.choice(CARDS),
+        "number": draw.randint(1, 4),
+        "function": draw.choice(EXPRESSIONS),
+    }
+    line = PARTS[line].format(**drawn) if line in PARTS else line
+    if "{tiny}" not in line:
+        line = re.sub(rf"\b({'|'.join(map(re.escape, MODELS))})\b", lambda _: draw.choice(MODELS), line)
     line = re.sub(r"--gpu \S+", lambda _: f"--gpu {draw.choice(CARDS)}", line)
+    short = {"512", "1024", "2048"}
     return re.sub(
-        r"--(seq-len|context|prompt-len) \d+", lambda match: f"--{match[1]} {draw.choice((512, 1024, 1536))}", line
+        r"--(seq-len|context|prompt-len) (\d+)",
+        lambda match: f"--{match[1]} {draw.choice((512, 1024, 1536) if match[2] in short else (16, 32, 48))}",
+        line,
     )
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWN)
-def test_ten_drawn_answers_of_each_kind_have_the_same_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (line, _), draw = KINDS[kind], Random(kind)
-    kept = [found for _ in range(10) for found in answers_of(another(line, draw), monkeypatch)]
+def test_ten_drawn_answers_of_each_kind_have_the_same_numbers(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if kind in OF_PYTORCH:
+        pytest.importorskip("torch")
+    (line, _), draw = ALIKE[kind], Random(kind)
+    lines = [written(another(line, draw), tmp_path) for _ in range(10)]
+    kept = [found for each in lines for found in answers_of(each, monkeypatch)]
     assert len(kept) > 4
     for answer in kept:
         agrees(answer, "", kind)
