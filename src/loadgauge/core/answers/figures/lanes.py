@@ -31,7 +31,7 @@ MEANING = {
     "optimizer": "optimizer update",
     "fixed": "fixed cost of a step",
 }
-"""What takes the seconds of a lane."""
+"""Words for the lanes: what takes their seconds."""
 
 
 def kind_of(timed: TimedOperation) -> str:

@@ -37,7 +37,7 @@ def key_reason(answer: Answer, key: str) -> Reason:
 
 
 def _names(entries: Sequence[Entry], key: str) -> list[str]:
-    """What each number is of: the rest of its key, and of the texts beside it those that tell it from the others."""
+    """Names of the numbers: the rest of its key, and of the texts beside it those that tell it from the others."""
     texts = {
         name: [entry.keys.get(name, "") for entry in entries] for name in {name: 0 for e in entries for name in e.keys}
     }
