@@ -25,6 +25,7 @@ from loadgauge.core.definitions.model.model import (
 )
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families import model, model_sources, model_types, models
+from loadgauge.core.text.show import How
 from loadgauge.pytorch.capture.requests.world import tried
 
 HERE = Path(__file__).parent
@@ -314,7 +315,8 @@ def equations_of(arguments: list[str]) -> tuple[Equation, ...]:
     >>> equations_of(["params", "--layer", "gpt"])[0].text
     '12*h**2 + 13*h'
     """
-    given = dict(command.make_context("equation", list(arguments)).params)
+    typed = command.make_context("equation", list(arguments)).params
+    given = {name: value for name, value in typed.items() if name not in How._fields}
     quantity = given.pop("quantity")
     return equations(quantity, **command_arguments(quantity, given))
 
