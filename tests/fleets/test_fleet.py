@@ -322,6 +322,13 @@ def test_the_planner_weighs_what_a_failing_host_takes_with_it(capsys) -> None:
     assert command([*words, "--fleet", "spares=0"]) == 2
 
 
+def test_a_run_that_says_no_layout_has_the_best_of_all(capsys) -> None:
+    """Bounds rule whole groups of layouts out, so that some batches of the search are empty."""
+    words = ["llama-3.2-1b", "--gpu", "h100", "--gpus", "64", "--tokens", "1B", "--runs", "5", "--json"]
+    assert command(["fleet", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["goodput"]["p50"] > 0.5
+
+
 def test_a_plan_asks_the_same_about_its_best_layout(capsys) -> None:
     words = [
         "llama-3.1-8b",

@@ -290,7 +290,8 @@ def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
         return found
     import numpy
 
-    rows, _, copies = numpy.unravel_index(batch.places, batch.grid.dims)
+    # Where bounds rule every layout of a batch out, its places are none, of no type.
+    rows, _, copies = numpy.unravel_index(numpy.asarray(batch.places, dtype=numpy.intp), batch.grid.dims)
     zero, pp = batch.structure.zero, batch.structure.pp
     group = batch.grid.rows["tp"][rows] * batch.grid.rows["cp"][rows] * pp
     if zero == 3 or (zero == 2 and case.training.framework.fully_shards):
