@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import processes
-from loadgauge.job_files.ideas import CPU, NOWHERE, RESHARDED, SHARDING, Dialect, Facts, Idea, Keys, row, saving
+from loadgauge.job_files.ideas import (
+    CPU,
+    NOWHERE,
+    RESHARDED,
+    SHARDING,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    reads,
+    row,
+    saving,
+)
 
 P, M, D, F = (
     "parallelism_config.parallelism_config_",
@@ -92,75 +104,94 @@ def _degrees() -> Idea:
     )
 
 
-def _engine() -> Idea:
-    version, strategy, reshard = f"{F}version", f"{F}sharding_strategy", f"{F}reshard_after_forward"
-    offload, again = f"{F}offload_params", f"{F}activation_checkpointing"
-    stage, param, state = (f"{D}{name}" for name in ("zero_stage", "offload_param_device", "offload_optimizer_device"))
-    distributed, what = f"{M}use_distributed_optimizer", f"{M}recompute_activations"
-    owned = (
-        "distributed_type",
-        version,
-        strategy,
-        reshard,
-        offload,
-        again,
-        stage,
-        param,
-        state,
-        distributed,
-        what,
+ENGINE_VERSION, ENGINE_STRATEGY, ENGINE_RESHARD = f"{F}version", f"{F}sharding_strategy", f"{F}reshard_after_forward"
+ENGINE_OFFLOAD, ENGINE_AGAIN = f"{F}offload_params", f"{F}activation_checkpointing"
+ENGINE_STAGE, ENGINE_PARAM, ENGINE_STATE = (
+    f"{D}{name}" for name in ("zero_stage", "offload_param_device", "offload_optimizer_device")
+)
+ENGINE_DISTRIBUTED, ENGINE_WHAT = f"{M}use_distributed_optimizer", f"{M}recompute_activations"
+ENGINE_OWNED = (
+    "distributed_type",
+    ENGINE_VERSION,
+    ENGINE_STRATEGY,
+    ENGINE_RESHARD,
+    ENGINE_OFFLOAD,
+    ENGINE_AGAIN,
+    ENGINE_STAGE,
+    ENGINE_PARAM,
+    ENGINE_STATE,
+    ENGINE_DISTRIBUTED,
+    ENGINE_WHAT,
+)
+
+
+def _of_fsdp(keys: Keys) -> Facts:
+    number = keys.whole(ENGINE_VERSION) or 1
+    if number == 2 and keys.has(ENGINE_STRATEGY):
+        raise keys.wrong(
+            ENGINE_STRATEGY, f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}"
+        )
+    zero = keys.choice(
+        ENGINE_STRATEGY if keys.has(ENGINE_STRATEGY) else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING
     )
+    zero = 3 if zero is None else zero
+    facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(ENGINE_OFFLOAD) else "none"}
+    word = str(keys.raw(ENGINE_STRATEGY) or keys.raw(ENGINE_RESHARD) or "").upper()
+    if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
+        # Sharded within a machine, and as many replicas as machines.
+        facts["replicas"] = keys.whole("num_machines") or 1
+    return facts | {"recompute": "full" if keys.flag(ENGINE_AGAIN) else None}
 
-    def of_fsdp(keys: Keys) -> Facts:
-        number = keys.whole(version) or 1
-        if number == 2 and keys.has(strategy):
-            raise keys.wrong(strategy, f"contradicts {keys.document.shown(version)} = 2, which has {reshard}")
-        zero = keys.choice(strategy if keys.has(strategy) else reshard, RESHARDED if number == 2 else SHARDING)
-        zero = 3 if zero is None else zero
-        facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(offload) else "none"}
-        word = str(keys.raw(strategy) or keys.raw(reshard) or "").upper()
-        if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
-            # Sharded within a machine, and as many replicas as machines.
-            facts["replicas"] = keys.whole("num_machines") or 1
-        return facts | {"recompute": "full" if keys.flag(again) else None}
 
-    def read(keys: Keys) -> Facts:
-        kind = _kind(keys)
-        if kind == "fsdp":
-            return of_fsdp(keys)
-        if kind == "deepspeed":
-            if keys.has(f"{D}deepspeed_config_file"):
-                return {"framework": "deepspeed"}
-            moved = "all" if keys.choice(param, SPELLED) else "optimizer" if keys.choice(state, SPELLED) else "none"
-            number = keys.whole(stage, minimum=0)
-            return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
-        if kind == "megatron":
-            full = "selective" if keys.flag(what) else "none"
-            return {"framework": "megatron", "zero": 1 if keys.flag(distributed) else 0, "recompute": full}
-        return {"framework": "huggingface", "zero": 0}
+def _engine_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    zero, moved, word = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("recompute") or "none"
+    framework = facts.get("framework")
+    values: dict[str, Any] = dict.fromkeys(ENGINE_OWNED)
+    if framework == "megatron":
+        return values | {
+            "distributed_type": "MEGATRON_LM",
+            ENGINE_DISTRIBUTED: zero > 0,
+            ENGINE_WHAT: word == "selective",
+        }
+    if framework == "deepspeed" or zero == 1 or moved == "optimizer":
+        spelled = {
+            ENGINE_PARAM: "cpu" if moved == "all" else "none",
+            ENGINE_STATE: "none" if moved == "none" else "cpu",
+        }
+        return values | {"distributed_type": "DEEPSPEED", ENGINE_STAGE: zero} | (spelled if zero else {})
+    if zero == 0:
+        return values | {"distributed_type": "MULTI_GPU" if (facts.get("gpus") or 1) > 1 else "NO"}
+    old = keys.has(ENGINE_VERSION, ENGINE_STRATEGY) and (keys.whole(ENGINE_VERSION) or 1) == 1
+    values |= {"distributed_type": "FSDP", ENGINE_OFFLOAD: moved == "all", ENGINE_AGAIN: word == "full"}
+    if old:
+        return values | {
+            ENGINE_VERSION: keys.whole(ENGINE_VERSION),
+            ENGINE_STRATEGY: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP",
+        }
+    return values | {ENGINE_VERSION: 2, ENGINE_RESHARD: zero == 3}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        zero, moved, word = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("recompute") or "none"
-        framework = facts.get("framework")
-        values: dict[str, Any] = dict.fromkeys(owned)
-        if framework == "megatron":
-            return values | {
-                "distributed_type": "MEGATRON_LM",
-                distributed: zero > 0,
-                what: word == "selective",
-            }
-        if framework == "deepspeed" or zero == 1 or moved == "optimizer":
-            spelled = {param: "cpu" if moved == "all" else "none", state: "none" if moved == "none" else "cpu"}
-            return values | {"distributed_type": "DEEPSPEED", stage: zero} | (spelled if zero else {})
-        if zero == 0:
-            return values | {"distributed_type": "MULTI_GPU" if (facts.get("gpus") or 1) > 1 else "NO"}
-        old = keys.has(version, strategy) and (keys.whole(version) or 1) == 1
-        values |= {"distributed_type": "FSDP", offload: moved == "all", again: word == "full"}
-        if old:
-            return values | {version: keys.whole(version), strategy: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP"}
-        return values | {version: 2, reshard: zero == 3}
 
-    return Idea(keys=owned, facts=("framework", "zero", "offload", "recompute", "replicas"), read=read, write=write)
+@reads(*ENGINE_OWNED, facts="framework zero offload recompute replicas", write=_engine_written)
+def _engine(keys: Keys) -> Facts:
+    kind = _kind(keys)
+    if kind == "fsdp":
+        return _of_fsdp(keys)
+    if kind == "deepspeed":
+        if keys.has(f"{D}deepspeed_config_file"):
+            return {"framework": "deepspeed"}
+        moved = (
+            "all"
+            if keys.choice(ENGINE_PARAM, SPELLED)
+            else "optimizer"
+            if keys.choice(ENGINE_STATE, SPELLED)
+            else "none"
+        )
+        number = keys.whole(ENGINE_STAGE, minimum=0)
+        return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
+    if kind == "megatron":
+        full = "selective" if keys.flag(ENGINE_WHAT) else "none"
+        return {"framework": "megatron", "zero": 1 if keys.flag(ENGINE_DISTRIBUTED) else 0, "recompute": full}
+    return {"framework": "huggingface", "zero": 0}
 
 
 def _accumulation() -> Idea:
@@ -192,7 +223,7 @@ ACCELERATE = Dialect(
     },
     ideas=(
         processes(argv=False),
-        _engine(),
+        _engine,
         _degrees(),
         _accumulation(),
         # DeepSpeed's configuration in a file of its own, which is read alongside this one.

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
-from loadgauge.job_files.ideas import CPU, NEAREST, NOWHERE, Dialect, Facts, Idea, Keys, degree, saving
+from loadgauge.job_files.ideas import CPU, NEAREST, NOWHERE, Dialect, Facts, Idea, Keys, Named, degree, reads, saving
 
 OPTIMIZERS = {
     "AdamW": "adamw", "Adam": "adamw", "CPUAdam": "adamw", "Lion": "lion", "Muon": "muon", "Adafactor": "adafactor",
@@ -177,28 +177,25 @@ def precision(prefix: str = "") -> Idea:
     return Idea(keys=(bf16, fp16, grads), facts=("precision",), read=read, write=write)
 
 
-def _optimizer() -> Idea:
-    kind, momentum = "optimizer.type", "optimizer.params.momentum"
+def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name = facts["optimizer"]
+    spelled = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())} | {"adamw": "AdamW"}
+    theirs = spelled.get(name.removesuffix("-momentum"))
+    if theirs is None:
+        return {}
+    return {at.kind: theirs, at.momentum: 0.9 if name == "sgd-momentum" else None}
 
-    def read(keys: Keys) -> Facts:
-        name = keys.choice(kind, OPTIMIZERS, NEAREST["optimizer"])
-        if more := COMPRESSED.get(str(keys.raw(kind)).lower()):
-            keys.note(
-                kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
-            )
-        if name == "sgd" and keys.real(momentum):
-            name = "sgd-momentum"
-        return {"optimizer": name}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts["optimizer"]
-        spelled = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())} | {"adamw": "AdamW"}
-        theirs = spelled.get(name.removesuffix("-momentum"))
-        if theirs is None:
-            return {}
-        return {kind: theirs, momentum: 0.9 if name == "sgd-momentum" else None}
-
-    return Idea(keys=(kind, momentum), facts=("optimizer",), read=read, write=write)
+@reads(facts="optimizer", write=_optimizer_written, kind="optimizer.type", momentum="optimizer.params.momentum")
+def _optimizer(keys: Keys, at: Named) -> Facts:
+    name = keys.choice(at.kind, OPTIMIZERS, NEAREST["optimizer"])
+    if more := COMPRESSED.get(str(keys.raw(at.kind)).lower()):
+        keys.note(
+            at.kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
+        )
+    if name == "sgd" and keys.real(at.momentum):
+        name = "sgd-momentum"
+    return {"optimizer": name}
 
 
 def context_parallel(key: str, *also: str) -> Idea:
@@ -236,7 +233,7 @@ DEEPSPEED = Dialect(
         zero(),
         engine(),
         precision(),
-        _optimizer(),
+        _optimizer,
         saving(switches=tuple(f"zero_optimization.{name}" for name in GATHERS)),
     ),
 )

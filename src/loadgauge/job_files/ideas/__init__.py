@@ -17,6 +17,7 @@ from loadgauge.job_files.ideas.facts import (
 )
 from loadgauge.job_files.ideas.lenses import (
     SAYABLE,
+    Named,
     Spelled,
     adapters,
     degree,
@@ -89,6 +90,7 @@ __all__ = [
     "Idea",
     "Keys",
     "Missing",
+    "Named",
     "Spelled",
     "Unknown",
     "adapted_layers",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, Read, Write, names_in, row
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import stored
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -51,13 +52,52 @@ def fixed(*keys: str, **facts: Any) -> Idea:
     return Idea(keys=keys, facts=tuple(facts), read=read)
 
 
-def reads(*keys: str, facts: str = "", write: Write = lambda facts, keys: {}) -> Callable[[Read], Idea]:
-    """Make a function that reads keys an idea. facts: those that it returns, by their names; write: nothing is, by default
+class Named(SimpleNamespace):
+    """The keys of an idea, by what its two functions call them; of several for one thing a tuple or a dict."""
+
+
+def reads(
+    *keys: str,
+    facts: str | tuple[str, ...] = "",
+    write: Callable[..., dict[str, Any]] = lambda facts, keys, at=None: {},
+    when: Test = lambda keys: True,
+    can: Mapping[str, tuple[Any, ...]] | None = None,
+    needs: str = "",
+    bases: tuple[str, ...] | None = None,
+    **named: Any,
+) -> Callable[[Callable[..., Facts]], Idea]:
+    """Make a function that reads keys an idea; where keys have names, it and `write` take them as a last argument.
+
+    facts: those that it returns, by their names; write: nothing is, by default; when: files of which it says something
+    can: values of facts that the tool has words for, without which nothing is written; needs: facts that must be there for it
+    bases: quantised bases that it has words for
+    named: a key, several, or an idea that is a part
 
     >>> reads("dtype", facts="precision")(lambda keys: {"precision": keys.word("dtype")}).facts
     ('precision',)
+    >>> reads(size="tp_size", also=("a", "b"), facts="tp")(lambda keys, at: {"tp": keys.whole(at.size)}).keys
+    ('tp_size', 'a', 'b')
     """
-    return lambda read: Idea(keys=keys, facts=names_in(facts), read=read, write=write)
+    at = (Named(**named),) if named else ()
+
+    def writes(values: Facts, document: Keys) -> dict[str, Any]:
+        there = all(values.get(name) is not None for name in names_in(needs))
+        fits = all(values.get(name) is None or values[name] in words for name, words in (can or {}).items())
+        return write(values, document, *at) if there and fits and (bases is None or sayable(values, bases)) else {}
+
+    return lambda read: Idea(
+        keys=tuple(dict.fromkeys((*keys, *_listed(list(named.values()))))),
+        facts=names_in(facts) if isinstance(facts, str) else facts,
+        read=lambda document: read(document, *at) if when(document) else {},
+        write=writes,
+    )
+
+
+def _listed(keys: Any) -> Iterator[str]:
+    """Every key in a value that `reads` takes."""
+    inner = keys.keys if isinstance(keys, Idea) else keys.values() if isinstance(keys, dict) else keys
+    for key in inner:
+        yield from (key,) if isinstance(key, str) else _listed(key)
 
 
 class Spelled(Keys):

@@ -44,7 +44,7 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
                 if not (value.isascii() and value.isdecimal()):
                     raise keys.wrong(given, f"{argument}={value}: must be a whole number")
                 ours = LOW_RANK[argument]
-                if int(value) != getattr(low, ours):
+                if low is not None and int(value) != getattr(low, ours):
                     options.append(f"{ours}={int(value)}")
         if low is not None and str(keys.raw(targets)).replace("_", "-") == "all-linear":
             options.append("head")

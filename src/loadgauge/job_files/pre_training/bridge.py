@@ -10,11 +10,20 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-import msgspec
-
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import MISSING, TRANSFORMER_ENGINE, Dialect, Document, Facts, Idea, Keys, reads, row
+from loadgauge.job_files.ideas import (
+    MISSING,
+    TRANSFORMER_ENGINE,
+    Dialect,
+    Document,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    reads,
+    row,
+)
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,
@@ -135,66 +144,72 @@ def _recipe(keys: Keys) -> Facts:
     return {}
 
 
-def _zero() -> Idea:
+ZERO_INNER = zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp")
+ZERO_SWITCHES = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
+
+
+def _zero_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    values, switch = ZERO_INNER.write(facts, keys), ZERO_SWITCHES[0]
+    return values | {switch: bool(values[switch])}
+
+
+@reads(*ZERO_INNER.keys, facts=ZERO_INNER.facts, write=_zero_written)
+def _zero(keys: Keys) -> Facts:
     """Megatron's, whose section a recipe that is not known may set."""
-    inner = zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp")
-    switches = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
-
-    def read(keys: Keys) -> Facts:
-        stated = keys.has(*switches) or keys.flag("dist.use_megatron_fsdp")
-        return inner.read(keys) if stated else {}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values, switch = inner.write(facts, keys), switches[0]
-        return values | {switch: bool(values[switch])}
-
-    return msgspec.structs.replace(inner, read=read, write=write)
+    stated = keys.has(*ZERO_SWITCHES) or keys.flag("dist.use_megatron_fsdp")
+    return ZERO_INNER.read(keys) if stated else {}
 
 
-def _lora() -> Idea:
-    rank, modules = "peft.dim", "peft.target_modules"
-
-    def read(keys: Keys) -> Facts:
-        if not keys.has(rank, modules, "peft._target_"):
-            return {"lora_rank": 0}
-        if (kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"):
-            keys.note(
-                "peft._target_",
-                "has adapters of another kind, counted as LoRA's",
-                parts="gradients optimizer activations",
-            )
-        chosen = keys.words(modules) or list(TARGETS)
-        mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
-        if mixers:  # of Mamba's layers
-            shown = keys.document.shown(modules)
-            note = f"{shown}: adapters of Mamba's layers are not counted"
-            keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
-            chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
-        if any(name not in TARGETS for name in chosen):
-            raise keys.wrong(modules, f"read: {', '.join(TARGETS)}")
-        return {"lora_rank": keys.whole(rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not facts.get("lora_rank"):
-            return {rank: None, modules: None, "peft._target_": None}
-        return {
-            "peft._target_": "megatron.bridge.peft.lora.LoRA",
-            rank: facts["lora_rank"],
-            modules: groups(facts.get("lora_targets") or "all"),
-        }
-
-    return Idea(keys=(rank, modules, "peft._target_"), facts=("lora_rank", "lora_targets"), read=read, write=write)
+def _lora_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not facts.get("lora_rank"):
+        return {at.rank: None, at.modules: None, "peft._target_": None}
+    return {
+        "peft._target_": "megatron.bridge.peft.lora.LoRA",
+        at.rank: facts["lora_rank"],
+        at.modules: groups(facts.get("lora_targets") or "all"),
+    }
 
 
-def _length() -> Idea:
+@reads(
+    facts="lora_rank lora_targets",
+    write=_lora_written,
+    rank="peft.dim",
+    modules="peft.target_modules",
+    also=("peft._target_",),
+)
+def _lora(keys: Keys, at: Named) -> Facts:
+    if not keys.has(at.rank, at.modules, "peft._target_"):
+        return {"lora_rank": 0}
+    if (kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"):
+        keys.note(
+            "peft._target_",
+            "has adapters of another kind, counted as LoRA's",
+            parts="gradients optimizer activations",
+        )
+    chosen = keys.words(at.modules) or list(TARGETS)
+    mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
+    if mixers:  # of Mamba's layers
+        shown = keys.document.shown(at.modules)
+        note = f"{shown}: adapters of Mamba's layers are not counted"
+        keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
+        chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
+    if any(name not in TARGETS for name in chosen):
+        raise keys.wrong(at.modules, f"read: {', '.join(TARGETS)}")
+    return {"lora_rank": keys.whole(at.rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
+
+
+LENGTH_PLAIN = row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length")
+
+
+@reads(*LENGTH_PLAIN.keys, facts="seq_len", write=LENGTH_PLAIN.write)
+def _length(keys: Keys) -> Facts:
     """The sequence: the dataset's, else the model's, which a recipe's dataset follows."""
-    plain = row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length")
-
-    def read(keys: Keys) -> Facts:
-        own = [key for key in plain.keys if keys.document.get(key) is not MISSING and key in keys.document.names()]
-        return {"seq_len": keys.whole((own or [next((key for key in plain.keys if keys.has(key)), plain.keys[0])])[0])}
-
-    return Idea(keys=plain.keys, facts=("seq_len",), read=read, write=plain.write)
+    own = [key for key in LENGTH_PLAIN.keys if keys.document.get(key) is not MISSING and key in keys.document.names()]
+    return {
+        "seq_len": keys.whole(
+            (own or [next((key for key in LENGTH_PLAIN.keys if keys.has(key)), LENGTH_PLAIN.keys[0])])[0]
+        )
+    }
 
 
 def _model() -> Idea:
@@ -234,16 +249,16 @@ BRIDGE = Dialect(
             "model.expert_model_parallel_size", "model.expert_tensor_parallel_size",
             "model.tensor_model_parallel_size", "model.num_moe_experts",
         ),
-        _zero(),
+        _zero,
         recompute("model."),
         row("micro_batch", "train.micro_batch_size"),
         row("global_batch", "train.global_batch_size"),
-        _length(),
+        _length,
         row("precision", "mixed_precision", words=RECIPES),
         row("optimizer", "optimizer.optimizer", words={"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "lion": "lion"}),
         row("attention", "model.attention_backend", words=TRANSFORMER_ENGINE),
         offload("optimizer.", share=1.0),
-        _lora(),
+        _lora,
         loss("model."),
         _model(),
     ),

@@ -6,12 +6,13 @@ from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import MISSING, Facts, Idea, Keys, engine, fixed, names_in, row
+from loadgauge.job_files.ideas import MISSING, Facts, Idea, Keys, engine, fixed, names_in, reads, row
 
 P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
 V = f"{G}vllm_cfg."
 ALGORITHMS = ("ppo", "grpo", "dpo", "sft", "rm", "distillation")
 """Sections, of which a recipe has one."""
+CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
 BACKENDS = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
 """Engines that generate; those beside vLLM and SGLang are counted as vLLM, and the answer says so."""
 
@@ -85,40 +86,37 @@ def _asleep(keys: Keys) -> bool:
     return keys.flag(f"{G}colocated.enabled") is not False
 
 
-def rollout() -> Idea:
+ROLLOUT_BACKEND, ROLLOUT_PLAIN = f"{G}backend", Engine.parse("vllm")
+ROLLOUT_INNER = engine(
+    "vllm",
+    row("tp", f"{V}tensor_parallel_size", default=1),
+    row("pp", f"{V}pipeline_parallel_size", default=1),
+    row("ep", f"{V}expert_parallel_size", default=1),
+    row("max_num_seqs", f"{G}vllm_kwargs.max_num_seqs", quiet=ROLLOUT_PLAIN.max_num_seqs),
+    row("max_batched_tokens", f"{G}vllm_kwargs.max_num_batched_tokens", quiet=ROLLOUT_PLAIN.max_batched_tokens),
+    row("utilization", f"{V}gpu_memory_utilization", kind="real", default=0.6),
+    row("graphs", f"{V}enforce_eager", words={"true": False, "false": True}, default=True),
+    row("context", f"{V}max_model_len"),
+    row("prefix", f"{V}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
+    row("weights", f"{V}precision", words={"bfloat16": "bf16", "fp8": "fp8", "float16": "bf16"}, default="bf16"),
+    row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16"),
+    fixed(sleep=lambda keys: int(_asleep(keys))),
+    Idea(keys=(), facts=(), read=_of_others),
+    test=generates,
+)
+
+
+def _rollout_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    values = ROLLOUT_INNER.write(facts, keys)
+    return {**values, ROLLOUT_BACKEND: "vllm"} if values and keys.has(ROLLOUT_BACKEND) else values
+
+
+@reads(*ROLLOUT_INNER.keys, facts="rollout rollout_offload", write=_rollout_written)
+def rollout(keys: Keys) -> Facts:
     """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
     (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
-    backend, plain = f"{G}backend", Engine.parse("vllm")
-    inner = engine(
-        "vllm",
-        row("tp", f"{V}tensor_parallel_size", default=1),
-        row("pp", f"{V}pipeline_parallel_size", default=1),
-        row("ep", f"{V}expert_parallel_size", default=1),
-        row("max_num_seqs", f"{G}vllm_kwargs.max_num_seqs", quiet=plain.max_num_seqs),
-        row("max_batched_tokens", f"{G}vllm_kwargs.max_num_batched_tokens", quiet=plain.max_batched_tokens),
-        row("utilization", f"{V}gpu_memory_utilization", kind="real", default=0.6),
-        row("graphs", f"{V}enforce_eager", words={"true": False, "false": True}, default=True),
-        row("context", f"{V}max_model_len"),
-        row("prefix", f"{V}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
-        row("weights", f"{V}precision", words={"bfloat16": "bf16", "fp8": "fp8", "float16": "bf16"}, default="bf16"),
-        row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16"),
-        fixed(sleep=lambda keys: int(_asleep(keys))),
-        Idea(keys=(), facts=(), read=_of_others),
-        test=generates,
-    )
-
-    def read(keys: Keys) -> Facts:
-        moved = {"rollout_offload": "all" if generates(keys) and _asleep(keys) else None}
-        if not generates(keys) or backend_of(keys) != "sglang":
-            return inner.read(keys) | moved
-        text = ",".join(f"{name}={value}" for name, value in _of_sglang(keys, _asleep(keys)).items())
-        return {"rollout": Engine.parse(f"sglang:{text}").text()} | moved
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = inner.write(facts, keys)
-        return {**values, backend: "vllm"} if values and keys.has(backend) else values
-
-    return Idea(keys=inner.keys, facts=("rollout", "rollout_offload"), read=read, write=write)
-
-
-CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
+    moved = {"rollout_offload": "all" if generates(keys) and _asleep(keys) else None}
+    if not generates(keys) or backend_of(keys) != "sglang":
+        return ROLLOUT_INNER.read(keys) | moved
+    text = ",".join(f"{name}={value}" for name, value in _of_sglang(keys, _asleep(keys)).items())
+    return {"rollout": Engine.parse(f"sglang:{text}").text()} | moved

@@ -20,6 +20,7 @@ from loadgauge.job_files.ideas import (
     Facts,
     Idea,
     Keys,
+    Named,
     adapters,
     fixed,
     layers,
@@ -226,77 +227,85 @@ KINDS = {"ppo": "gae", "rloo": "rloo", "grpo": "group_norm", "dapo": "group_norm
 """The estimator that a new file has for a task."""
 
 
-def _task() -> Idea:
+TASK_REMOTE = SCRIPTED[0]
+
+
+def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
+    task = ESTIMATORS[_estimator(keys)]
+    if task == "grpo" and keys.choice(at.actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo":
+        task = "gspo"
+    score, value = _rewards(keys), keys.word(at.critic)
+    if score is not None and "," in score:
+        raise keys.wrong(at.reward, "several reward models are not read; one is")
+    value = value or score or own
+    moved, beside = [keys.flag(name) for name in (at.frozen, at.scored)], not _off(keys)
+    there = [flag for flag, each in zip(moved, (beside, score is not None), strict=True) if each]
+    if len({bool(flag) for flag in there}) > 1:
+        raise keys.wrong(at.frozen, "is read where reference and reward model are both on the host, or neither")
+    return {
+        "task": task,
+        "reference": "model" if beside else "none",
+        "reward_model": score,
+        "critic": value if task == "ppo" and value != own else None,
+        "frozen_offload": any(there) or None,
+    }
+
+
+def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    task, trainer, away = facts.get("task"), trainer_of(keys), bool(facts.get("frozen_offload"))
+    if trainer in ("dpo", "kto"):
+        return {at.ipo: task == "ipo" or (False if keys.has(at.ipo) else None), at.frozen: away}
+    if trainer == "kd":
+        return {at.teacher: facts.get("teacher"), at.hidden: away}
+    if trainer != "ppo_ray" or task not in KINDS:
+        return {}
+    kind, present, score = KINDS[task], keys.word(at.estimator), facts.get("reward_model")
+    script = keys.word(TASK_REMOTE) or (None if keys.has(*SCRIPTED) else "reward_func.py")
+    return {
+        at.estimator: present if present and ESTIMATORS.get(present) == ESTIMATORS[kind] else kind,
+        at.kl: (keys.real(at.kl) or 0.01) if refers(facts) else 0,
+        at.reward: score,
+        at.critic: facts.get("critic") or (facts.get("model") if score and task == "ppo" else None),
+        TASK_REMOTE: None if score else script,
+        at.frozen: away and refers(facts),
+        at.scored: away and score is not None,
+        at.actor_loss: "gspo" if task == "gspo" else None,
+    }
+
+
+@reads(
+    facts="task reference reward_model critic teacher frozen_offload",
+    write=_task_written,
+    kl="algo.kl.init_coef",
+    estimator="algo.advantage.estimator",
+    reward="reward.model_name_or_path",
+    also=SCRIPTED,
+    critic="critic.model_name_or_path",
+    frozen="ref.offload",
+    scored="reward.offload",
+    base="ref.model_name_or_path",
+    ipo="model.ipo_enable",
+    actor_loss="actor.policy_loss_type",
+    teacher="teacher_model",
+    hidden="teacher_offload",
+)
+def _task(keys: Keys, at: Named) -> Facts:
     """The task by the program; PPO's by its estimator of advantages, and the models beside the actor."""
-    kl, estimator, reward = "algo.kl.init_coef", "algo.advantage.estimator", "reward.model_name_or_path"
-    remote, critic = SCRIPTED[0], "critic.model_name_or_path"
-    frozen, scored, base, ipo = "ref.offload", "reward.offload", "ref.model_name_or_path", "model.ipo_enable"
-    teacher, hidden, actor_loss = "teacher_model", "teacher_offload", "actor.policy_loss_type"
-
-    def read(keys: Keys) -> Facts:
-        trainer = trainer_of(keys)
-        if trainer not in TRAINERS:
-            raise keys.wrong("model", f"train_{trainer} is not read (read: {', '.join(TRAINERS)})")
-        own = keys.word("model")
-        if trainer == "ppo_ray":
-            return _of_answers(keys, own)
-        if trainer in ("dpo", "kto"):
-            if keys.word(base) not in (None, own):
-                raise keys.wrong(base, "is read where it is the model that is trained")
-            task = "ipo" if trainer == "dpo" and keys.flag(ipo) else trainer
-            # A reference is loaded whole, beside adapters too.
-            return {"task": task, "reference": "model", "frozen_offload": keys.flag(frozen) or None}
-        if trainer == "kd":
-            return {"task": "gkd", "teacher": keys.word(teacher), "frozen_offload": keys.flag(hidden) or None}
-        return {"task": TRAINERS[trainer] or None}
-
-    def _of_answers(keys: Keys, own: str | None) -> Facts:
-        task = ESTIMATORS[_estimator(keys)]
-        if task == "grpo" and keys.choice(actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo":
-            task = "gspo"
-        score, value = _rewards(keys), keys.word(critic)
-        if score is not None and "," in score:
-            raise keys.wrong(reward, "several reward models are not read; one is")
-        value = value or score or own
-        moved, beside = [keys.flag(name) for name in (frozen, scored)], not _off(keys)
-        there = [flag for flag, each in zip(moved, (beside, score is not None), strict=True) if each]
-        if len({bool(flag) for flag in there}) > 1:
-            raise keys.wrong(frozen, "is read where reference and reward model are both on the host, or neither")
-        return {
-            "task": task,
-            "reference": "model" if beside else "none",
-            "reward_model": score,
-            "critic": value if task == "ppo" and value != own else None,
-            "frozen_offload": any(there) or None,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task, trainer, away = facts.get("task"), trainer_of(keys), bool(facts.get("frozen_offload"))
-        if trainer in ("dpo", "kto"):
-            return {ipo: task == "ipo" or (False if keys.has(ipo) else None), frozen: away}
-        if trainer == "kd":
-            return {teacher: facts.get("teacher"), hidden: away}
-        if trainer != "ppo_ray" or task not in KINDS:
-            return {}
-        kind, present, score = KINDS[task], keys.word(estimator), facts.get("reward_model")
-        script = keys.word(remote) or (None if keys.has(*SCRIPTED) else "reward_func.py")
-        return {
-            estimator: present if present and ESTIMATORS.get(present) == ESTIMATORS[kind] else kind,
-            kl: (keys.real(kl) or 0.01) if refers(facts) else 0,
-            reward: score,
-            critic: facts.get("critic") or (facts.get("model") if score and task == "ppo" else None),
-            remote: None if score else script,
-            frozen: away and refers(facts),
-            scored: away and score is not None,
-            actor_loss: "gspo" if task == "gspo" else None,
-        }
-
-    return Idea(
-        keys=(kl, estimator, reward, *SCRIPTED, critic, frozen, scored, base, ipo, actor_loss, teacher, hidden),
-        facts=names_in("task reference reward_model critic teacher frozen_offload"),
-        read=read,
-        write=write,
-    )
+    trainer = trainer_of(keys)
+    if trainer not in TRAINERS:
+        raise keys.wrong("model", f"train_{trainer} is not read (read: {', '.join(TRAINERS)})")
+    own = keys.word("model")
+    if trainer == "ppo_ray":
+        return _of_answers(keys, own, at)
+    if trainer in ("dpo", "kto"):
+        if keys.word(at.base) not in (None, own):
+            raise keys.wrong(at.base, "is read where it is the model that is trained")
+        task = "ipo" if trainer == "dpo" and keys.flag(at.ipo) else trainer
+        # A reference is loaded whole, beside adapters too.
+        return {"task": task, "reference": "model", "frozen_offload": keys.flag(at.frozen) or None}
+    if trainer == "kd":
+        return {"task": "gkd", "teacher": keys.word(at.teacher), "frozen_offload": keys.flag(at.hidden) or None}
+    return {"task": TRAINERS[trainer] or None}
 
 
 def _sleeps(keys: Keys) -> bool:
@@ -345,36 +354,38 @@ def _longest(keys: Keys) -> int:
     return keys.whole("data.max_len") or usual
 
 
-def _lengths() -> Idea:
+def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not _generates(keys):
+        return {at.longest: facts["seq_len"]} if facts.get("seq_len") else {}
+    length, first = str(facts.get("answers") or ""), facts.get("prompt_len")
+    if not length.isdecimal() or first is None:
+        return {}
+    if keys.has(at.prompt, at.older):
+        return {at.prompt: first, at.older: int(length)}
+    return {at.longest: first + int(length), at.answer: int(length)}
+
+
+@reads(
+    facts="seq_len prompt_len answers",
+    write=_lengths_written,
+    longest="data.max_len",
+    answer="rollout.max_new_tokens",
+    prompt="prompt_max_len",
+    older="generate_max_len",
+)
+def _lengths(keys: Keys, at: Named) -> Facts:
     """A sequence has `max_len` tokens, the prompt among them; where nothing says how long an answer is, half of them."""
-    longest, answer, prompt, older = "data.max_len", "rollout.max_new_tokens", "prompt_max_len", "generate_max_len"
-
-    def read(keys: Keys) -> Facts:
-        whole = _longest(keys)
-        if not _generates(keys):
-            return {"seq_len": whole}
-        stated = keys.whole(older) if keys.has(prompt, older) else keys.whole(answer)
-        if stated is not None and stated >= whole:
-            raise keys.wrong(
-                older if keys.has(older) else answer,
-                f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
-            )
-        each = stated or (1024 if keys.has(prompt, older) else whole // 2)
-        return {"prompt_len": whole - each, "answers": str(each)}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not _generates(keys):
-            return {longest: facts["seq_len"]} if facts.get("seq_len") else {}
-        length, first = str(facts.get("answers") or ""), facts.get("prompt_len")
-        if not length.isdecimal() or first is None:
-            return {}
-        if keys.has(prompt, older):
-            return {prompt: first, older: int(length)}
-        return {longest: first + int(length), answer: int(length)}
-
-    return Idea(
-        keys=(longest, answer, prompt, older), facts=names_in("seq_len prompt_len answers"), read=read, write=write
-    )
+    whole = _longest(keys)
+    if not _generates(keys):
+        return {"seq_len": whole}
+    stated = keys.whole(at.older) if keys.has(at.prompt, at.older) else keys.whole(at.answer)
+    if stated is not None and stated >= whole:
+        raise keys.wrong(
+            at.older if keys.has(at.older) else at.answer,
+            f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
+        )
+    each = stated or (1024 if keys.has(at.prompt, at.older) else whole // 2)
+    return {"prompt_len": whole - each, "answers": str(each)}
 
 
 WHOLE, MICRO, SCORED = "train.batch_size", "train.micro_batch_size", "rollout.micro_batch_size"
@@ -396,79 +407,85 @@ def _filled(keys: Keys, tokens: int, batch: int) -> int:
     return min((rows for rows in range(1, own + 1) if own % rows == 0), key=lambda rows: abs(rows - fits))
 
 
-def _batch() -> Idea:
+BATCH_ALWAYS = product(row("global_batch", WHOLE, default=128), row("micro_batch", MICRO, default=_usual))
+BATCH_GENERATED = product(
+    row("prompts", "rollout.batch_size", default=1024),
+    row("samples", "rollout.n_samples_per_prompt", default=1),
+    row("epochs", "train.max_epochs", default=1),
+    row("logprob_batch", SCORED, default=lambda keys: 8 if at(keys, SCORED) == OLD[SCORED] else 1),
+)
+BATCH_OWNED = dict.fromkeys(
+    (*BATCH_GENERATED.keys[:2], WHOLE, *BATCH_GENERATED.keys[2:3], MICRO, SCORED, DYNAMIC, MOST, SCORED_MOST)
+)
+
+
+def _batch_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    values: dict[str, Any] = {MICRO: facts.get("micro_batch") or 1}
+    if facts.get("global_batch"):
+        values[WHOLE] = facts["global_batch"]
+    if not _generates(keys):
+        return values
+    if keys.flag(DYNAMIC) is not None:
+        values |= {DYNAMIC: False, MOST: None, SCORED_MOST: None}
+    if not facts.get("global_batch") and facts.get("prompts"):
+        values[WHOLE] = facts["prompts"] * (facts.get("samples") or 1)
+    return values | BATCH_GENERATED.write(facts, keys)
+
+
+@reads(*tuple(BATCH_OWNED), facts=(*BATCH_ALWAYS.facts, *BATCH_GENERATED.facts, "logprob_tokens"), write=_batch_written)
+def _batch(keys: Keys) -> Facts:
     """Prompts of a step, sequences of an update and of a pass; with a dynamic batch as many as fill a number of tokens."""
-    always = product(row("global_batch", WHOLE, default=128), row("micro_batch", MICRO, default=_usual))
-    generated = product(
-        row("prompts", "rollout.batch_size", default=1024),
-        row("samples", "rollout.n_samples_per_prompt", default=1),
-        row("epochs", "train.max_epochs", default=1),
-        row("logprob_batch", SCORED, default=lambda keys: 8 if at(keys, SCORED) == OLD[SCORED] else 1),
-    )
-
-    def read(keys: Keys) -> Facts:
-        facts = always.read(keys)
-        if not _generates(keys):
-            return facts
-        facts |= generated.read(keys)
-        if keys.flag(DYNAMIC):
-            tokens = keys.whole(MOST) or 16_192
-            # At least one sequence is in a micro-batch, however long it is.
-            facts |= {"micro_batch": _filled(keys, tokens, facts["global_batch"]), "logprob_batch": None}
-            # A sequence that is longer makes a micro-batch of its own.
-            facts["logprob_tokens"] = max(keys.whole(SCORED_MOST) or tokens, _longest(keys))
+    facts = BATCH_ALWAYS.read(keys)
+    if not _generates(keys):
         return facts
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values: dict[str, Any] = {MICRO: facts.get("micro_batch") or 1}
-        if facts.get("global_batch"):
-            values[WHOLE] = facts["global_batch"]
-        if not _generates(keys):
-            return values
-        if keys.flag(DYNAMIC) is not None:
-            values |= {DYNAMIC: False, MOST: None, SCORED_MOST: None}
-        if not facts.get("global_batch") and facts.get("prompts"):
-            values[WHOLE] = facts["prompts"] * (facts.get("samples") or 1)
-        return values | generated.write(facts, keys)
-
-    owned = dict.fromkeys((*generated.keys[:2], WHOLE, *generated.keys[2:3], MICRO, SCORED, DYNAMIC, MOST, SCORED_MOST))
-    return Idea(keys=tuple(owned), facts=(*always.facts, *generated.facts, "logprob_tokens"), read=read, write=write)
+    facts |= BATCH_GENERATED.read(keys)
+    if keys.flag(DYNAMIC):
+        tokens = keys.whole(MOST) or 16_192
+        # At least one sequence is in a micro-batch, however long it is.
+        facts |= {"micro_batch": _filled(keys, tokens, facts["global_batch"]), "logprob_batch": None}
+        # A sequence that is longer makes a micro-batch of its own.
+        facts["logprob_tokens"] = max(keys.whole(SCORED_MOST) or tokens, _longest(keys))
+    return facts
 
 
-def _deepspeed() -> Idea:
+DEEPSPEED_STAGE = "ds.zero_stage"
+DEEPSPEED_INNER = product(
+    row("zero", DEEPSPEED_STAGE, minimum=0, default=2),
+    row("offload", "ds.adam_offload", words={"true": "optimizer", "false": "none"}, default="none"),
+    row("tp", "ds.tensor_parallel_size", default=1, quiet=1),
+    row("cp", "ds.ring_attn_size", default=1, quiet=1),
+    row("precision", "ds.param_dtype", words={"bf16": "bf16", "fp16": "fp16"}, default="bf16"),
+)
+
+
+def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    wide = (facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1)
+    name, out = (facts.get("precision") or "bf16")[:4], facts.get("offload") or "none"
+    if wide or out == "all" or name not in ("bf16", "fp16"):
+        return {}
+    wanted = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
+    packed = {"ds.packing_samples": True} if (facts.get("cp") or 1) > 1 else {}
+    hidden = {at.overlap: "dp" in facts["overlap"].split(",")} if facts.get("overlap") else {}
+    return DEEPSPEED_INNER.write(wanted, keys) | packed | hidden
+
+
+@reads(
+    *DEEPSPEED_INNER.keys,
+    facts="framework zero offload tp cp cp_comm precision overlap",
+    write=_deepspeed_written,
+    overlap="ds.overlap_comm",
+    also=(
+        "ds.packing_samples",
+        "bf16",
+    ),
+)
+def _deepspeed(keys: Keys, at: Named) -> Facts:
     """DeepSpeed: the ZeRO stage, the optimizer's states on the host, tensor parallelism, ring attention, and 16 bits."""
-    stage, overlap = "ds.zero_stage", "ds.overlap_comm"
-    inner = product(
-        row("zero", stage, minimum=0, default=2),
-        row("offload", "ds.adam_offload", words={"true": "optimizer", "false": "none"}, default="none"),
-        row("tp", "ds.tensor_parallel_size", default=1, quiet=1),
-        row("cp", "ds.ring_attn_size", default=1, quiet=1),
-        row("precision", "ds.param_dtype", words={"bf16": "bf16", "fp16": "fp16"}, default="bf16"),
-    )
-
-    def read(keys: Keys) -> Facts:
-        facts = {"framework": "deepspeed", **inner.read(keys)}
-        if facts["zero"] > 3:
-            raise keys.wrong(stage, f"must be 0, 1, 2 or 3, got {facts['zero']}")
-        beside = {"overlap": "cp,dp,pp,prefetch" if keys.flag(overlap) else None}
-        return facts | {"cp_comm": "ring" if facts["cp"] > 1 else None} | beside
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wide = (facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1)
-        name, out = (facts.get("precision") or "bf16")[:4], facts.get("offload") or "none"
-        if wide or out == "all" or name not in ("bf16", "fp16"):
-            return {}
-        wanted = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
-        packed = {"ds.packing_samples": True} if (facts.get("cp") or 1) > 1 else {}
-        hidden = {overlap: "dp" in facts["overlap"].split(",")} if facts.get("overlap") else {}
-        return inner.write(wanted, keys) | packed | hidden
-
-    return Idea(
-        keys=(*inner.keys, overlap, "ds.packing_samples", "bf16"),
-        facts=names_in("framework zero offload tp cp cp_comm precision overlap"),
-        read=read,
-        write=write,
-    )
+    facts = {"framework": "deepspeed", **DEEPSPEED_INNER.read(keys)}
+    if facts["zero"] > 3:
+        raise keys.wrong(DEEPSPEED_STAGE, f"must be 0, 1, 2 or 3, got {facts['zero']}")
+    beside = {"overlap": "cp,dp,pp,prefetch" if keys.flag(at.overlap) else None}
+    return facts | {"cp_comm": "ring" if facts["cp"] > 1 else None} | beside
 
 
 RANK, FOUR = "ds.lora.rank", "ds.load_in_4bit"
@@ -521,27 +538,32 @@ def _kernels() -> Idea:
     return msgspec.structs.replace(inner, write=write)
 
 
-def _optimizer() -> Idea:
-    kind, of_critic = "actor.optim", "critic.optim"
-    sorts = {"adam": "adamw", "muon": "muon"}
+OPTIMIZER_KIND = "actor.optim"
+OPTIMIZER_SORTS = {"adam": "adamw", "muon": "muon"}
 
-    def named(keys: Keys) -> str:
-        return kind if _generates(keys) else OLD[kind]
 
-    def read(keys: Keys) -> Facts:
-        own = keys.choice(named(keys), sorts) or "adamw"
-        if _generates(keys) and _estimator(keys) == "gae" and (keys.choice(of_critic, sorts) or "adamw") != own:
-            raise keys.wrong(of_critic, "is read where it is the actor's")
-        return {"optimizer": own}
+def _named(keys: Keys) -> str:
+    return OPTIMIZER_KIND if _generates(keys) else OLD[OPTIMIZER_KIND]
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["optimizer"].partition("-")[0]
-        if wanted not in sorts.values():
-            return {}
-        word = "muon" if wanted == "muon" else "adam" if keys.has(named(keys)) else None
-        return {named(keys): word, of_critic: word if _generates(keys) else None}
 
-    return Idea(keys=(kind, OLD[kind], of_critic), facts=("optimizer",), read=read, write=write)
+def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    wanted = facts["optimizer"].partition("-")[0]
+    if wanted not in OPTIMIZER_SORTS.values():
+        return {}
+    word = "muon" if wanted == "muon" else "adam" if keys.has(_named(keys)) else None
+    return {_named(keys): word, at.of_critic: word if _generates(keys) else None}
+
+
+@reads(OPTIMIZER_KIND, OLD[OPTIMIZER_KIND], facts="optimizer", write=_optimizer_written, of_critic="critic.optim")
+def _optimizer(keys: Keys, at: Named) -> Facts:
+    own = keys.choice(_named(keys), OPTIMIZER_SORTS) or "adamw"
+    if (
+        _generates(keys)
+        and _estimator(keys) == "gae"
+        and (keys.choice(at.of_critic, OPTIMIZER_SORTS) or "adamw") != own
+    ):
+        raise keys.wrong(at.of_critic, "is read where it is the actor's")
+    return {"optimizer": own}
 
 
 def _begin(program: str) -> str:
@@ -551,14 +573,14 @@ def _begin(program: str) -> str:
 IDEAS = (
     row("model", "model", kind="word"),
     _gpus(),
-    _task(),
+    _task,
     when(_generates, product(_engine(), _moved)),
-    _lengths(),
-    _batch(),
-    _deepspeed(),
+    _lengths,
+    _batch,
+    _deepspeed,
     _adapter(),
     _kernels(),
-    _optimizer(),
+    _optimizer,
 )
 OPENRLHF = Dialect(
     name="openrlhf",

@@ -10,36 +10,35 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.hugging_face import huggingface
+from loadgauge.job_files.ideas.lenses import Named, reads
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
 from loadgauge.job_files.rollouts.verl_names import A, W, engine_of, has_actor
 
+LOSS_ENTROPY = (f"{A}entropy_coeff", f"{A}calculate_entropy")
 
-def loss() -> Idea:
+
+def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    wanted = facts["loss"]
+    if wanted == "chunked":
+        return {at.fused[0]: True}
+    return {key: False for key in at.fused if keys.has(key)} if wanted in ("fused", "compiled", "auto") else {}
+
+
+@reads(facts="loss", write=_loss_written, fused=(f"{W}use_fused_kernels", f"{A}use_fused_kernels"))
+def loss(keys: Keys, at: Named) -> Facts:
     """How log-probabilities are made of the logits.
 
     With FSDP flash-attention's cross-entropy keeps the 16-bit logits and writes their gradient over them, unless the
     entropy reads them too (`inplace_backward`, workers/actor/dp_actor.py of 0.4 - 0.6, workers/engine/fsdp/transformer_impl.py of
     0.9); with fused kernels the logits are made a chunk at a time. With Megatron it is Megatron's own loss.
     """
-    fused = (f"{W}use_fused_kernels", f"{A}use_fused_kernels")
-    entropy = (f"{A}entropy_coeff", f"{A}calculate_entropy")
-
-    def read(keys: Keys) -> Facts:
-        if any(keys.flag(key) for key in fused):
-            return {"loss": "chunked"}
-        if engine_of(keys) == "megatron":
-            return {}
-        if not has_actor(keys) and not keys.since(0, 7):  # SFT's trainer had a loss of its own
-            return {}
-        return {"loss": "compiled" if keys.real(entropy[0]) or keys.flag(entropy[1]) else "fused"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["loss"]
-        if wanted == "chunked":
-            return {fused[0]: True}
-        return {key: False for key in fused if keys.has(key)} if wanted in ("fused", "compiled", "auto") else {}
-
-    return Idea(keys=fused, facts=("loss",), read=read, write=write)
+    if any(keys.flag(key) for key in at.fused):
+        return {"loss": "chunked"}
+    if engine_of(keys) == "megatron":
+        return {}
+    if not has_actor(keys) and not keys.since(0, 7):  # SFT's trainer had a loss of its own
+        return {}
+    return {"loss": "compiled" if keys.real(LOSS_ENTROPY[0]) or keys.flag(LOSS_ENTROPY[1]) else "fused"}
 
 
 def liger() -> Idea:
@@ -54,28 +53,26 @@ def liger() -> Idea:
     )
 
 
-def next_tokens() -> Idea:
+@reads(
+    facts="mtp",
+    write=lambda facts, keys, at: (
+        {at.switch: True, at.trained: True}
+        if facts.get("mtp")
+        else {at.trained: False if keys.has(at.trained) else None}
+    ),
+    switch=f"{W}mtp.enable",
+    trained=f"{W}mtp.enable_train",
+)
+def next_tokens(keys: Keys, at: Named) -> Facts:
     """Heads of the next tokens, where they are trained too."""
-    switch, trained = f"{W}mtp.enable", f"{W}mtp.enable_train"
-
-    def read(keys: Keys) -> Facts:
-        if not keys.flag(switch) or not keys.flag(trained):
-            return {}
-        try:
-            named = keys.given.get("model") or keys.model(f"{W}path") or ""
-            if found_model(Job(model=named, hub=False)).spec.num_nextn_predict_layers:
-                return {"mtp": True}
-        except ConfigError:
-            pass
-        keys.note(trained, "heads of the next tokens are trained too, whose number is not known", "costs",
-                  "weights gradients optimizer activations loss transient", 0.25)  # fmt: skip
+    if not keys.flag(at.switch) or not keys.flag(at.trained):
         return {}
-
-    return Idea(
-        keys=(switch, trained),
-        facts=("mtp",),
-        read=read,
-        write=lambda facts, keys: (
-            {switch: True, trained: True} if facts.get("mtp") else {trained: False if keys.has(trained) else None}
-        ),
-    )
+    try:
+        named = keys.given.get("model") or keys.model(f"{W}path") or ""
+        if found_model(Job(model=named, hub=False)).spec.num_nextn_predict_layers:
+            return {"mtp": True}
+    except ConfigError:
+        pass
+    keys.note(at.trained, "heads of the next tokens are trained too, whose number is not known", "costs",
+              "weights gradients optimizer activations loss transient", 0.25)  # fmt: skip
+    return {}
