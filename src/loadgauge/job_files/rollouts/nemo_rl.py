@@ -45,6 +45,12 @@ FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 
+def _assumed(keys: Keys, key: str) -> bool | None:
+    """None for a switch that only a recipe in a missing one's place says, so that the layout has what it needs; else False."""
+    document: Any = keys.document
+    return None if getattr(document, "absent", None) and key not in document.own.names() else False
+
+
 def _recomputed(keys: Keys, megatron: bool, at: Named) -> str:
     if not keys.flag(at.again[0 if megatron else 1]):
         return "none"
@@ -117,7 +123,7 @@ def _layout(keys: Keys, at: Named) -> Facts:
     return facts | {
         "framework": "megatron",
         "zero": 0 if keys.flag(at.distributed) is False else 1,
-        "sequence_parallel": bool(keys.flag(at.shared)) and facts["tp"] > 1,
+        "sequence_parallel": (bool(keys.flag(at.shared)) or _assumed(keys, at.shared)) and facts["tp"] > 1,
         "schedule": "1f1b" if facts["pp"] > 1 else None,
         "offload": "optimizer" if keys.flag(at.host) and passed != 0 else "none",
     }

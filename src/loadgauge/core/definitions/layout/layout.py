@@ -14,6 +14,7 @@ from loadgauge.core.definitions.model.model import (
     GatedDeltaNet,
     KimiDelta,
     LatentAttention,
+    Mamba1,
     Mamba2,
     Mixer,
     Mlp,
@@ -390,6 +391,8 @@ def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
         return ("linear_num_heads",)
     if isinstance(mixer, GatedDeltaNet):
         return ("linear_num_value_heads", "linear_num_key_heads")
+    if isinstance(mixer, Mamba1):
+        return ("intermediate_size",)
     return ()
 
 
@@ -410,7 +413,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
                 kind = type(mixer).__name__
                 if layout.tp > 1 and not _sharded(mixer):
                     yield f"tp = {layout.tp}: {kind} over tp is not modelled"
-                if layout.cp > 1 and not _sharded(mixer):
+                if layout.cp > 1 and (isinstance(mixer, Mamba1) or not _sharded(mixer)):
                     yield f"cp = {layout.cp}: {kind} over cp is not modelled"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads
