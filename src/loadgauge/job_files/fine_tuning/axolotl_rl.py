@@ -6,7 +6,8 @@ from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.trl_tasks import colocated, old_logprobs
-from loadgauge.job_files.ideas.lenses import Named, reads
+from loadgauge.job_files.ideas.facts import answered
+from loadgauge.job_files.ideas.lenses import Named, reads, served
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
 
 RUNS = "activations loss transient"
@@ -108,13 +109,13 @@ def _served(keys: Keys) -> Facts:
             MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more"
         )
     used, longest = keys.real(SHARE), keys.whole(f"{V}max_model_len")
-    words = {"tp": keys.whole(WIDTH) or 1, "utilization": 0.9 if used is None else used, "context": longest}
+    options = {"tp": keys.whole(WIDTH) or 1, "utilization": 0.9 if used is None else used, "context": longest}
     late = any(keys.flag(key) for key in EARLY)
     return {
         "gpus": everything,
         "placement": f"split:{everything - own}+{own}",
         "staleness": 1 if late else None,
-        "rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in words.items() if one)).text(),
+        "rollout": served("vllm", options),
     }
 
 
@@ -144,19 +145,16 @@ def _preference_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         }
     if task != "grpo":
         return {}
-    length, engine = str(facts.get("answers") or ""), Engine.parse(facts.get("rollout") or "hf")
-    own = keys.real(BETA)
+    own, engine, scores = keys.real(BETA), Engine.parse(facts.get("rollout") or "hf"), facts.get("reward_model")
     values: dict[str, Any] = {
         "rl": keys.word("rl") if keys.word("rl") in GROUPS else "grpo",
         COUNT: facts.get("samples"),
         TIMES: facts.get("epochs"),
         PROMPT: facts.get("prompt_len"),
         BETA: 0.0 if facts.get("reference") == "none" else own or 0.04,
+        **({} if scores is None else {REWARDS: [scores]}),
+        **answered(facts, LONGEST),
     }
-    if facts.get("reward_model") is not None:
-        values[REWARDS] = [facts["reward_model"]]
-    if length.isdecimal():
-        values[LONGEST] = int(length)
     if engine.kind != "vllm":
         return values | ({SWITCH: None} if engine.inside else {})
     return values | {

@@ -25,6 +25,7 @@ from loadgauge.job_files.ideas import (
     Idea,
     Keys,
     Named,
+    answered,
     dora,
     fixed,
     freeze,
@@ -275,10 +276,8 @@ def _stage_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         usual = task == "dpo" and not keys.has(at.loss)
         return {at.stage: "dpo", at.loss: None if usual else "sigmoid" if task == "dpo" else task}
     if task == "ppo":
-        length, own = str(facts.get("answers") or ""), keys.word(at.how)
-        named = facts.get("reward_model")
-        values: dict[str, Any] = {at.stage: "ppo", at.loss: None, at.epochs: facts.get("epochs")}
-        values |= {at.longest: int(length)} if length.isdecimal() else {}
+        named, own = facts.get("reward_model"), keys.word(at.how)
+        values = {at.stage: "ppo", at.loss: None, at.epochs: facts.get("epochs"), **answered(facts, at.longest)}
         if named == ADAPTERS:
             return values | {at.scores: keys.word(at.scores), at.how: "lora" if keys.has(at.how) else None}
         return values | ({at.scores: named, at.how: "full"} if named is not None else {at.how: own or "api"})

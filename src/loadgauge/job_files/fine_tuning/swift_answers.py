@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.fine_tuning.started import world
 from loadgauge.job_files.hugging_face.trl_tasks import DISTANCES, distance_written, on_policy
+from loadgauge.job_files.ideas.facts import answered
+from loadgauge.job_files.ideas.lenses import served
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 GENERATING = ("grpo", "ppo", "gkd")
@@ -125,16 +127,16 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
             "tp": ranks,
             "pp": keys.whole(stages) or 1,
             "utilization": 0.9 if filled is None else filled,
-            "graphs": "false" if keys.flag(eager) else "true",
-            "prefix": "false" if keys.flag(prefixes) is False else "true",
+            "graphs": not keys.flag(eager),
+            "prefix": keys.flag(prefixes) is not False,
             "sleep": keys.whole(asleep, minimum=0) or 0,
             "turns": (keys.whole(turns) or 1) if keys.has(scheduler) else 1,
-        } | ({"context": context} if (context := keys.whole(length)) else {})
-        if (at_most := keys.whole(most) or (None if at_once is None or apart else at_once * ranks)) is not None:
-            options["max_num_seqs"] = at_most
+            "context": keys.whole(length),
+            "max_num_seqs": keys.whole(most) or (None if at_once is None or apart else at_once * ranks),
+        }
         out = [bool(keys.flag(name)) for name in moved]
         return {
-            "rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in options.items())).text(),
+            "rollout": served("vllm", options),
             "rollout_offload": "all" if all(out) else "weights" if out[0] else "optimizer" if out[1] else "none",
         }
 
@@ -243,8 +245,7 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
         )
 
     def lengths(facts: Facts) -> dict[str, Any]:
-        longest = str(facts.get("answers") or "")
-        return {of_prompt: facts.get("prompt_len")} | ({LONGEST: int(longest)} if longest.isdecimal() else {})
+        return {of_prompt: facts.get("prompt_len"), **answered(facts, LONGEST)}
 
     def engines(facts: Facts) -> dict[str, Any]:
         found = Engine.parse(facts.get("rollout") or "hf")

@@ -12,7 +12,8 @@ from typing import Any
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.coverage import key_lists, words
-from loadgauge.job_files.ideas.lenses import reads
+from loadgauge.job_files.ideas.facts import answered
+from loadgauge.job_files.ideas.lenses import reads, served
 from loadgauge.job_files.ideas.table import Facts, Keys
 
 PAIRS = words(
@@ -168,14 +169,8 @@ def colocated(ranks: int, share: float, at_once: int, asleep: bool, context: int
     >>> colocated(2, 0.3, 8, asleep=False)
     'vllm:tp=2,utilization=0.3,max_num_seqs=16,max_batched_tokens=4096'
     """
-    said = {
-        "tp": ranks,
-        "utilization": share,
-        "max_num_seqs": at_once * ranks,
-        "max_batched_tokens": 4096,
-        "sleep": 2 if asleep else 0,
-    } | ({"context": context} if context else {})
-    return Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()
+    sizes = {"max_num_seqs": at_once * ranks, "max_batched_tokens": 4096, "context": context or None}
+    return served("vllm", {"tp": ranks, "utilization": share, "sleep": 2 if asleep else 0, **sizes})
 
 
 def gpus_of(keys: Keys) -> int:
@@ -275,16 +270,14 @@ def _passes_twice(keys: Keys, trainer: str) -> bool:
 
 
 def _answers_written(facts: Facts, keys: Keys, trainer: str) -> dict[str, Any]:
-    length = str(facts.get("answers") or "")
     refers, weight = facts.get("reference") != "none", keys.real(TASK_BETA)
     values: dict[str, Any] = {
         "num_generations": facts.get("samples"),
         "num_iterations": facts.get("epochs"),
         "reward_model_name_or_path": facts.get("reward_model"),
         TASK_BETA: (weight or 0.04 if trainer == "grpo" else weight or 0.05) if refers else 0.0,
+        **answered(facts, "max_completion_length"),
     }
-    if length.isdecimal():
-        values["max_completion_length"] = int(length)
     at_once = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
     count, left = divmod(at_once, (facts.get("micro_batch") or 1) * (facts.get("dp") or 1))
     if at_once and not left:

@@ -146,6 +146,16 @@ def spelled(idea: Idea, spell: Callable[[Keys, str], str], every: Callable[[str]
     )
 
 
+def served(server: str, options: Facts) -> str:
+    """Return the engine of a kind with these options, as `--rollout` says it; those that are None are left to it.
+
+    >>> served("vllm", {"tp": 2, "graphs": False, "context": None})
+    'vllm:tp=2,graphs=false'
+    """
+    words = (f"{name}={str(value).lower()}" for name, value in options.items() if value is not None)
+    return Engine.parse(f"{server}:{','.join(words)}").text()
+
+
 def engine(server: str, *rows: Idea, test: Test = lambda keys: True, plain: tuple[str, ...] = ("bf16", "fp8")) -> Idea:
     """The idea of the engine that generates: rows whose facts are its options (`Engine`).
 
@@ -154,11 +164,7 @@ def engine(server: str, *rows: Idea, test: Test = lambda keys: True, plain: tupl
     options = product(*rows)
 
     def read(keys: Keys) -> Facts:
-        if not test(keys):
-            return {}
-        values = {name: value for name, value in options.read(keys).items() if value is not None}
-        words = ",".join(f"{name}={str(value).lower()}" for name, value in values.items())
-        return {"rollout": Engine.parse(f"{server}:{words}").text()}
+        return {"rollout": served(server, options.read(keys))} if test(keys) else {}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         engine = Engine.parse(facts.get("rollout") or server)

@@ -283,37 +283,28 @@ FP8 = {"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise": "f
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
+FORMATS: dict[str, dict[str, Any]] = {
+    "fp32": {}, **{name: {name.partition("-")[0]: True} for name in ("bf16", "fp16", "bf16-mixed-18", "fp16-mixed-18")},
+    "bf16-mixed-16": {"bf16": True, "grad_reduce_in_bf16": True},
+    "nvfp4": {"bf16": True, "fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
+    **{name: {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": recipe} for recipe, name in FP8.items()},
+    "mxfp8": {"bf16": True, "fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
+    "fp8": {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+}  # fmt: skip
+"""Arguments of a precision."""
+FORMATS |= {f"{name}-primary": FORMATS[name] | {"fp8_param_gather": True} for name in FP8.values()}
+FORMATS["mxfp8-primary"] |= {"reuse_grad_buf_for_mxfp8_param_ag": True}
+FORMATS["nvfp4-primary"] = FORMATS["nvfp4"] | {"fp4_param_gather": True}
+
+
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values: dict[str, Any] = dict.fromkeys(at.owned)
-    asked: str = facts["precision"]
-    name = {"bf16-mixed-18": "bf16", "fp16-mixed-18": "fp16", "fp8": "fp8-tensorwise"}.get(asked, asked)
-    plain, primary = name.removesuffix("-primary"), name.endswith("-primary")
-    backward = {ours: theirs for theirs, ours in FP8.items()}
-    if name in ("bf16", "fp16"):
-        return values | {name: True}
-    if name == "bf16-mixed-16":
-        return values | {"bf16": True, "grad_reduce_in_bf16": True}
-    if name == "fp32":
-        return values
-    if plain == "nvfp4":
-        primary_too = {"fp4_param_gather": primary or None}
-        return values | {"bf16": True, "fp4_format": "e2m1", "fp4_recipe": "nvfp4"} | primary_too
-    if plain not in backward:
-        return {}
-    reuse = True if primary and plain == "mxfp8" else None
-    shape = "e4m3" if plain == "mxfp8" else "hybrid"
-    return values | {
-        "bf16": True,
-        "fp8_format": shape,
-        "fp8_recipe": backward[plain],
-        "fp8_param_gather": primary or None,
-        "reuse_grad_buf_for_mxfp8_param_ag": reuse,
-    }
+    return dict.fromkeys(at.owned) | FORMATS[facts["precision"]]
 
 
 @reads(
     facts="precision",
     write=_precision_written,
+    can={"precision": tuple(FORMATS)},
     owned=names_in(
         """
         bf16 fp16 grad_reduce_in_bf16 fp8_format fp8_recipe fp4_format fp4_recipe fp8_param_gather fp4_param_gather

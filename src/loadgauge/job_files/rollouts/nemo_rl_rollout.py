@@ -6,7 +6,19 @@ from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import MISSING, Facts, Idea, Keys, engine, fixed, names_in, reads, row
+from loadgauge.job_files.ideas import (
+    MISSING,
+    Facts,
+    Idea,
+    Keys,
+    engine,
+    fixed,
+    names_in,
+    product,
+    reads,
+    row,
+    served,
+)
 
 P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
 V = f"{G}vllm_cfg."
@@ -50,24 +62,6 @@ def backend_of(keys: Keys) -> str:
     return str(keys.choice(f"{G}backend", {name: name for name in BACKENDS}) or "vllm")
 
 
-def _of_sglang(keys: Keys, asleep: bool) -> dict[str, Any]:
-    """Options of SGLang's servers, by its own names."""
-    own = f"{G}sglang_cfg."
-    used, graphs = keys.real(f"{own}mem_fraction_static"), not keys.flag(f"{own}disable_cuda_graph")
-    options: dict[str, Any] = {
-        "tp": keys.whole(f"{own}sglang_server_config.num_gpus_per_engine") or 1,
-        "static_fraction": 0.85 if used is None else used,
-        "graphs": str(graphs).lower(),
-        "sleep": 2 if asleep else 0,
-    }
-    named = {
-        "context": "context_length",
-        "max_num_seqs": "max_running_requests",
-        "max_batched_tokens": "chunked_prefill_size",
-    }
-    return options | {name: size for name, key in named.items() if (size := keys.whole(f"{own}{key}"))}
-
-
 def _of_others(keys: Keys) -> Facts:
     """Ranks of an engine of Megatron's own, which are the trainer's unless it is told otherwise, or of TensorRT-LLM's."""
     backend = backend_of(keys)
@@ -86,6 +80,17 @@ def _asleep(keys: Keys) -> bool:
     return keys.flag(f"{G}colocated.enabled") is not False
 
 
+S = f"{G}sglang_cfg."
+OF_SGLANG = product(
+    row("tp", f"{S}sglang_server_config.num_gpus_per_engine", default=1),
+    row("static_fraction", f"{S}mem_fraction_static", kind="real", default=0.85),
+    row("graphs", f"{S}disable_cuda_graph", words={"true": False, "false": True}, default=True),
+    row("context", f"{S}context_length"),
+    row("max_num_seqs", f"{S}max_running_requests"),
+    row("max_batched_tokens", f"{S}chunked_prefill_size"),
+    fixed(sleep=lambda keys: 2 if _asleep(keys) else 0),
+)
+"""Options of SGLang's servers, by its own names."""
 ROLLOUT_BACKEND, ROLLOUT_PLAIN = f"{G}backend", Engine.parse("vllm")
 ROLLOUT_INNER = engine(
     "vllm",
@@ -118,5 +123,4 @@ def rollout(keys: Keys) -> Facts:
     moved = {"rollout_offload": "all" if generates(keys) and _asleep(keys) else None}
     if not generates(keys) or backend_of(keys) != "sglang":
         return ROLLOUT_INNER.read(keys) | moved
-    text = ",".join(f"{name}={value}" for name, value in _of_sglang(keys, _asleep(keys)).items())
-    return {"rollout": Engine.parse(f"sglang:{text}").text()} | moved
+    return {"rollout": served("sglang", OF_SGLANG.read(keys))} | moved

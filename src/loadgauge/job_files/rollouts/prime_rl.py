@@ -18,8 +18,11 @@ from loadgauge.job_files.ideas import (
     Keys,
     Named,
     layers,
-    names_in,
+    product,
     reads,
+    row,
+    served,
+    spelled,
     split_of,
 )
 
@@ -34,6 +37,7 @@ DISAGGREGATED = (
     ("decode_nodes_per_replica", "num_decode_replicas"),
 )
 """Nodes that read prompts, and those that write answers, which are counted as one kind of server."""
+CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
 PROMPT_SHARE = 8
 """One of so many tokens of the longest sequence is the prompt's, where the file does not say how long an answer is."""
 ATTENTION = {
@@ -255,183 +259,151 @@ def _batch(keys: Keys, at: Named) -> Facts:
     }
 
 
+COPIES, SPREAD, QUANTISED = (f"{V}{name}" for name in ("data_parallel_size", "enable_expert_parallel", "quantization"))
+OPTIONS = product(
+    row("tp", f"{V}tensor_parallel_size", "inference.parallel.tp", default=1),
+    row("utilization", f"{V}gpu_memory_utilization", "inference.gpu_memory_utilization", kind="real", default=0.9),
+    row("context", f"{V}max_model_len", "inference.model.max_model_len"),
+    row(
+        "graphs",
+        f"{V}enforce_eager",
+        "inference.model.enforce_eager",
+        words={"true": False, "false": True},
+        default=True,
+    ),
+    row("prefix", f"{V}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
+    row("max_num_seqs", f"{V}max_num_seqs", quiet=Engine.parse("vllm").max_num_seqs),
+    row("max_batched_tokens", f"{V}max_num_batched_tokens", quiet=Engine.parse("vllm").max_batched_tokens),
+    row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16", off="bf16"),
+)
+
+
 def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    engine = Engine.parse(facts.get("rollout") or "vllm")
+    engine, split = Engine.parse(facts.get("rollout") or "vllm"), split_of(facts.get("placement"))
     if not _rl(keys) or engine.kind != "vllm" or engine.pp > 1 or engine.weights not in ("bf16", "fp8"):
         return {}
-
-    def first(names: tuple[str, ...]) -> str:
-        return next((name for name in names if keys.has(name)), names[0])
-
-    copies, plain = engine.ep // engine.tp if engine.ep > engine.tp else None, Engine.parse("vllm")
-    split = split_of(facts.get("placement"))
+    copies = engine.ep // engine.tp if engine.ep > engine.tp else None
     if copies is None and split is not None and not keys.has(*at.dp):
         copies = max(1, split[1] // engine.replica)
-    return {
-        first(at.tp): engine.tp,
-        first(at.dp): copies,
-        first(at.share): engine.utilization,
-        first(at.eager): not engine.graphs,
-        first(at.longest): engine.context,
-        at.spread: True if engine.ep > 1 else None,
-        at.prefixes: None if engine.prefix else False,
-        at.quantised: "fp8" if engine.weights == "fp8" else None,
-        at.cache: "fp8" if engine.kv == "fp8" else None,
-        **{
-            key: getattr(engine, name) for name, key in at.most.items() if getattr(engine, name) != getattr(plain, name)
-        },
+    return OPTIONS.write({name: getattr(engine, name) for name in OPTIONS.facts}, keys) | {
+        next(filter(keys.has, at.dp), at.dp[0]): copies,
+        SPREAD: True if engine.ep > 1 else None,
+        QUANTISED: "fp8" if engine.weights == "fp8" else None,
     }
 
 
 @reads(
+    *OPTIONS.keys[:2],
     facts="rollout",
     write=_engine_written,
     when=_rl,
-    tp=(f"{V}tensor_parallel_size", "inference.parallel.tp"),
-    dp=(f"{V}data_parallel_size", "inference.parallel.dp"),
-    share=(f"{V}gpu_memory_utilization", "inference.gpu_memory_utilization"),
-    longest=(f"{V}max_model_len", "inference.model.max_model_len"),
-    eager=(f"{V}enforce_eager", "inference.model.enforce_eager"),
-    quantised=f"{V}quantization",
-    spread=f"{V}enable_expert_parallel",
-    prefixes=f"{V}enable_prefix_caching",
-    dtype=f"{V}dtype",
-    most={"max_num_seqs": f"{V}max_num_seqs", "max_batched_tokens": f"{V}max_num_batched_tokens"},
-    cache=f"{V}kv_cache_dtype",
+    dp=(COPIES, "inference.parallel.dp"),
+    also=(*OPTIONS.keys[2:], QUANTISED, SPREAD, f"{V}dtype"),
 )
 def _engine(keys: Keys, at: Named) -> Facts:
     """vLLM on GPUs of its own, which never sleeps; data-parallel ranks of attention are replicas but for experts."""
-    ranks, copies = keys.agreed(at.tp, keys.whole) or 1, keys.agreed(at.dp, keys.whole)
+    options, copies, spread = OPTIONS.read(keys), keys.agreed(at.dp, keys.whole), keys.flag(SPREAD)
     kind = keys.choice(
         "inference.deployment.type", dict.fromkeys(("single_node", "multi_node"), 0) | {"disaggregated": 1}
     )
-    if copies is None and (keys.flag(at.spread) or kind):
+    if copies is None and (spread or kind):
         # Ranks of one replica fill its GPUs (`RLConfig.auto_setup_deployment`, `InferenceConfig.auto_setup_disaggregated`).
         nodes = (keys.whole(f"inference.deployment.{DISAGGREGATED[1][0]}") or 1) if kind else 1
         size = keys.whole("deployment.gpus_per_node") or 8
         many = keys.word("deployment.type") == "multi_node"
-        copies = max(1, (size * nodes if kind or many else keys.whole("deployment.num_infer_gpus") or 1) // ranks)
-    copies = copies or 1
-    used, context = keys.agreed(at.share, keys.real), keys.agreed(at.longest, keys.whole)
-    named = (keys.word(f"{V}model") or "").lower()
-    options: dict[str, Any] = {
-        "tp": ranks,
-        "utilization": 0.9 if used is None else used,
-        "graphs": "false" if keys.agreed(at.eager, keys.flag) else "true",
-        "prefix": "false" if keys.flag(at.prefixes) is False else "true",
-        "weights": keys.choice(at.quantised, {"fp8": "fp8"}) or ("fp8" if named.endswith("-fp8") else "bf16"),
+        gpus = size * nodes if kind or many else keys.whole("deployment.num_infer_gpus") or 1
+        copies = max(1, gpus // options["tp"])
+    ranks, loaded = (copies or 1) * options["tp"], (keys.word(f"{V}model") or "").lower()
+    wide = (spread or (kind and spread is None)) and ranks > 1
+    small = keys.choice(QUANTISED, {"fp8": "fp8"}) or ("fp8" if loaded.endswith("-fp8") else "bf16")
+    return {"rollout": served("vllm", options | {"weights": small, "ep": ranks if wide else None})}
+
+
+def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    kind, _, step = (facts.get("recompute") or "none").partition(":every=")
+    name, out = facts.get("precision") or "bf16", facts.get("offload") or "none"
+    size, width, wider = facts.get("cp") or 1, facts.get("ep") or 1, facts.get("replicas") or 1
+    if (facts.get("tp") or 1, facts.get("pp") or 1) != (1, 1) or kind not in ("none", "full"):
+        return {}
+    spelled = next((word for word, ours in ATTENTION.items() if ours == facts.get("attention")), None)
+    values: dict[str, Any] = {
+        at.cp: size if size > 1 else None,
+        at.style: {"all_to_all": "ulysses"}.get(facts.get("cp_comm") or "") if size > 1 else None,
+        at.ep: width if width > 1 else None,
+        at.copies: wider if wider > 1 else None,
+        at.reshard: False if facts.get("zero") == 2 else None,
+        at.moved: True if out == "all" else None,
+        at.dtype: "bfloat16" if name == "bf16-pure" else None,
+        at.attn: None if spelled == "auto" else spelled,
     }
-    if (keys.flag(at.spread) or (kind and keys.flag(at.spread) is None)) and copies * ranks > 1:
-        options["ep"] = copies * ranks
-    if context:
-        options["context"] = context
-    options |= {name: number for name, key in at.most.items() if (number := keys.whole(key)) is not None}
-    options["kv"] = (
-        keys.choice(at.cache, {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}) or "bf16"
-    )
-    text = "vllm:" + ",".join(f"{name}={value}" for name, value in options.items())
-    return {"rollout": Engine.parse(text).text()}
+    if kind == "none":
+        values |= {at.mode: None, at.every: None, at.ac: "None", at.offloaded: "None"}
+    else:
+        values |= {at.every: int(step or 1)}
+        values[at.offloaded] = None if facts.get("activation_offload") == "checkpoints" else "None"
+    values[at.compiled] = None if facts.get("compile") else "None"
+    return values
 
 
-def _trainer() -> Idea:
+@reads(
+    facts="framework zero cp cp_comm ep replicas offload recompute activation_offload precision compile attention tp pp",
+    write=_trainer_written,
+    cp="model.cp",
+    style="model.cp_style",
+    ep="model.ep",
+    copies="model.dp_replicate",
+    reshard="model.reshard_after_forward",
+    moved="model.fsdp_cpu_offload",
+    mode="model.ac.mode",
+    every="model.ac.freq",
+    targets="model.ac.targets",
+    ac="model.ac",
+    offloaded="model.ac_offloading",
+    beside=("model.ac_offloading.max_inflight_activations", "model.ac_offloading.pin_memory"),
+    dtype="model.optimization_dtype",
+    compiled="model.compile",
+    whole="model.compile.fullgraph",
+    attn="model.attn",
+    everything="model.full_offload",
+)
+def _trainer(keys: Keys, at: Named) -> Facts:
     """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed is on the host unless that is switched off."""
-    names = (
-        "model.cp",
-        "model.cp_style",
-        "model.ep",
-        "model.dp_replicate",
-        "model.reshard_after_forward",
-        "model.fsdp_cpu_offload",
-        "model.ac.mode",
-        "model.ac.freq",
-        "model.ac.targets",
-        "model.ac",
-        "model.ac_offloading",
-        "model.ac_offloading.max_inflight_activations",
-        "model.ac_offloading.pin_memory",
-        "model.optimization_dtype",
-        "model.compile",
-        "model.compile.fullgraph",
-        "model.attn",
-        "model.full_offload",
-    )
-    cp, style, ep, copies, reshard, moved, mode, every, _, ac, offloaded, _, _, dtype, compiled, _, attn, everything = (
-        names
-    )
-
-    def read(keys: Keys) -> Facts:
-        ranks = keys.whole(_of(keys, cp)) or 1
-        again = _section(keys, _of(keys, ac), usual=True)
-        word = "full"
-        if again and keys.choice(_of(keys, mode), {"full": "full", "selective": "selective"}) == "selective":
-            keys.note(
-                _of(keys, mode),
-                "keeps parts of layers by name; whole layers are counted again",
-                "costs",
-                "activations",
-                10,
-            )
-        step = keys.whole(_of(keys, every)) or 1
-        if again and step > 1:
-            word = f"full:every={step}"
-        host = _section(keys, _of(keys, everything), usual=False)
-        experts = keys.raw(_of(keys, ep))
-        width = 1 if experts in (None, "auto") else keys.whole(_of(keys, ep)) or 1
-        return {
-            "framework": "torchtitan",
-            "zero": 2 if keys.flag(_of(keys, reshard)) is False else 3,
-            "cp": ranks,
-            "cp_comm": (keys.choice(_of(keys, style), {"ring": "ring", "ulysses": "all_to_all"}) or "ring")
-            if ranks > 1
-            else None,
-            "ep": width,
-            "replicas": keys.whole(_of(keys, copies)),
-            "offload": "all" if keys.flag(_of(keys, moved)) else "optimizer" if host else "none",
-            "recompute": word if again else "none",
-            "activation_offload": "checkpoints" if again and _section(keys, _of(keys, offloaded), usual=True) else None,
-            # With the whole optimizer on the host 16-bit weights are on the card, and float32 ones beside its states.
-            "precision": "bf16-mixed-16"
-            if host
-            else keys.choice(_of(keys, dtype), {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
-            "compile": _section(keys, _of(keys, compiled), usual=True),
-            "attention": keys.choice(_of(keys, attn), ATTENTION, NEAREST["attention"]),
-            "tp": 1,
-            "pp": 1,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        kind, _, step = (facts.get("recompute") or "none").partition(":every=")
-        name, out = facts.get("precision") or "bf16", facts.get("offload") or "none"
-        size, width, wider = facts.get("cp") or 1, facts.get("ep") or 1, facts.get("replicas") or 1
-        if (facts.get("tp") or 1, facts.get("pp") or 1) != (1, 1) or kind not in ("none", "full"):
-            return {}
-        spelled = next((word for word, ours in ATTENTION.items() if ours == facts.get("attention")), None)
-        values: dict[str, Any] = {
-            cp: size if size > 1 else None,
-            style: {"all_to_all": "ulysses"}.get(facts.get("cp_comm") or "") if size > 1 else None,
-            ep: width if width > 1 else None,
-            copies: wider if wider > 1 else None,
-            reshard: False if facts.get("zero") == 2 else None,
-            moved: True if out == "all" else None,
-            dtype: "bfloat16" if name == "bf16-pure" else None,
-            attn: None if spelled == "auto" else spelled,
-        }
-        if kind == "none":
-            values |= {mode: None, every: None, ac: "None", offloaded: "None"}
-        else:
-            values |= {every: int(step or 1)}
-            values[offloaded] = None if facts.get("activation_offload") == "checkpoints" else "None"
-        values[compiled] = None if facts.get("compile") else "None"
-        return {_of(keys, key): value for key, value in values.items()}
-
-    return Idea(
-        keys=_both(*names),
-        facts=names_in(
-            "framework zero cp cp_comm ep replicas offload recompute activation_offload precision compile attention tp pp"
-        ),
-        read=read,
-        write=write,
-    )
+    ranks = keys.whole(at.cp) or 1
+    again = _section(keys, at.ac, usual=True)
+    word = "full"
+    if again and keys.choice(at.mode, {"full": "full", "selective": "selective"}) == "selective":
+        keys.note(
+            at.mode,
+            "keeps parts of layers by name; whole layers are counted again",
+            "costs",
+            "activations",
+            10,
+        )
+    step = keys.whole(at.every) or 1
+    if again and step > 1:
+        word = f"full:every={step}"
+    host = _section(keys, at.everything, usual=False)
+    experts = keys.raw(at.ep)
+    width = 1 if experts in (None, "auto") else keys.whole(at.ep) or 1
+    return {
+        "framework": "torchtitan",
+        "zero": 2 if keys.flag(at.reshard) is False else 3,
+        "cp": ranks,
+        "cp_comm": (keys.choice(at.style, {"ring": "ring", "ulysses": "all_to_all"}) or "ring") if ranks > 1 else None,
+        "ep": width,
+        "replicas": keys.whole(at.copies),
+        "offload": "all" if keys.flag(at.moved) else "optimizer" if host else "none",
+        "recompute": word if again else "none",
+        "activation_offload": "checkpoints" if again and _section(keys, at.offloaded, usual=True) else None,
+        # With the whole optimizer on the host 16-bit weights are on the card, and float32 ones beside its states.
+        "precision": "bf16-mixed-16"
+        if host
+        else keys.choice(at.dtype, {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
+        "compile": _section(keys, at.compiled, usual=True),
+        "attention": keys.choice(at.attn, ATTENTION, NEAREST["attention"]),
+        "tp": 1,
+        "pp": 1,
+    }
 
 
 ADAPTER_RANK, ADAPTER_MODULES, ADAPTER_DROPPED, ADAPTER_SAVED = (
@@ -543,7 +515,7 @@ PRIME_RL = Dialect(
         _task,
         _batch,
         _engine,
-        _trainer(),
+        spelled(_trainer, _of, _both),
         _adapter,
         _optimizer,
         _loss,

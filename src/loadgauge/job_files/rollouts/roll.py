@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas import (
     ATTENTION,
     Dialect,
@@ -20,6 +19,7 @@ from loadgauge.job_files.ideas import (
     names_in,
     reads,
     row,
+    served,
 )
 from loadgauge.job_files.pre_training.megatron import (
     context,
@@ -338,15 +338,12 @@ def _task(keys: Keys, at: Named) -> Facts:
     if task == "ppo":
         keys.note(at.kind, "actor and critic leave the GPUs while the other runs, and are counted together", "saves",
                   "weights gradients optimizer", 0.5)  # fmt: skip
-    options = {"sleep": 1} | options | {"graphs": "false" if keys.flag(at.eager) else "true"}
-    options["prefix"] = "false" if keys.flag(at.prefix) is False else "true"
-    if keys.flag(at.served) and options.get("tp", 1) > 1:
-        options["ep"] = options["tp"]
-    words = ",".join(f"{name}={value}" for name, value in options.items())
+    wide = options.get("tp", 1) if keys.flag(at.served) else 1
+    options = {"sleep": 1} | options | {"graphs": not keys.flag(at.eager), "prefix": keys.flag(at.prefix) is not False}
     return facts | {
         "task": task,
         "critic": keys.word(at.reward) if task == "ppo" and keys.word(at.reward) != keys.word("pretrain") else None,
-        "rollout": Engine.parse(f"{chosen}:{words}").text(),
+        "rollout": served(chosen, options | {"ep": wide if wide > 1 else None}),
         "rollout_offload": "none" if apart else "all",
         "old_logprobs": "none" if keys.flag(at.never) and task != "opd" else None,
         "logprob_batch": max((keys.whole(name) or 1 for name in at.scored), default=None),

@@ -23,6 +23,7 @@ from loadgauge.job_files.ideas import (
     Keys,
     Named,
     Unknown,
+    answered,
     fitted,
     layers,
     names_in,
@@ -436,8 +437,7 @@ def _micro_batch(keys: Keys, at: Named) -> Facts:
 def _seq_len_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if "prompt_len" in facts:
         # The longest is all that it says of the answers.
-        stated = str(facts.get("answers") or "")
-        values = {at.prompt: facts["prompt_len"]} | ({at.answer: int(stated)} if stated.isdecimal() else {})
+        values = {at.prompt: facts["prompt_len"], **answered(facts, at.answer)}
         return values | {
             at.longest[name == at.answer]: None for name in values if keys.has(at.longest[name == at.answer])
         }

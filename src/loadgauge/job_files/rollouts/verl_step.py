@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.lenses import Named, reads
-from loadgauge.job_files.ideas.table import Facts, Keys
+from loadgauge.job_files.ideas.lenses import Named, product, reads, served
+from loadgauge.job_files.ideas.table import Facts, Keys, row
 
 A = "actor_rollout_ref.actor."
 R, REF, C = "actor_rollout_ref.rollout.", "actor_rollout_ref.ref.", "critic."
@@ -126,13 +126,16 @@ def task(keys: Keys, at: Named) -> Facts:
     }
 
 
-ENGINE_SIZES = {
-    "tp": (f"{R}tensor_model_parallel_size", 2),
-    "pp": (f"{R}pipeline_model_parallel_size", 1),
-    "ep": (f"{R}expert_parallel_size", 1),
-    "max_num_seqs": (f"{R}max_num_seqs", 256),
-    "max_batched_tokens": (f"{R}max_num_batched_tokens", 8192),
-}
+OPTIONS = product(
+    row("tp", f"{R}tensor_model_parallel_size", default=2),
+    row("pp", f"{R}pipeline_model_parallel_size", default=1),
+    row("ep", f"{R}expert_parallel_size", default=1),
+    row("max_num_seqs", f"{R}max_num_seqs", default=lambda keys: 256 if keys.since(0, 6) else 1024),
+    row("max_batched_tokens", f"{R}max_num_batched_tokens", default=8192),
+    row("graphs", f"{R}enforce_eager", words={"true": False, "false": True}, default=True),
+    row("prefix", f"{R}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
+    row("context", f"{R}max_model_len"),
+)
 
 
 def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -141,31 +144,25 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         return {}
     if wanted.kind == "hf":
         return {at.name: "hf", at.micro: wanted.batch}
-    used = wanted.utilization if wanted.kind == "vllm" else wanted.static_fraction
-    values: dict[str, Any] = {key: getattr(wanted, option) for option, (key, _) in ENGINE_SIZES.items()}
-    return values | {
+    return OPTIONS.write({name: getattr(wanted, name) for name in OPTIONS.facts}, keys) | {
         at.name: wanted.kind,
-        at.share: used,
+        at.share: wanted.utilization if wanted.kind == "vllm" else wanted.static_fraction,
         at.freed: wanted.sleep > 0,
-        at.eager: not wanted.graphs,
-        at.longest: wanted.context,
         at.quantised: "fp8" if wanted.weights == "fp8" else None,
-        at.prefixes: None if wanted.prefix else False,
         at.data: wanted.ep // wanted.tp if wanted.ep > wanted.tp else None,
         at.held[wanted.kind == "sglang"]: "fp8" if wanted.kv == "fp8" else None,
     }
 
 
 @reads(
-    *(key for key, _ in ENGINE_SIZES.values()),
+    *OPTIONS.keys[:5],
     facts="rollout",
     write=_engine_written,
     when=trains_answers,
     name=f"{R}name",
     share=f"{R}gpu_memory_utilization",
     freed=f"{R}free_cache_engine",
-    eager=f"{R}enforce_eager",
-    longest=f"{R}max_model_len",
+    more=(f"{R}enforce_eager", f"{R}max_model_len"),
     quantised=f"{R}quantization",
     prefixes=f"{R}enable_prefix_caching",
     data=f"{R}data_parallel_size",
@@ -180,35 +177,24 @@ def engine(keys: Keys, at: Named) -> Facts:
     """
     kind = keys.choice(at.name, ENGINES) or "vllm"
     if kind == "hf":
-        batch = keys.whole(at.micro)
-        return {"rollout": "hf" if batch is None else f"hf:batch={batch}"}
-    older = not keys.since(0, 6)  # which had 1024
-    options: dict[str, Any] = {
-        option: keys.whole(key) or (1024 if option == "max_num_seqs" and older else default)
-        for option, (key, default) in ENGINE_SIZES.items()
-    }
-    used = keys.real(at.share)
-    options["utilization" if kind == "vllm" else "static_fraction"] = 0.5 if used is None else used
+        return {"rollout": served("hf", {"batch": keys.whole(at.micro)})}
+    options, used, ranks = OPTIONS.read(keys), keys.real(at.share), keys.whole(at.data) or 1
     adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
     free = keys.flag(at.freed) if keys.has(at.freed) else not on_its_own(keys)  # its trainers' own defaults
-    options["sleep"] = 0 if not free else 1 if adapts and kind == "vllm" else 2
-    if any(str(keys.raw(key)).startswith("fp8") for key in at.held):
-        options["kv"] = "fp8"
-    options["graphs"] = "false" if keys.flag(at.eager) else "true"
-    options["prefix"] = "false" if keys.flag(at.prefixes) is False else "true"
-    if length := keys.whole(at.longest):
-        options["context"] = length
-    word = keys.word(at.quantised)
-    if word == "fp8":
-        options["weights"] = "fp8"
-    elif (word or "none").lower() not in ("none", "null"):
+    word = keys.word(at.quantised) or "none"
+    if word.lower() not in ("fp8", "none", "null"):
         keys.note(at.quantised, "the engine's weights are quantised, and counted in 16 bits", "either")
-    ranks = keys.whole(at.data) or 1
     if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
-        raise keys.wrong(ENGINE_SIZES["ep"][0], f"{options['ep']} is not tensor x data parallel ranks of the engine")
+        raise keys.wrong(OPTIONS.keys[2], f"{options['ep']} is not tensor x data parallel ranks of the engine")
     if ranks > 1 and options["ep"] == 1:
         keys.note(at.data, "ranks of one engine, counted as engines of their own", "either")
-    return {"rollout": Engine.parse(f"{kind}:" + ",".join(f"{key}={one}" for key, one in options.items())).text()}
+    share = {"utilization" if kind == "vllm" else "static_fraction": 0.5 if used is None else used}
+    formats = {
+        "weights": "fp8" if word == "fp8" else None,
+        "kv": "fp8" if any(str(keys.raw(key)).startswith("fp8") for key in at.held) else None,
+        "sleep": 0 if not free else 1 if adapts and kind == "vllm" else 2,
+    }
+    return {"rollout": served(kind, options | share | formats)}
 
 
 def sharing(keys: Keys) -> int:
