@@ -407,15 +407,8 @@ def _evaluation(keys: Keys, at: Named) -> Facts:
     return {"eval_batch": number} if _on(keys, at) else {}
 
 
-DEGREES_INNER = product(
-    degree("tp", "tensor_parallel_size"),
-    degree("cp", "context_parallel_size", "sequence_parallel_degree"),
-    degree("ep", "expert_parallel_size"),
-)
-
-
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values, replicas, whole = DEGREES_INNER.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
+    values, replicas, whole = at.inner.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
     if not facts.get("zero"):
         return values | {at.copies: None, at.shards: None}
     if replicas > 1 or keys.has(at.shards, at.copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1:
@@ -425,14 +418,18 @@ def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 @reads(
-    facts=(*DEGREES_INNER.facts, "replicas", "dp"),
+    facts="replicas dp",
     write=_degrees_written,
     copies="dp_replicate_size",
     shards="dp_shard_size",
-    also=DEGREES_INNER.keys,
+    inner=product(
+        degree("tp", "tensor_parallel_size"),
+        degree("cp", "context_parallel_size", "sequence_parallel_degree"),
+        degree("ep", "expert_parallel_size"),
+    ),
 )
 def _degrees(keys: Keys, at: Named) -> Facts:
-    facts, replicas, parts = DEGREES_INNER.read(keys), keys.whole(at.copies), keys.whole(at.shards)
+    facts, replicas, parts = at.inner.read(keys), keys.whole(at.copies), keys.whole(at.shards)
     if replicas is not None:
         facts["replicas"] = replicas if parts is None or parts * facts["ep"] > 1 else 1
     if parts is not None:
@@ -458,15 +455,16 @@ LIKE = {
 
 OPTIMIZER_KEY = "optimizer"
 OPTIMIZER_MEANINGS = TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS
-OPTIMIZER_INNER = optimizer(
-    OPTIMIZER_KEY,
-    OPTIMIZER_MEANINGS
-    | {name: (OPTIMIZER_MEANINGS | {"lion_32bit": "lion"})[other] for name, (other, _) in LIKE.items()},
+
+
+@reads(
+    inner=optimizer(
+        OPTIMIZER_KEY,
+        OPTIMIZER_MEANINGS
+        | {name: (OPTIMIZER_MEANINGS | {"lion_32bit": "lion"})[other] for name, (other, _) in LIKE.items()},
+    )
 )
-
-
-@reads(*OPTIMIZER_INNER.keys, facts=OPTIMIZER_INNER.facts, write=OPTIMIZER_INNER.write)
-def _optimizer(keys: Keys) -> Facts:
+def _optimizer(keys: Keys, at: Named) -> Facts:
     beside = LIKE.get(keys.word(OPTIMIZER_KEY) or "", ("", ""))[1]
     if beside:
         keys.note(
@@ -475,7 +473,7 @@ def _optimizer(keys: Keys) -> Facts:
             parts="optimizer transient",
             share=0.5,
         )
-    return OPTIMIZER_INNER.read(keys)
+    return at.inner.read(keys)
 
 
 def _accumulation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -503,20 +501,17 @@ def _accumulation(keys: Keys, at: Named) -> Facts:
     return facts | ({"gpus": keys.whole(at.workers) or 1} if keys.flag(at.ray) else {})
 
 
-PARTLY_INNER = unfrozen("unfrozen_parameters")
-
-
-@reads(*PARTLY_INNER.keys, facts=PARTLY_INNER.facts, write=PARTLY_INNER.write)
-def _partly(keys: Keys) -> Facts:
-    if keys.has("adapter") and keys.has(*PARTLY_INNER.keys):
+@reads(inner=unfrozen("unfrozen_parameters"))
+def _partly(keys: Keys, at: Named) -> Facts:
+    if keys.has("adapter") and keys.has(*at.inner.keys):
         keys.note(
-            PARTLY_INNER.keys[0],
+            at.inner.keys[0],
             "freezes adapters that it does not name; they are counted",
             "saves",
             "gradients optimizer",
         )
         return {}
-    facts = PARTLY_INNER.read(keys)
+    facts = at.inner.read(keys)
     # Older classes have their layers at other names, such as DBRX's and GPT-2's.
     return {
         name: value and re.sub(r"transformer\.(blocks|h)\.", "model.layers.", value) for name, value in facts.items()

@@ -22,7 +22,6 @@ from loadgauge.job_files.ideas import (
     SAYABLE,
     Dialect,
     Facts,
-    Idea,
     Keys,
     Named,
     answered,
@@ -169,14 +168,11 @@ def _optimizer(keys: Keys) -> Facts:
     return {"optimizer": "adam-mini"} if keys.flag("use_adam_mini") else OPTIMIZER.read(keys)
 
 
-PRECISION_INNER = half(pure="pure_bf16")
-
-
-@reads(*PRECISION_INNER.keys, facts="precision weights frozen_weights", write=PRECISION_INNER.write)
-def _precision(keys: Keys) -> Facts:
+@reads(facts="weights frozen_weights", inner=half(pure="pure_bf16"))
+def _precision(keys: Keys, at: Named) -> Facts:
     """What is trained is made float32 unless `pure_bf16` is on (`cast_trainable_params_to_fp32` of its adapter.py); a reference
     stays in the dtype that is computed in (`create_ref_model` of its trainer_utils.py, `load_model` where nothing is trained)."""
-    facts = PRECISION_INNER.read(keys)
+    facts = at.inner.read(keys)
     whole = keys.choice("finetuning_type", METHODS) == "full"
     if whole and keys.flag("use_badam"):  # which leaves what it trains in the checkpoint's 16 bits
         half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
@@ -199,7 +195,6 @@ PREFERENCES = {"sigmoid": "dpo", "hinge": "dpo", "kto_pair": "dpo", "ipo": "ipo"
 """`pref_loss`, of stage dpo."""
 
 
-REFERENCE = ("ref_model", "ref_model_adapters", "ref_model_quantization_bit")
 ADAPTERS = "adapter"
 """`reward_model_type: lora`, the usual one, as `--reward-model` says it: adapters of the trained model that score."""
 
@@ -210,33 +205,32 @@ def _refers(keys: Keys) -> bool:
     return stage in ("kto", "ppo") or (stage == "dpo" and keys.word("pref_loss") not in ("orpo", "simpo"))
 
 
-def _reference() -> Idea:
+@reads(
+    facts="reference",
+    when=_refers,
+    write=lambda facts, keys, at: {
+        at.named: facts.get("model")
+        if facts.get("reference") == "model" and facts.get("lora_rank") and facts.get("adapter") != "oft"
+        else None
+    },
+    named="ref_model",
+    adapted="ref_model_adapters",
+    quantised="ref_model_quantization_bit",
+)
+def _reference(keys: Keys, at: Named) -> Facts:
     """Where a reference comes from: beside LoRA the model without its adapters, unless one is named; beside anything else a copy
     (`create_ref_model` of `train/trainer_utils.py`)."""
-    named, adapted, quantised = REFERENCE
-    trained = "model_name_or_path"
-
-    def read(keys: Keys) -> Facts:
-        if not _refers(keys):
-            return {}
-        for key, what in (
-            (adapted, "gives the reference adapters of its own, which are not counted"),
-            (quantised, "quantises the reference, which is counted in 16 bits"),
-        ):
-            if keys.raw(key) not in (None, False, 0, "0"):
-                keys.note(key, what, "either", "weights gathered", 0.5)
-        if keys.has(named):
-            if keys.word(named) != keys.word(trained):
-                keys.note(named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
-            return {"reference": "model"}
+    for key, what in (
+        (at.adapted, "gives the reference adapters of its own, which are not counted"),
+        (at.quantised, "quantises the reference, which is counted in 16 bits"),
+    ):
+        if keys.raw(key) not in (None, False, 0, "0"):
+            keys.note(key, what, "either", "weights gathered", 0.5)
+    if not keys.has(at.named):
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        whole = facts.get("adapter") == "oft" or not facts.get("lora_rank")
-        second = facts.get("reference") == "model" and not whole
-        return {named: facts.get("model") if second else None}
-
-    return Idea(keys=REFERENCE, facts=("reference",), read=read, write=write)
+    if keys.word(at.named) != keys.word("model_name_or_path"):
+        keys.note(at.named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
+    return {"reference": "model"}
 
 
 def _answers(keys: Keys, at: Named) -> Facts:
@@ -364,7 +358,7 @@ LLAMAFACTORY = Dialect(
         *SHARED,
         started("ray_num_workers"),
         _stage,
-        _reference(),
+        _reference,
         row("seq_len", "cutoff_len", default=2048),
         *BATCH,
         _optimizer,

@@ -86,14 +86,11 @@ GRADIENTS = 16
 """Sequences that a step has at least, where nothing says how many micro-batches are accumulated."""
 
 
-SHARDING_INNER = sharding()
-
-
-def _sharding_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stage, moved = facts.get("zero") or 0, facts.get("offload") or "none"
     configuration = keys.raw("deepspeed")
     if configuration is not None and not (isinstance(configuration, str) and configuration in ZERO):
-        return SHARDING_INNER.write(facts, keys)
+        return at.inner.write(facts, keys)
     if facts.get("framework") == "deepspeed" or stage == 1 or moved == "optimizer":
         name = next((name for name, means in ZERO.items() if means == (stage, moved)), None)
         return {"deepspeed": name, "fsdp": None} if name is not None else {}
@@ -103,15 +100,15 @@ def _sharding_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     return {"deepspeed": None, "fsdp": FSDP} if fits else {}
 
 
-@reads(*SHARDING_INNER.keys, facts=SHARDING_INNER.facts, write=_sharding_written)
-def _sharding(keys: Keys) -> Facts:
+@reads(write=_sharding_written, inner=sharding())
+def _sharding(keys: Keys, at: Named) -> Facts:
     named = keys.raw("deepspeed")
     if isinstance(named, str) and named in ZERO:
         stage, moved = ZERO[named]
         return {"framework": "deepspeed", "zero": stage, "offload": moved}
     if keys.raw("fsdp") == FSDP:
         return {"framework": "huggingface", "zero": 3, "offload": "none"}
-    return SHARDING_INNER.read(keys)
+    return at.inner.read(keys)
 
 
 def _saving_written(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -325,13 +322,17 @@ def _precision(keys: Keys, at: Named) -> Facts:
     return {"precision": "bf16" if on[at.bf16] else "fp16" if on[at.fp16] else "fp32", "weights": loaded}
 
 
-def _checkpointing() -> Idea:
-    names = ("gradient_checkpointing", "activation_checkpointing")
-    plain = row("recompute", *names, words={"true": "full", "false": "none"}, default="full")
-
-    return msgspec.structs.replace(
-        plain, read=lambda keys: {"recompute": "full"} if keys.raw("fsdp") == FSDP else plain.read(keys)
+@reads(
+    inner=row(
+        "recompute",
+        "gradient_checkpointing",
+        "activation_checkpointing",
+        words={"true": "full", "false": "none"},
+        default="full",
     )
+)
+def _checkpointing(keys: Keys, at: Named) -> Facts:
+    return {"recompute": "full"} if keys.raw("fsdp") == FSDP else at.inner.read(keys)
 
 
 PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm")}
@@ -441,16 +442,10 @@ def batch(fact: str, key: str, usual: int, *also: str) -> Idea:
     )
 
 
-def length() -> Idea:
+@reads(inner=row("seq_len", "max_length"), packed="packing_length")
+def length(keys: Keys, at: Named) -> Facts:
     """`max_length`, or that of packs."""
-    packed = "packing_length"
-    inner = row("seq_len", "max_length")
-
-    return msgspec.structs.replace(
-        inner,
-        keys=("max_length", packed),
-        read=lambda keys: {"seq_len": keys.whole(packed) or inner.read(keys)["seq_len"]},
-    )
+    return {"seq_len": keys.whole(at.packed)} if keys.whole(at.packed) else at.inner.read(keys)
 
 
 @reads(
@@ -487,14 +482,14 @@ SWIFT = Dialect(
         row("model", *MODEL, kind="word"),
         labels,
         _sharding,
-        length(),
+        length,
         batch("micro_batch", "per_device_train_batch_size", 1, "batch_size"),
         _accumulation,
         _optimizer,
         adapters(),
         frozen_share(),
         tower("freeze_vit", "freeze_aligner", "max_pixels"),
-        _checkpointing(),
+        _checkpointing,
         _precision,
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
         liger("use_liger_kernel"),

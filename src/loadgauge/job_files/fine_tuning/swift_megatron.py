@@ -37,6 +37,7 @@ from loadgauge.job_files.ideas import (
     reads,
     row,
     tower,
+    writes,
 )
 from loadgauge.job_files.pre_training.megatron import (
     context,
@@ -63,15 +64,11 @@ def _usual(idea: Idea, key: str, facts: Callable[[Keys], Facts], *also: str) -> 
     )
 
 
-def _recompute() -> Idea:
+@writes(_usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}))
+def _recompute(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
     """The core of attention, unless it is said that there is none (`recompute_granularity` has that word)."""
-    key = "recompute_granularity"
-    idea = _usual(recompute(), key, lambda keys: {"recompute": "selective"})
-
-    return msgspec.structs.replace(
-        idea,
-        write=lambda facts, keys: idea.write(facts, keys) | ({key: "none"} if facts.get("recompute") == "none" else {}),
-    )
+    none = {"recompute_granularity": "none"} if facts.get("recompute") == "none" else {}
+    return inner.write(facts, keys) | none
 
 
 def _half(keys: Keys) -> Facts:
@@ -147,10 +144,10 @@ MEGATRON_SWIFT = Dialect(
         context("context_parallel_size", "cp_comm_type"),
         experts,
         _zero,
-        _recompute(),
+        _recompute,
         batch("micro_batch", "micro_batch_size", 1),
         batch("global_batch", "global_batch_size", 16),
-        length(),
+        length,
         _usual(precision, "bf16", _half, "torch_dtype"),
         row("optimizer", "optimizer", words=OPTIMIZERS, default="adamw"),
         overlap(),

@@ -9,7 +9,6 @@ from loadgauge.job_files.ideas import (
     BITSANDBYTES,
     Dialect,
     Facts,
-    Idea,
     Keys,
     Named,
     degree,
@@ -244,25 +243,22 @@ def _sharding(keys: Keys, at: Named) -> Facts:
     )
 
 
-def _precision() -> Idea:
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word = str(facts.get("precision") or "")
+    if word.startswith("fp8"):
+        return {at.switch: True, at.recipe: word.partition("-")[2] or "tensorwise"}
+    return at.inner.write(facts, keys) | {at.switch: None, at.recipe: None}
+
+
+@reads(
+    inner=row("precision", "dtype", words={"bf16": "bf16-pure", "fp32": "fp32"}, default="bf16-pure"),
+    switch="enable_fp8_training",
+    recipe="fp8_recipe_name",
+    write=_precision_written,
+)
+def _precision(keys: Keys, at: Named) -> Facts:
     """`dtype` of everything; products in 8 bits beside it."""
-    switch, recipe = "enable_fp8_training", "fp8_recipe_name"
-    inner = row("precision", "dtype", words={"bf16": "bf16-pure", "fp32": "fp32"}, default="bf16-pure")
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = str(facts.get("precision") or "")
-        if word.startswith("fp8"):
-            return {switch: True, recipe: word.partition("-")[2] or "tensorwise"}
-        return inner.write(facts, keys) | {switch: None, recipe: None}
-
-    return Idea(
-        keys=(*inner.keys, switch, recipe),
-        facts=inner.facts,
-        read=lambda keys: (
-            {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}"} if keys.flag(switch) else inner.read(keys)
-        ),
-        write=write,
-    )
+    return {"precision": f"fp8-{keys.word(at.recipe) or 'tensorwise'}"} if keys.flag(at.switch) else at.inner.read(keys)
 
 
 END_UNITS_BOTH = ["tok_embeddings", "output"]
@@ -310,18 +306,15 @@ def _checkpointing(keys: Keys, at: Named) -> Facts:
     return {"recompute": kind or ("full" if keys.flag(at.key) else "none")}
 
 
-def _validation() -> Idea:
-    size, every = "batch_size_val", "run_val_every_n_steps"
-
-    return Idea(
-        keys=(size, every),
-        facts=("eval_batch",),
-        read=lambda keys: {
-            "eval_batch": (keys.whole(size) or keys.whole("batch_size") or 1) if keys.has(every) else None
-        },
-        # Without data to validate on there is no validation.
-        write=lambda facts, keys: {size: facts.get("eval_batch")} if keys.has(every) else {},
-    )
+@reads(
+    facts="eval_batch",
+    # Without data to validate on there is no validation.
+    write=lambda facts, keys, at: {at.size: facts.get("eval_batch")} if keys.has(at.every) else {},
+    size="batch_size_val",
+    every="run_val_every_n_steps",
+)
+def _validation(keys: Keys, at: Named) -> Facts:
+    return {"eval_batch": keys.whole(at.size) or keys.whole("batch_size") or 1 if keys.has(at.every) else None}
 
 
 def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -344,22 +337,17 @@ def _loss(keys: Keys, at: Named) -> Facts:
     return {"loss": "auto" if number == PIECES else f"float32:{number}"}
 
 
-def _compiled() -> Idea:
+@reads(
+    inner=compiled("compile"),
+    model="compile.model",
+    write=lambda facts, keys, at: (
+        {at.model: bool(facts.get("compile"))} if isinstance(keys.raw("compile"), dict) else at.inner.write(facts, keys)
+    ),
+)
+def _compiled(keys: Keys, at: Named) -> Facts:
     """A switch, or what of the step is compiled, the model unless it says otherwise (`recipes/full_finetune_distributed.py`)."""
-    inner, model = compiled("compile"), "compile.model"
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        parts = isinstance(keys.raw("compile"), dict)
-        return {model: bool(facts.get("compile"))} if parts else inner.write(facts, keys)
-
-    return Idea(
-        keys=(*inner.keys, model),
-        facts=inner.facts,
-        read=lambda keys: (
-            {"compile": keys.flag(model) is not False} if isinstance(keys.raw("compile"), dict) else inner.read(keys)
-        ),
-        write=write,
-    )
+    parts = isinstance(keys.raw("compile"), dict)
+    return {"compile": keys.flag(at.model) is not False} if parts else at.inner.read(keys)
 
 
 TORCHTUNE = Dialect(
@@ -378,7 +366,7 @@ TORCHTUNE = Dialect(
         row("accumulation", "gradient_accumulation_steps", default=1),
         row("seq_len", "tokenizer.max_seq_len"),
         _checkpointing,
-        _precision(),
+        _precision,
         instantiated(
             "optimizer._component_", OPTIMIZERS, in_backward="optimizer_in_bwd", harmless=("offload_gradients",)
         ),
@@ -389,8 +377,8 @@ TORCHTUNE = Dialect(
             default="none",
             off="none",
         ),
-        _validation(),
+        _validation,
         _loss,
-        _compiled(),
+        _compiled,
     ),
 )

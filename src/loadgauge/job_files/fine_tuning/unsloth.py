@@ -54,15 +54,10 @@ def _texts(keys: Keys) -> int:
     return 2 if any("SentenceTransformer" in name for name in getattr(keys.document, "program", ())) else 1
 
 
-def _head() -> Idea:
+@reads("model.num_labels", facts="head")
+def _head(keys: Keys) -> Facts:
     """A classifier of labels, or the states of texts that are embedded, in the place of logits."""
-    number = "model.num_labels"
-
-    return Idea(
-        keys=(number,),
-        facts=("head",),
-        read=lambda keys: {"head": keys.whole(number) or (1 if _texts(keys) > 1 else None)},
-    )
+    return {"head": keys.whole("model.num_labels") or (1 if _texts(keys) > 1 else None)}
 
 
 FOUR, EIGHT, HALF, FULL = (
@@ -345,7 +340,7 @@ UNSLOTH = Dialect(
     blank={"python": SCRIPT},
     ideas=(
         row("model", "model.model_name", kind="word"),
-        _head(),
+        _head,
         _quantised,
         _adapter,
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),

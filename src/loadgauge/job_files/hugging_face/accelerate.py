@@ -14,6 +14,7 @@ from loadgauge.job_files.ideas import (
     Facts,
     Idea,
     Keys,
+    Named,
     reads,
     row,
     saving,
@@ -42,66 +43,63 @@ def _kind(keys: Keys) -> str:
     return "fsdp" if keys.has(f"{F}version") else "deepspeed" if keys.has(f"{D}zero_stage") else ""
 
 
-def _degrees() -> Idea:
-    tp, cp, copies, shards = (f"{P}{name}_size" for name in ("tp", "cp", "dp_replicate", "dp_shard"))
-    other = {"tp": f"{M}tp_degree", "pp": f"{M}pp_degree", "sp": f"{M}sequence_parallelism"}
-    other["ep"] = f"{M}expert_model_parallel_size"
-    switch = "use_parallelism_config"
-
-    def read(keys: Keys) -> Facts:
-        if _kind(keys) == "megatron":
-            tensor = keys.whole(other["tp"]) or 1
-            return {
-                "tp": tensor,
-                "pp": keys.whole(other["pp"]) or 1,
-                "ep": keys.whole(other["ep"]) or 1,
-                "sequence_parallel": bool(keys.flag(other["sp"])) and tensor > 1,
-                "cp": 1,
-            }
-        ranks, parts = keys.whole(copies) or 1, keys.whole(shards)
-        facts: Facts = {
-            "tp": keys.whole(tp) or 1,
-            "cp": keys.whole(cp) or keys.whole(f"{P}sp_size") or 1,
-            "pp": 1,
-            "ep": 1,
+def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if facts.get("framework") == "megatron" and _kind(keys) in ("megatron", ""):
+        ranks = facts.get("tp") or 1
+        return {
+            at.other["tp"]: ranks,
+            at.other["pp"]: facts.get("pp") or 1,
+            at.other["sp"]: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
+            at.other["ep"]: facts.get("ep") if (facts.get("ep") or 1) > 1 else None,
         }
-        if keys.has(copies, shards) and parts is not None:
-            facts |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
-        return facts
+    if facts.get("zero") not in (2, 3) or facts.get("framework") == "deepspeed" or facts.get("offload") == "optimizer":
+        return dict.fromkeys(("use_parallelism_config", at.tp, at.cp, at.copies, at.shards))
+    sizes: dict[str, Any] = {at.tp: facts.get("tp") or 1, at.cp: facts.get("cp") or 1}
+    replicas, whole = facts.get("replicas") or 1, facts.get("shards")
+    if (
+        all(size == 1 for size in sizes.values())
+        and not keys.has(at.copies, at.shards, at.tp, at.cp)
+        and (replicas == 1 or whole == 1)
+    ):
+        return {}
+    if whole is not None and "gpus" in facts:
+        sizes |= {at.copies: replicas, at.shards: whole}
+    return sizes
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if facts.get("framework") == "megatron" and _kind(keys) in ("megatron", ""):
-            ranks = facts.get("tp") or 1
-            return {
-                other["tp"]: ranks,
-                other["pp"]: facts.get("pp") or 1,
-                other["sp"]: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
-                other["ep"]: facts.get("ep") if (facts.get("ep") or 1) > 1 else None,
-            }
-        if (
-            facts.get("zero") not in (2, 3)
-            or facts.get("framework") == "deepspeed"
-            or facts.get("offload") == "optimizer"
-        ):
-            return dict.fromkeys((switch, tp, cp, copies, shards))
-        sizes: dict[str, Any] = {tp: facts.get("tp") or 1, cp: facts.get("cp") or 1}
-        replicas, whole = facts.get("replicas") or 1, facts.get("shards")
-        if (
-            all(size == 1 for size in sizes.values())
-            and not keys.has(copies, shards, tp, cp)
-            and (replicas == 1 or whole == 1)
-        ):
-            return {}
-        if whole is not None and "gpus" in facts:
-            sizes |= {copies: replicas, shards: whole}
-        return sizes
 
-    return Idea(
-        keys=(switch, tp, cp, copies, shards, f"{P}sp_size", *other.values()),
-        facts=("tp", "cp", "pp", "ep", "sequence_parallel", "replicas", "dp"),
-        read=read,
-        write=write,
-    )
+@reads(
+    "use_parallelism_config",
+    facts="tp cp pp ep sequence_parallel replicas dp",
+    write=_degrees_written,
+    tp=f"{P}tp_size",
+    cp=f"{P}cp_size",
+    copies=f"{P}dp_replicate_size",
+    shards=f"{P}dp_shard_size",
+    also=f"{P}sp_size",
+    other={
+        "tp": f"{M}tp_degree", "pp": f"{M}pp_degree", "sp": f"{M}sequence_parallelism", "ep": f"{M}expert_model_parallel_size",
+    },
+)  # fmt: skip
+def _degrees(keys: Keys, at: Named) -> Facts:
+    if _kind(keys) == "megatron":
+        tensor = keys.whole(at.other["tp"]) or 1
+        return {
+            "tp": tensor,
+            "pp": keys.whole(at.other["pp"]) or 1,
+            "ep": keys.whole(at.other["ep"]) or 1,
+            "sequence_parallel": bool(keys.flag(at.other["sp"])) and tensor > 1,
+            "cp": 1,
+        }
+    ranks, parts = keys.whole(at.copies) or 1, keys.whole(at.shards)
+    facts: Facts = {
+        "tp": keys.whole(at.tp) or 1,
+        "cp": keys.whole(at.cp) or keys.whole(f"{P}sp_size") or 1,
+        "pp": 1,
+        "ep": 1,
+    }
+    if keys.has(at.copies, at.shards) and parts is not None:
+        facts |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
+    return facts
 
 
 ENGINE_VERSION, ENGINE_STRATEGY, ENGINE_RESHARD = f"{F}version", f"{F}sharding_strategy", f"{F}reshard_after_forward"
@@ -194,20 +192,19 @@ def _engine(keys: Keys) -> Facts:
     return {"framework": "huggingface", "zero": 0}
 
 
-def _accumulation() -> Idea:
-    names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps", f"{M}num_micro_batches")
+def _accumulation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
+    present = [key for key in at.names if keys.has(key)] or ([at.names[0]] if _kind(keys) == "deepspeed" else [])
+    return dict.fromkeys(present, facts.get("accumulation") or 1)
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
-        present = [key for key in names if keys.has(key)] or ([names[0]] if _kind(keys) == "deepspeed" else [])
-        return dict.fromkeys(present, facts.get("accumulation") or 1)
 
-    return Idea(
-        keys=names,
-        facts=("accumulation",),
-        read=lambda keys: {"accumulation": keys.agreed(names, keys.whole)},
-        write=write,
-    )
+@reads(
+    facts="accumulation",
+    write=_accumulation_written,
+    names=(f"{D}gradient_accumulation_steps", "gradient_accumulation_steps", f"{M}num_micro_batches"),
+)
+def _accumulation(keys: Keys, at: Named) -> Facts:
+    return {"accumulation": keys.agreed(at.names, keys.whole)}
 
 
 ACCELERATE = Dialect(
@@ -224,8 +221,8 @@ ACCELERATE = Dialect(
     ideas=(
         processes(argv=False),
         _engine,
-        _degrees(),
-        _accumulation(),
+        _degrees,
+        _accumulation,
         # DeepSpeed's configuration in a file of its own, which is read alongside this one.
         Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}),
         saving(f"{F}state_dict_type", switches=(f"{D}zero3_save_16bit_model",)),

@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, Unknown, names_in, reads, row, short
+from loadgauge.job_files.ideas import Dialect, Facts, Keys, Named, Unknown, names_in, reads, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
 
@@ -78,32 +78,23 @@ def _outside(keys: Keys) -> int | None:
     return 1
 
 
-MICRO_BASE = row("micro_batch", BATCHES[0])
-
-
-@reads(*BATCHES, facts=MICRO_BASE.facts, write=MICRO_BASE.write)
-def _micro(keys: Keys) -> Facts:
+@reads(*BATCHES, inner=row("micro_batch", BATCHES[0]))
+def _micro(keys: Keys, at: Named) -> Facts:
     number, told = keys.whole(BATCHES[0]), _told(keys)
     if number is None and not told and _own(keys):
         number = _outside(keys) or _batch_of(keys)
     return {"micro_batch": 16 if number is None and not _own(keys) and not keys.has(ACTOR, STEP) else number}
 
 
-def _accumulation() -> Idea:
-    base = row("accumulation", "gradient_accumulation_steps", default=1)
-
-    return Idea(
-        keys=base.keys, facts=base.facts, read=lambda keys: {} if _told(keys) else base.read(keys), write=base.write
-    )
+@reads(inner=row("accumulation", "gradient_accumulation_steps", default=1), when=lambda keys: not _told(keys))
+def _accumulation(keys: Keys, at: Named) -> Facts:
+    return at.inner.read(keys)
 
 
-PRECISION_BASE = row("precision", "dtype", words=HALF, default=lambda keys: None if _own(keys) else "fp16")
-
-
-@reads(*PRECISION_BASE.keys, *HALF, facts=PRECISION_BASE.facts, write=PRECISION_BASE.write)
-def _precision(keys: Keys) -> Facts:
+@reads(*HALF, inner=row("precision", "dtype", words=HALF, default=lambda keys: None if _own(keys) else "fp16"))
+def _precision(keys: Keys, at: Named) -> Facts:
     half = [word for word in HALF if keys.flag(word)]
-    return {"precision": half[0]} if half and not keys.has("dtype") and not _told(keys) else PRECISION_BASE.read(keys)
+    return {"precision": half[0]} if half and not keys.has("dtype") and not _told(keys) else at.inner.read(keys)
 
 
 @reads(
@@ -228,7 +219,7 @@ DEEPSPEED_CHAT = Dialect(
         ),
         attention(),
         _micro,
-        _accumulation(),
+        _accumulation,
         _task,
         _engine,
         _adapters,

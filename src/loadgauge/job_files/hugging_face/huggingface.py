@@ -382,21 +382,21 @@ def dropout(key: str, default: Callable[[Keys], float | None] = lambda keys: Non
     )
 
 
-QUANTISED_INNER = product(
-    quantised(
-        four="load_in_4bit",
-        eight="load_in_8bit",
-        kind="bnb_4bit_quant_type",
-        nested="use_bnb_nested_quant",
-        double=False,
+@reads(
+    facts="lora_dtype",
+    inner=product(
+        quantised(
+            four="load_in_4bit",
+            eight="load_in_8bit",
+            kind="bnb_4bit_quant_type",
+            nested="use_bnb_nested_quant",
+            double=False,
+        ),
+        whole_and_dora("lora_modules_to_save", "use_dora"),
     ),
-    whole_and_dora("lora_modules_to_save", "use_dora"),
 )
-
-
-@reads(*QUANTISED_INNER.keys, facts=(*QUANTISED_INNER.facts, "lora_dtype"), write=QUANTISED_INNER.write)
-def _quantised(keys: Keys) -> Facts:
-    facts = QUANTISED_INNER.read(keys)
+def _quantised(keys: Keys, at: Named) -> Facts:
+    facts = at.inner.read(keys)
     return facts | (_trl_run(keys, eight=facts["base"] == "int8") if facts["qlora"] else {})
 
 

@@ -82,15 +82,9 @@ def _adapters(keys: Keys) -> Facts:
     return facts | {"base": base, "kbit_upcast": "all"}
 
 
-OPTIMIZER_INNER = optimizer("optim", TORCH_OPTIMIZERS, default=_by_program("paged-adamw-32bit", "adamw"))
-
-
 @reads(
-    *OPTIMIZER_INNER.keys,
-    facts=OPTIMIZER_INNER.facts,
-    write=lambda facts, keys, at: (
-        {at.name: None, at.switch: None, at.of_pairs: None} | OPTIMIZER_INNER.write(facts, keys)
-    ),
+    write=lambda facts, keys, at: {at.name: None, at.switch: None, at.of_pairs: None} | at.inner.write(facts, keys),
+    inner=optimizer("optim", TORCH_OPTIMIZERS, default=_by_program("paged-adamw-32bit", "adamw")),
     name="customized_optim",
     switch="use_customized_optim",
     of_pairs="optimizer_type",
@@ -99,7 +93,7 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
     if keys.flag(at.switch):
         return {"optimizer": keys.choice(at.name, CUSTOM)}
     chosen = keys.choice(at.of_pairs, TORCH_OPTIMIZERS)  # `dpo_aligner.py`'s name of transformers' `optim`
-    return {"optimizer": chosen} if chosen else OPTIMIZER_INNER.read(keys)
+    return {"optimizer": chosen} if chosen else at.inner.read(keys)
 
 
 LMFLOW = Dialect(

@@ -35,6 +35,7 @@ from loadgauge.job_files.ideas.lenses import (
     spelled,
     when,
     whole_and_dora,
+    writes,
 )
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.optimizers import instantiated, optimizer
@@ -134,4 +135,5 @@ __all__ = [
     "unfrozen",
     "when",
     "whole_and_dora",
+    "writes",
 ]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import stored
@@ -55,11 +57,13 @@ def fixed(*keys: str, **facts: Any) -> Idea:
 class Named(SimpleNamespace):
     """The keys of an idea, by what its two functions call them; of several for one thing a tuple or a dict."""
 
+    inner: Idea
+
 
 def reads(
     *keys: str,
     facts: str | tuple[str, ...] = "",
-    write: Callable[..., dict[str, Any]] = lambda facts, keys, at=None: {},
+    write: Callable[..., dict[str, Any]] | None = None,
     when: Test = lambda keys: True,
     can: Mapping[str, tuple[Any, ...]] | None = None,
     needs: str = "",
@@ -69,6 +73,7 @@ def reads(
     """Make a function that reads keys an idea; where keys have names, it and `write` take them as a last argument.
 
     facts: those that it returns, by their names; write: nothing is, by default; when: files of which it says something
+    inner, among the named: an idea that this one reads otherwise; its facts come first, and what it writes is written by default
     can: values of facts that the tool has words for, without which nothing is written; needs: facts that must be there for it
     bases: quantised bases that it has words for
     named: a key, several, or an idea that is a part
@@ -78,19 +83,31 @@ def reads(
     >>> reads(size="tp_size", also=("a", "b"), facts="tp")(lambda keys, at: {"tp": keys.whole(at.size)}).keys
     ('tp_size', 'a', 'b')
     """
-    at = (Named(**named),) if named else ()
+    at, inner = (Named(**named),) if named else (), named.get("inner") or Idea(keys=(), facts=(), read=lambda keys: {})
+    own = names_in(facts) if isinstance(facts, str) else facts
 
     def writes(values: Facts, document: Keys) -> dict[str, Any]:
         there = all(values.get(name) is not None for name in names_in(needs))
         fits = all(values.get(name) is None or values[name] in words for name, words in (can or {}).items())
-        return write(values, document, *at) if there and fits and (bases is None or sayable(values, bases)) else {}
+        if not (there and fits and (bases is None or sayable(values, bases))):
+            return {}
+        return write(values, document, *at) if write else inner.write(values, document)
 
     return lambda read: Idea(
         keys=tuple(dict.fromkeys((*keys, *_listed(list(named.values()))))),
-        facts=names_in(facts) if isinstance(facts, str) else facts,
+        facts=own if set(inner.facts) <= set(own) else (*inner.facts, *own),
         read=lambda document: read(document, *at) if when(document) else {},
         write=writes,
     )
+
+
+def writes(inner: Idea) -> Callable[[Callable[[Facts, Keys, Idea], dict[str, Any]]], Idea]:
+    """Make a function that writes what another idea reads an idea; it takes that one as its last argument
+
+    >>> writes(row("tp", "tp"))(lambda facts, keys, inner: {"tp": 1}).facts
+    ('tp',)
+    """
+    return lambda write: msgspec.structs.replace(inner, write=lambda facts, keys: write(facts, keys, inner))
 
 
 def _listed(keys: Any) -> Iterator[str]:

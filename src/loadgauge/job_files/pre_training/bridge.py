@@ -18,7 +18,6 @@ from loadgauge.job_files.ideas import (
     Dialect,
     Document,
     Facts,
-    Idea,
     Keys,
     Named,
     reads,
@@ -144,20 +143,19 @@ def _recipe(keys: Keys) -> Facts:
     return {}
 
 
-ZERO_INNER = zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp")
 ZERO_SWITCHES = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
 
 
-def _zero_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    values, switch = ZERO_INNER.write(facts, keys), ZERO_SWITCHES[0]
+def _zero_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values, switch = at.inner.write(facts, keys), ZERO_SWITCHES[0]
     return values | {switch: bool(values[switch])}
 
 
-@reads(*ZERO_INNER.keys, facts=ZERO_INNER.facts, write=_zero_written)
-def _zero(keys: Keys) -> Facts:
+@reads(write=_zero_written, inner=zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp"))
+def _zero(keys: Keys, at: Named) -> Facts:
     """Megatron's, whose section a recipe that is not known may set."""
     stated = keys.has(*ZERO_SWITCHES) or keys.flag("dist.use_megatron_fsdp")
-    return ZERO_INNER.read(keys) if stated else {}
+    return at.inner.read(keys) if stated else {}
 
 
 def _lora_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -198,29 +196,18 @@ def _lora(keys: Keys, at: Named) -> Facts:
     return {"lora_rank": keys.whole(at.rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
 
 
-LENGTH_PLAIN = row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length")
-
-
-@reads(*LENGTH_PLAIN.keys, facts="seq_len", write=LENGTH_PLAIN.write)
-def _length(keys: Keys) -> Facts:
+@reads(inner=row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length"))
+def _length(keys: Keys, at: Named) -> Facts:
     """The sequence: the dataset's, else the model's, which a recipe's dataset follows."""
-    own = [key for key in LENGTH_PLAIN.keys if keys.document.get(key) is not MISSING and key in keys.document.names()]
+    own = [key for key in at.inner.keys if keys.document.get(key) is not MISSING and key in keys.document.names()]
     return {
-        "seq_len": keys.whole(
-            (own or [next((key for key in LENGTH_PLAIN.keys if keys.has(key)), LENGTH_PLAIN.keys[0])])[0]
-        )
+        "seq_len": keys.whole((own or [next((key for key in at.inner.keys if keys.has(key)), at.inner.keys[0])])[0])
     }
 
 
-def _model() -> Idea:
-    plain = row("model", "model.hf_model_id", "model.hf_path", "hf_path", "hf_model_path", kind="word", add=False)
-
-    return Idea(
-        keys=plain.keys,
-        facts=("model",),
-        read=lambda keys: {"model": next((keys.word(key) for key in plain.keys if keys.has(key)), None)},
-        write=plain.write,
-    )
+@reads(inner=row("model", "model.hf_model_id", "model.hf_path", "hf_path", "hf_model_path", kind="word", add=False))
+def _model(keys: Keys, at: Named) -> Facts:
+    return {"model": next((keys.word(key) for key in at.inner.keys if keys.has(key)), None)}
 
 
 BRIDGE = Dialect(
@@ -260,6 +247,6 @@ BRIDGE = Dialect(
         offload("optimizer.", share=1.0),
         _lora,
         loss("model."),
-        _model(),
+        _model,
     ),
 )  # fmt: skip

@@ -150,16 +150,6 @@ def _precision(keys: Keys, at: Named) -> Facts:
     return {"precision": f"{half}-mixed-18" if wide and half != "fp32" else half}
 
 
-def _attention() -> Idea:
-
-    return Idea(
-        keys=("attention_config",),
-        facts=("attention",),
-        read=lambda keys: {"attention": "flash" if "flash" in str(keys.raw("attention_config")) else "eager"},
-        write=lambda facts, keys: {},
-    )
-
-
 def _reference(keys: Keys) -> str | None:
     """A copy of the model, for preferences that are told against one (`training.py`)."""
     compares = keys.word("train_impl") == "kto" or (
@@ -182,7 +172,10 @@ GPT_NEOX = Dialect(
         _recompute,
         _precision,
         row("optimizer", "optimizer.type", words=OPTIMIZERS, default="adamw"),
-        _attention(),
+        fixed(
+            "attention_config",
+            attention=lambda keys: "flash" if "flash" in str(keys.raw("attention_config")) else "eager",
+        ),
         row("seq_len", "seq_length"),
         row("task", "train_impl", words={"normal": None, "dpo": "dpo", "kto": "kto", "rm": "reward"}),
         fixed("dpo_reference_free", reference=_reference),

@@ -493,7 +493,7 @@ VISION = {
 """Parameters of the encoders of `--vision-model-type`, as their publishers have them."""
 
 
-@reads(facts="", write=lambda facts, keys, at: {}, kind="vision_model_type", frozen="freeze_ViT", body="freeze_LM")
+@reads(kind="vision_model_type", frozen="freeze_ViT", body="freeze_LM")
 def vision(keys: Keys, at: Named) -> Facts:
     """The idea of images: an encoder beside the language model, whose memory is a bound, and parts that are not trained."""
     if not keys.has(at.kind, at.frozen, at.body):
@@ -511,19 +511,13 @@ def vision(keys: Keys, at: Named) -> Facts:
     return {}
 
 
-# Of a model that is shown images, the sequence of the language model.
-LENGTH_PLAIN = row("seq_len", "seq_length", "encoder_seq_length")
-
-
 @reads(
-    *LENGTH_PLAIN.keys,
-    facts="seq_len",
-    write=lambda facts, keys, at: LENGTH_PLAIN.write(facts, keys),
+    inner=row("seq_len", "seq_length", "encoder_seq_length"),
     longer=("decoder_seq_length", "total_seq_length"),
 )
 def _length(keys: Keys, at: Named) -> Facts:
     length = next((keys.whole(key) for key in at.longer if keys.has(key)), None)
-    return LENGTH_PLAIN.read(keys) if length is None else {"seq_len": length}
+    return at.inner.read(keys) if length is None else {"seq_len": length}
 
 
 LAYOUT = (

@@ -282,18 +282,10 @@ def _usual_length(keys: Keys) -> int:
     return 8192 if keys.word("config") in ("llama3_8b", "llama3_70b", "llama3_405b") else 2048
 
 
-COMPILED_INNER = compiled("compile.enable", "training.compile")
-
-
-@reads(
-    *COMPILED_INNER.keys,
-    facts=COMPILED_INNER.facts,
-    write=lambda facts, keys, at: COMPILED_INNER.write(facts, keys),
-    parts="compile.components",
-)
+@reads(inner=compiled("compile.enable", "training.compile"), parts="compile.components")
 def _compiled(keys: Keys, at: Named) -> Facts:
     """The idea of torch.compile, where it makes both the model and the loss, as it does unless it is told otherwise."""
-    facts = COMPILED_INNER.read(keys)
+    facts = at.inner.read(keys)
     if facts["compile"] and set(keys.words(at.parts) or WHOLE) != WHOLE:
         keys.note(at.parts, "compiles a part alone", "costs", "activations transient loss")
     return facts

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from loadgauge.job_files.ideas import (
     TRANSFORMER_ENGINE,
     Dialect,
     Facts,
-    Idea,
     Keys,
     Named,
     instantiated,
@@ -513,15 +510,10 @@ def _loss(keys: Keys, at: Named) -> Facts:
     }
 
 
-def _attention() -> Idea:
+@reads(inner=row("attention", f"{M}attention_backend", words=TRANSFORMER_ENGINE, add=False), when=megatron_trains)
+def _attention(keys: Keys, at: Named) -> Facts:
     """Megatron's kernel of attention."""
-    key = f"{M}attention_backend"
-    inner = row("attention", key, words=TRANSFORMER_ENGINE, add=False)
-    return msgspec.structs.replace(
-        inner,
-        read=lambda keys: inner.read(keys) if megatron_trains(keys) else {},
-        write=lambda facts, keys: inner.write(facts, keys) if keys.has(key) else {},
-    )
+    return at.inner.read(keys)
 
 
 NEMO_RL = Dialect(
@@ -547,6 +539,6 @@ NEMO_RL = Dialect(
         _adapter,
         _optimizer,
         _loss,
-        _attention(),
+        _attention,
     ),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from loadgauge.job_files.ideas import (
     Facts,
     Idea,
     Keys,
+    Named,
     engine,
     fixed,
     names_in,
@@ -92,35 +93,38 @@ OF_SGLANG = product(
 )
 """Options of SGLang's servers, by its own names."""
 ROLLOUT_BACKEND, ROLLOUT_PLAIN = f"{G}backend", Engine.parse("vllm")
-ROLLOUT_INNER = engine(
-    "vllm",
-    row("tp", f"{V}tensor_parallel_size", default=1),
-    row("pp", f"{V}pipeline_parallel_size", default=1),
-    row("ep", f"{V}expert_parallel_size", default=1),
-    row("max_num_seqs", f"{G}vllm_kwargs.max_num_seqs", quiet=ROLLOUT_PLAIN.max_num_seqs),
-    row("max_batched_tokens", f"{G}vllm_kwargs.max_num_batched_tokens", quiet=ROLLOUT_PLAIN.max_batched_tokens),
-    row("utilization", f"{V}gpu_memory_utilization", kind="real", default=0.6),
-    row("graphs", f"{V}enforce_eager", words={"true": False, "false": True}, default=True),
-    row("context", f"{V}max_model_len"),
-    row("prefix", f"{V}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
-    row("weights", f"{V}precision", words={"bfloat16": "bf16", "fp8": "fp8", "float16": "bf16"}, default="bf16"),
-    row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16"),
-    fixed(sleep=lambda keys: int(_asleep(keys))),
-    Idea(keys=(), facts=(), read=_of_others),
-    test=generates,
-)
 
 
-def _rollout_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    values = ROLLOUT_INNER.write(facts, keys)
+def _rollout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values = at.inner.write(facts, keys)
     return {**values, ROLLOUT_BACKEND: "vllm"} if values and keys.has(ROLLOUT_BACKEND) else values
 
 
-@reads(*ROLLOUT_INNER.keys, facts="rollout rollout_offload", write=_rollout_written)
-def rollout(keys: Keys) -> Facts:
+@reads(
+    facts="rollout rollout_offload",
+    write=_rollout_written,
+    inner=engine(
+        "vllm",
+        row("tp", f"{V}tensor_parallel_size", default=1),
+        row("pp", f"{V}pipeline_parallel_size", default=1),
+        row("ep", f"{V}expert_parallel_size", default=1),
+        row("max_num_seqs", f"{G}vllm_kwargs.max_num_seqs", quiet=ROLLOUT_PLAIN.max_num_seqs),
+        row("max_batched_tokens", f"{G}vllm_kwargs.max_num_batched_tokens", quiet=ROLLOUT_PLAIN.max_batched_tokens),
+        row("utilization", f"{V}gpu_memory_utilization", kind="real", default=0.6),
+        row("graphs", f"{V}enforce_eager", words={"true": False, "false": True}, default=True),
+        row("context", f"{V}max_model_len"),
+        row("prefix", f"{V}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
+        row("weights", f"{V}precision", words={"bfloat16": "bf16", "fp8": "fp8", "float16": "bf16"}, default="bf16"),
+        row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16"),
+        fixed(sleep=lambda keys: int(_asleep(keys))),
+        Idea(keys=(), facts=(), read=_of_others),
+        test=generates,
+    ),
+)
+def rollout(keys: Keys, at: Named) -> Facts:
     """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
     (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
     moved = {"rollout_offload": "all" if generates(keys) and _asleep(keys) else None}
     if not generates(keys) or backend_of(keys) != "sglang":
-        return ROLLOUT_INNER.read(keys) | moved
+        return at.inner.read(keys) | moved
     return {"rollout": served("sglang", OF_SGLANG.read(keys))} | moved

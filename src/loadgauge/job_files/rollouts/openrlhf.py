@@ -25,7 +25,6 @@ from loadgauge.job_files.ideas import (
     fixed,
     layers,
     lenses,
-    names_in,
     product,
     reads,
     refers,
@@ -33,6 +32,7 @@ from loadgauge.job_files.ideas import (
     spelled,
     split_of,
     when,
+    writes,
 )
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -114,92 +114,95 @@ def _trains_alone(keys: Keys) -> bool:
     return not _generates(keys)
 
 
-def _gpus() -> Idea:
+def _same_gpus(keys: Keys, trainer: int, at: Named) -> None:
+    """Refuses a model on other GPUs than the actor's where they share them; one on its own is counted on the actor's."""
+    there = {"ref": not _off(keys), "critic": _estimator(keys) == "gae", "reward": _rewards(keys) is not None}
+    shares = {
+        role: bool(keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair)))
+        for role, present in there.items()
+        if present
+    }
+    alone = [{"ref": "reference", "reward": "reward model"}.get(role, role) for role in shares if not shares[role]]
+    if alone:
+        stated = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
+        keys.note(at.everything, stated, "saves", "weights gradients optimizer", 0.7)
+    for role, beside in shares.items():
+        where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
+        if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where):
+            raise keys.wrong(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs")
+
+
+def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    engine, split = Engine.parse(facts.get("rollout") or "vllm"), split_of(facts.get("placement"))
+    trainer, rollout = split or (facts["gpus"], facts["gpus"])
+    each, late_by = min(facts.get("gpus_per_node") or 8, trainer), facts.get("staleness")
+    if trainer % each or rollout % engine.replica:
+        return {}
+    # What has no key says the default, 8 GPUs; so the actor's are said of each.
+    there = {
+        "actor": True,
+        "ref": refers(facts),
+        "critic": facts.get("task") == "ppo",
+        "reward": bool(facts.get("reward_model")),
+    }
+    present = [role for role in there if there[role]]
+    return {
+        at.engines: rollout // engine.replica,
+        at.width: engine.replica,
+        at.everything: split is None,
+        at.pair: split is not None and refers(facts),
+        at.late: bool(late_by),
+        at.queue: late_by or None,
+        **{
+            f"{role}.{name}": size
+            for role in present
+            for name, size in (("num_nodes", trainer // each), ("num_gpus_per_node", each))
+        },
+    }
+
+
+@reads(
+    facts="gpus gpus_per_node nodes placement staleness",
+    write=_gpus_written,
+    needs="gpus",
+    sizes=tuple(
+        f"{role}.num_{meaning}"
+        for role in ("actor", "ref", "critic", "reward")
+        for meaning in ("nodes", "gpus_per_node")
+    ),
+    engines="vllm.num_engines",
+    width="vllm.tensor_parallel_size",
+    everything="train.colocate_all",
+    pair="train.colocate_actor_ref",
+    late="train.async_enable",
+    others="train.colocate_critic_reward",
+    queue="train.async_queue_size",
+)
+def _gpus(keys: Keys, at: Named) -> Facts:
     """GPUs of the trainer and of the rollout: all models on one set, or actor and reference on one and vLLM on another.
 
     Critic, reward model or reference on GPUs of their own, a third set, are counted on the actor's, and the answer says so.
     """
-    names = [
-        f"{role}.num_{meaning}"
-        for role in ("actor", "ref", "critic", "reward")
-        for meaning in ("nodes", "gpus_per_node")
-    ]
-    engines, width = "vllm.num_engines", "vllm.tensor_parallel_size"
-    everything, pair, late = "train.colocate_all", "train.colocate_actor_ref", "train.async_enable"
-    others, queue = "train.colocate_critic_reward", "train.async_queue_size"
-
-    def read(keys: Keys) -> Facts:
-        nodes, each = (keys.whole(name) or usual for name, usual in zip(names[:2], (1, 8), strict=True))
-        trainer = nodes * each
-        count = keys.whole(engines, minimum=0)
-        if not count:
-            raise keys.wrong(engines, "is the number of vLLM's engines, without which it does not generate")
-        rollout = count * (keys.whole(width) or 1)
-        waits = not keys.flag(late)
-        _same_gpus(keys, trainer)
-        if keys.flag(everything) and waits:
-            if rollout != trainer:
-                raise keys.wrong(engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor")
-            return {"gpus": trainer, "gpus_per_node": each, "nodes": nodes, "placement": "colocated"}
-        total = trainer + rollout
-        node = min(8, max(each, 1)) if total > 8 else total
-        return {
-            "gpus": total,
-            "gpus_per_node": node if total % node == 0 else None,
-            "placement": f"split:{trainer}+{rollout}",
-            "staleness": None if waits else keys.whole(queue) or 1,
-        }
-
-    def _same_gpus(keys: Keys, trainer: int) -> None:
-        """Refuses a model on other GPUs than the actor's where they share them; one on its own is counted on the actor's."""
-        there = {"ref": not _off(keys), "critic": _estimator(keys) == "gae", "reward": _rewards(keys) is not None}
-        shares = {
-            role: bool(keys.flag(everything) or (role == "ref" and keys.flag(pair)))
-            for role, present in there.items()
-            if present
-        }
-        alone = [{"ref": "reference", "reward": "reward model"}.get(role, role) for role in shares if not shares[role]]
-        if alone:
-            stated = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
-            keys.note(everything, stated, "saves", "weights gradients optimizer", 0.7)
-        for role, beside in shares.items():
-            where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
-            if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where):
-                raise keys.wrong(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs")
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "gpus" not in facts:
-            return {}
-        engine, split = Engine.parse(facts.get("rollout") or "vllm"), split_of(facts.get("placement"))
-        trainer, rollout = split or (facts["gpus"], facts["gpus"])
-        each, late_by = min(facts.get("gpus_per_node") or 8, trainer), facts.get("staleness")
-        if trainer % each or rollout % engine.replica:
-            return {}
-        # What has no key says the default, 8 GPUs; so the actor's are said of each.
-        there = {
-            "actor": True,
-            "ref": refers(facts),
-            "critic": facts.get("task") == "ppo",
-            "reward": bool(facts.get("reward_model")),
-        }
-        present = [role for role in there if there[role]]
-        return {
-            engines: rollout // engine.replica,
-            width: engine.replica,
-            everything: split is None,
-            pair: split is not None and refers(facts),
-            late: bool(late_by),
-            queue: late_by or None,
-            **{
-                f"{role}.{name}": size
-                for role in present
-                for name, size in (("num_nodes", trainer // each), ("num_gpus_per_node", each))
-            },
-        }
-
-    owned = (*names, engines, width, everything, pair, late, others, queue)
-    facts = names_in("gpus gpus_per_node nodes placement staleness")
-    return when(_generates, Idea(keys=owned, facts=facts, read=read, write=write))
+    nodes, each = (keys.whole(name) or usual for name, usual in zip(at.sizes[:2], (1, 8), strict=True))
+    trainer = nodes * each
+    count = keys.whole(at.engines, minimum=0)
+    if not count:
+        raise keys.wrong(at.engines, "is the number of vLLM's engines, without which it does not generate")
+    rollout = count * (keys.whole(at.width) or 1)
+    waits = not keys.flag(at.late)
+    _same_gpus(keys, trainer, at)
+    if keys.flag(at.everything) and waits:
+        if rollout != trainer:
+            raise keys.wrong(at.engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor")
+        return {"gpus": trainer, "gpus_per_node": each, "nodes": nodes, "placement": "colocated"}
+    total = trainer + rollout
+    node = min(8, max(each, 1)) if total > 8 else total
+    return {
+        "gpus": total,
+        "gpus_per_node": node if total % node == 0 else None,
+        "placement": f"split:{trainer}+{rollout}",
+        "staleness": None if waits else keys.whole(at.queue) or 1,
+    }
 
 
 LAUNCHED = msgspec.structs.replace(when(_trains_alone, launched()))
@@ -316,23 +319,21 @@ def _sleeps(keys: Keys) -> bool:
 ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
 
 
-def _engine() -> Idea:
-    """vLLM's engines, which sleep at level 1."""
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        engine = facts.get("rollout") or "vllm"
-        engine = engine if Engine.parse(engine).kind == "vllm" else "vllm"
-        return inner.write({"rollout": engine}, keys) | {ASLEEP: Engine.parse(engine).sleep > 0}
-
-    inner = lenses.engine(
+@writes(
+    lenses.engine(
         "vllm",
         fixed(tp=lambda keys: keys.whole("vllm.tensor_parallel_size") or 1),
         row("utilization", "vllm.gpu_memory_utilization", kind="real", default=0.95),
         row("graphs", "vllm.enforce_eager", words={"true": False, "false": True}, default=True),
-        row("prefix", "vllm.enable_prefix_caching", words=SWITCH, default=False),
-        fixed(ASLEEP, sleep=lambda keys: int(_sleeps(keys)), context=_longest),
+        row("prefix", "vllm.enable_prefix_caching", words={"true": True, "false": False}, default=False),
+        fixed(ASLEEP, sleep=lambda keys: int(_sleeps(keys)), context=lambda keys: _longest(keys)),
     )
-    return msgspec.structs.replace(inner, write=write)
+)
+def _engine(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
+    """vLLM's engines, which sleep at level 1."""
+    wanted = Engine.parse(facts.get("rollout") or "vllm")
+    wanted = wanted if wanted.kind == "vllm" else Engine.parse("vllm")
+    return inner.write({"rollout": wanted.text()}, keys) | {ASLEEP: wanted.sleep > 0}
 
 
 @reads(
@@ -449,13 +450,6 @@ def _batch(keys: Keys) -> Facts:
 
 
 DEEPSPEED_STAGE = "ds.zero_stage"
-DEEPSPEED_INNER = product(
-    row("zero", DEEPSPEED_STAGE, minimum=0, default=2),
-    row("offload", "ds.adam_offload", words={"true": "optimizer", "false": "none"}, default="none"),
-    row("tp", "ds.tensor_parallel_size", default=1, quiet=1),
-    row("cp", "ds.ring_attn_size", default=1, quiet=1),
-    row("precision", "ds.param_dtype", words={"bf16": "bf16", "fp16": "fp16"}, default="bf16"),
-)
 
 
 def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -466,13 +460,19 @@ def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     wanted = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
     packed = {"ds.packing_samples": True} if (facts.get("cp") or 1) > 1 else {}
     hidden = {at.overlap: "dp" in facts["overlap"].split(",")} if facts.get("overlap") else {}
-    return DEEPSPEED_INNER.write(wanted, keys) | packed | hidden
+    return at.inner.write(wanted, keys) | packed | hidden
 
 
 @reads(
-    *DEEPSPEED_INNER.keys,
     facts="framework zero offload tp cp cp_comm precision overlap",
     write=_deepspeed_written,
+    inner=product(
+        row("zero", DEEPSPEED_STAGE, minimum=0, default=2),
+        row("offload", "ds.adam_offload", words={"true": "optimizer", "false": "none"}, default="none"),
+        row("tp", "ds.tensor_parallel_size", default=1, quiet=1),
+        row("cp", "ds.ring_attn_size", default=1, quiet=1),
+        row("precision", "ds.param_dtype", words={"bf16": "bf16", "fp16": "fp16"}, default="bf16"),
+    ),
     overlap="ds.overlap_comm",
     also=(
         "ds.packing_samples",
@@ -481,7 +481,7 @@ def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _deepspeed(keys: Keys, at: Named) -> Facts:
     """DeepSpeed: the ZeRO stage, the optimizer's states on the host, tensor parallelism, ring attention, and 16 bits."""
-    facts = {"framework": "deepspeed", **DEEPSPEED_INNER.read(keys)}
+    facts = {"framework": "deepspeed", **at.inner.read(keys)}
     if facts["zero"] > 3:
         raise keys.wrong(DEEPSPEED_STAGE, f"must be 0, 1, 2 or 3, got {facts['zero']}")
     beside = {"overlap": "cp,dp,pp,prefetch" if keys.flag(at.overlap) else None}
@@ -515,27 +515,21 @@ def _only_four(word: str) -> Any:
     return lambda keys: word if keys.flag(FOUR) else None
 
 
-SWITCH = {"true": True, "false": False}
-
-
-def _kernels() -> Idea:
-    """Attention, recomputation, Liger's kernels, and logits that are upcast to float32 (`models/actor.py`)."""
-    attention, quick = "ds.attn_implementation", ("fa2", "flash", None)
-    inner = product(
-        row("attention", attention, words=ATTENTION, default="fa2"),
+@writes(
+    product(
+        row("attention", "ds.attn_implementation", words=ATTENTION, default="fa2"),
         row("recompute", "checkpointing", words={"true": "full", "false": "none"}, default="none"),
         row("kernels", "ds.use_liger_kernel", words={"true": "liger", "false": "native"}, default="native"),
         fixed("flash_attn", loss=lambda keys: None if trainer_of(keys) == "rm" else "float32"),
     )
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        usual = {"attention": "flash", "recompute": "none", "kernels": "native"}
-        values = inner.write(usual | {name: value for name, value in facts.items() if value is not None}, keys)
-        # It runs FlashAttention-2 where nothing is said.
-        stated = facts.get("attention") not in quick or keys.has(attention)
-        return values if stated else {key: value for key, value in values.items() if key != attention}
-
-    return msgspec.structs.replace(inner, write=write)
+)
+def _kernels(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
+    """Attention, recomputation, Liger's kernels, and logits that are upcast to float32 (`models/actor.py`)."""
+    usual = {"attention": "flash", "recompute": "none", "kernels": "native"}
+    values = inner.write(usual | {name: value for name, value in facts.items() if value is not None}, keys)
+    # It runs FlashAttention-2 where nothing is said.
+    stated = facts.get("attention") not in ("fa2", "flash", None) or keys.has("ds.attn_implementation")
+    return values if stated else {key: value for key, value in values.items() if key != "ds.attn_implementation"}
 
 
 OPTIMIZER_KIND = "actor.optim"
@@ -572,14 +566,14 @@ def _begin(program: str) -> str:
 
 IDEAS = (
     row("model", "model", kind="word"),
-    _gpus(),
+    when(_generates, _gpus),
     _task,
-    when(_generates, product(_engine(), _moved)),
+    when(_generates, product(_engine, _moved)),
     _lengths,
     _batch,
     _deepspeed,
     _adapter(),
-    _kernels(),
+    _kernels,
     _optimizer,
 )
 OPENRLHF = Dialect(

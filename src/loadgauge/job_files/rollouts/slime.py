@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas import (
     Dialect,
@@ -23,6 +21,7 @@ from loadgauge.job_files.ideas import (
     reads,
     row,
     split_of,
+    writes,
 )
 from loadgauge.job_files.pre_training.megatron import (
     ATTENTION,
@@ -358,15 +357,16 @@ def _checkpoint(keys: Keys) -> str:
     return next((word for ending, word in FORMATS.items() if name.endswith(ending)), "bf16")
 
 
-def _rollout() -> Idea:
-    """SGLang's engines; on the trainer's GPUs they keep nothing meanwhile. Attention may be data-parallel within an engine."""
-    caches = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
-    inner = engine(
+CACHES = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
+
+
+@writes(
+    engine(
         "sglang",
         _ranks,
         row("static_fraction", "sglang_mem_fraction_static", kind="real", default=0.85),
         row("context", "sglang_context_length"),
-        row("kv", "sglang_kv_cache_dtype", words=caches, default="bf16", off="bf16"),
+        row("kv", "sglang_kv_cache_dtype", words=CACHES, default="bf16", off="bf16"),
         row("graphs", "sglang_disable_cuda_graph", words={"true": False, "false": True}, default=True),
         row("prefix", "sglang_disable_radix_cache", words={"true": False, "false": True}, default=True),
         fixed(
@@ -376,15 +376,14 @@ def _rollout() -> Idea:
         test=lambda keys: not _supervised(keys),
         plain=("bf16",),
     )
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = Engine.parse(facts.get("rollout") or "sglang")
-        if wanted.kind != "sglang" or wanted.weights != "bf16" or wanted.accepted or wanted.turns > 1:
-            return {}
-        stays = split_of(facts.get("placement")) is None and not wanted.sleep
-        return inner.write(facts, keys) | {"no_offload_rollout": True if stays else None}
-
-    return msgspec.structs.replace(inner, write=write)
+)
+def _rollout(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
+    """SGLang's engines; on the trainer's GPUs they keep nothing meanwhile. Attention may be data-parallel within an engine."""
+    wanted = Engine.parse(facts.get("rollout") or "sglang")
+    if wanted.kind != "sglang" or wanted.weights != "bf16" or wanted.accepted or wanted.turns > 1:
+        return {}
+    stays = split_of(facts.get("placement")) is None and not wanted.sleep
+    return inner.write(facts, keys) | {"no_offload_rollout": True if stays else None}
 
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -451,7 +450,7 @@ SLIME = Dialect(
         _task,
         _lengths,
         _batch,
-        _rollout(),
+        _rollout,
         # slime always distributes the optimizer (`set_default_megatron_args`).
         fixed("use_distributed_optimizer", framework="megatron", zero=1),
         recompute(switch="recompute_activations"),

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
-
 from loadgauge.job_files.ideas import (
     ATTENTION,
     BITSANDBYTES,
@@ -19,7 +17,6 @@ from loadgauge.job_files.ideas import (
     TRANSFORMER_ENGINE,
     Dialect,
     Facts,
-    Idea,
     Keys,
     Named,
     Unknown,
@@ -278,17 +275,16 @@ def _known_gpus(keys: Keys) -> int | None:
     return keys.given.get("gpus") or (facts["gpus_per_node"] * facts["nodes"] if "nodes" in facts else None)
 
 
-def _host() -> Idea:
+@reads(
+    inner=offload(OVER),
+    when=lambda keys: engine_of(keys) == "megatron",
+    write=lambda facts, keys, at: (
+        at.inner.write(facts, keys) if facts.get("offload") == "optimizer" or keys.has(*at.inner.keys) else {}
+    ),
+)
+def _host(keys: Keys, at: Named) -> Facts:
     """The optimizer of Megatron in host memory; of a part of it the rest stays."""
-    inner = offload(OVER)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stated = facts.get("offload") == "optimizer" or keys.has(*inner.keys)
-        return inner.write(facts, keys) if stated else {}
-
-    return msgspec.structs.replace(
-        inner, read=lambda keys: inner.read(keys) if engine_of(keys) == "megatron" else {}, write=write
-    )
+    return at.inner.read(keys)
 
 
 OPTIMIZERS = {
@@ -580,7 +576,7 @@ VERL = Dialect(
         _micro_batch,
         _seq_len,
         loss,
-        liger(),
+        liger,
         _recompute,
         _lora,
         _attention,
@@ -590,7 +586,7 @@ VERL = Dialect(
         verl_step.moved,
         verl_step.critic_batch,
         _precision,
-        _host(),
+        _host,
         _optimizer,
         next_tokens,
     ),

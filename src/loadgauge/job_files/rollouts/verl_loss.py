@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.hugging_face import huggingface
 from loadgauge.job_files.ideas.lenses import Named, reads
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+from loadgauge.job_files.ideas.table import Facts, Keys
 from loadgauge.job_files.rollouts.verl_names import A, W, engine_of, has_actor
 
 LOSS_ENTROPY = (f"{A}entropy_coeff", f"{A}calculate_entropy")
@@ -41,16 +39,15 @@ def loss(keys: Keys, at: Named) -> Facts:
     return {"loss": "compiled" if keys.real(LOSS_ENTROPY[0]) or keys.flag(LOSS_ENTROPY[1]) else "fused"}
 
 
-def liger() -> Idea:
+@reads(
+    inner=huggingface.liger(f"{W}use_liger"),
+    write=lambda facts, keys, at: (
+        {} if engine_of(keys) == "megatron" and facts.get("kernels") == "liger" else at.inner.write(facts, keys)
+    ),
+)
+def liger(keys: Keys, at: Named) -> Facts:
     """Liger's norms and MLPs under FSDP; the loss is verl's own."""
-    plain = huggingface.liger(f"{W}use_liger")
-    return msgspec.structs.replace(
-        plain,
-        read=lambda keys: plain.read(keys) if engine_of(keys) == "fsdp" else {"kernels": "native"},
-        write=lambda facts, keys: (
-            {} if engine_of(keys) == "megatron" and facts.get("kernels") == "liger" else plain.write(facts, keys)
-        ),
-    )
+    return at.inner.read(keys) if engine_of(keys) == "fsdp" else {"kernels": "native"}
 
 
 @reads(
