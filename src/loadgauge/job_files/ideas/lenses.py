@@ -68,6 +68,7 @@ def reads(
     can: Mapping[str, tuple[Any, ...]] | None = None,
     needs: str = "",
     bases: tuple[str, ...] | None = None,
+    options: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Callable[[Callable[..., Facts]], Idea]:
     """Make a function that reads keys an idea; where keys have names, it and `write` take them as a last argument.
@@ -76,18 +77,19 @@ def reads(
     inner, among the named: an idea that this one reads otherwise; its facts come first, and what it writes is written by default
     can: values of facts that the tool has words for, without which nothing is written; needs: facts that must be there for it
     bases: quantised bases that it has words for
-    named: a key, several, or an idea that is a part
+    named: a key, several, or an idea that is a part; options: what the two functions are told beside them, by name
 
     >>> reads("dtype", facts="precision")(lambda keys: {"precision": keys.word("dtype")}).facts
     ('precision',)
     >>> reads(size="tp_size", also=("a", "b"), facts="tp")(lambda keys, at: {"tp": keys.whole(at.size)}).keys
     ('tp_size', 'a', 'b')
     """
-    at, inner = (Named(**named),) if named else (), named.get("inner") or Idea(keys=(), facts=(), read=lambda keys: {})
+    at = (Named(**named, **(options or {})),) if named or options else ()
+    inner = named.get("inner") or Idea(keys=(), facts=(), read=lambda keys: {})
     own = names_in(facts) if isinstance(facts, str) else facts
 
     def writes(values: Facts, document: Keys) -> dict[str, Any]:
-        there = all(values.get(name) is not None for name in names_in(needs))
+        there = all(values.get(name) for name in names_in(needs))
         fits = all(values.get(name) is None or values[name] in words for name, words in (can or {}).items())
         if not (there and fits and (bases is None or sayable(values, bases))):
             return {}

@@ -126,15 +126,17 @@ def task(keys: Keys, at: Named) -> Facts:
     }
 
 
-OPTIONS = product(
+RANKS = product(
     row("tp", f"{R}tensor_model_parallel_size", default=2),
     row("pp", f"{R}pipeline_model_parallel_size", default=1),
     row("ep", f"{R}expert_parallel_size", default=1),
     row("max_num_seqs", f"{R}max_num_seqs", default=lambda keys: 256 if keys.since(0, 6) else 1024),
     row("max_batched_tokens", f"{R}max_num_batched_tokens", default=8192),
+)
+OPTIONS = product(
     row("graphs", f"{R}enforce_eager", words={"true": False, "false": True}, default=True),
-    row("prefix", f"{R}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
     row("context", f"{R}max_model_len"),
+    row("prefix", f"{R}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
 )
 
 
@@ -144,10 +146,13 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         return {}
     if wanted.kind == "hf":
         return {at.name: "hf", at.micro: wanted.batch}
-    return OPTIONS.write({name: getattr(wanted, name) for name in OPTIONS.facts}, keys) | {
+    options = {name: getattr(wanted, name) for name in (*RANKS.facts, *OPTIONS.facts)}
+    return {
+        **RANKS.write(options, keys),
         at.name: wanted.kind,
         at.share: wanted.utilization if wanted.kind == "vllm" else wanted.static_fraction,
         at.freed: wanted.sleep > 0,
+        **OPTIONS.write(options, keys),
         at.quantised: "fp8" if wanted.weights == "fp8" else None,
         at.data: wanted.ep // wanted.tp if wanted.ep > wanted.tp else None,
         at.held[wanted.kind == "sglang"]: "fp8" if wanted.kv == "fp8" else None,
@@ -155,16 +160,16 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 @reads(
-    *OPTIONS.keys[:5],
+    *RANKS.keys,
     facts="rollout",
     write=_engine_written,
     when=trains_answers,
     name=f"{R}name",
     share=f"{R}gpu_memory_utilization",
     freed=f"{R}free_cache_engine",
-    more=(f"{R}enforce_eager", f"{R}max_model_len"),
+    more=OPTIONS.keys[:2],
     quantised=f"{R}quantization",
-    prefixes=f"{R}enable_prefix_caching",
+    prefixes=OPTIONS.keys[2],
     data=f"{R}data_parallel_size",
     micro=f"{R}micro_batch_size",
     held=tuple(f"{R}engine_kwargs.{kind}.kv_cache_dtype" for kind in ("vllm", "sglang")),
@@ -178,14 +183,14 @@ def engine(keys: Keys, at: Named) -> Facts:
     kind = keys.choice(at.name, ENGINES) or "vllm"
     if kind == "hf":
         return {"rollout": served("hf", {"batch": keys.whole(at.micro)})}
-    options, used, ranks = OPTIONS.read(keys), keys.real(at.share), keys.whole(at.data) or 1
+    options, used, ranks = RANKS.read(keys) | OPTIONS.read(keys), keys.real(at.share), keys.whole(at.data) or 1
     adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
     free = keys.flag(at.freed) if keys.has(at.freed) else not on_its_own(keys)  # its trainers' own defaults
     word = keys.word(at.quantised) or "none"
     if word.lower() not in ("fp8", "none", "null"):
         keys.note(at.quantised, "the engine's weights are quantised, and counted in 16 bits", "either")
     if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
-        raise keys.wrong(OPTIONS.keys[2], f"{options['ep']} is not tensor x data parallel ranks of the engine")
+        raise keys.wrong(RANKS.keys[2], f"{options['ep']} is not tensor x data parallel ranks of the engine")
     if ranks > 1 and options["ep"] == 1:
         keys.note(at.data, "ranks of one engine, counted as engines of their own", "either")
     share = {"utilization" if kind == "vllm" else "static_fraction": 0.5 if used is None else used}
