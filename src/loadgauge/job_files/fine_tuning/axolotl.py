@@ -530,7 +530,7 @@ AXOLOTL = Dialect(
     ideas=(
         row("model", "base_model", kind="word"),
         preference,
-        length("sequence_len"),
+        length,
         _accumulation,
         _optimizer,
         sharding(switched=False),

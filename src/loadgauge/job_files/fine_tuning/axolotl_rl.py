@@ -8,7 +8,7 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.trl_tasks import colocated, old_logprobs
 from loadgauge.job_files.ideas.facts import answered
 from loadgauge.job_files.ideas.lenses import Named, reads, served
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+from loadgauge.job_files.ideas.table import Facts, Keys
 
 RUNS = "activations loss transient"
 SCORES, STEPS, LABELS = "reward_model", "process_reward_model", "num_labels"
@@ -49,19 +49,15 @@ def _blocks(keys: Keys, whole: int) -> int:
     return max(0, (whole - each - context) // stride + 1) * each
 
 
-def length(key: str) -> Idea:
-    """Return the idea of the longest sequence that is trained on, with the blocks that are generated behind a text."""
-
-    def read(keys: Keys) -> Facts:
-        whole = keys.whole(key) or 512
-        return {"seq_len": whole + (_blocks(keys, whole) if _strided(keys) else 0)}
-
-    return Idea(
-        keys=(key,),
-        facts=("seq_len",),
-        read=read,
-        write=lambda facts, keys: {} if _strided(keys) else {key: facts.get("seq_len")},
-    )
+@reads(
+    "sequence_len",
+    facts="seq_len",
+    write=lambda facts, keys: {} if _strided(keys) else {"sequence_len": facts.get("seq_len")},
+)
+def length(keys: Keys) -> Facts:
+    """The longest sequence that is trained on, with the blocks that are generated behind a text."""
+    whole = keys.whole("sequence_len") or 512
+    return {"seq_len": whole + (_blocks(keys, whole) if _strided(keys) else 0)}
 
 
 def _of_answers(keys: Keys) -> Facts:
@@ -69,8 +65,7 @@ def _of_answers(keys: Keys) -> Facts:
     scores = [one for one in keys.words(REWARDS) or [] if "/" in one]
     if len(scores) > 1:
         keys.note(REWARDS, "names several reward models, of which the first is counted", "costs", "weights")
-    rounds, weight = keys.whole("gradient_accumulation_steps") or 1, keys.real(BETA)
-    weight = keys.real("rl_beta") if weight is None else weight
+    rounds, weight = keys.whole("gradient_accumulation_steps") or 1, keys.real(BETA, keys.real("rl_beta"))
     at_once, again = (keys.whole("micro_batch_size") or 1) * rounds, keys.whole(TIMES) or 1
     if (whole := keys.whole(f"{T}generation_batch_size")) is not None:  # of all GPUs
         at_once = max(1, whole // (keys.given.get("gpus") or 1))
@@ -94,9 +89,8 @@ def _of_answers(keys: Keys) -> Facts:
             keys.note(late, "generates while it trains, on the same GPUs; one after the other is counted")
     if not keys.flag(SWITCH):
         return facts | {"rollout": f"hf:batch={at_once}"}
-    used = keys.real(SHARE)
     return facts | {
-        "rollout": colocated(keys.whole(WIDTH) or 1, 0.9 if used is None else used, at_once, bool(keys.flag(ASLEEP)))
+        "rollout": colocated(keys.whole(WIDTH) or 1, keys.real(SHARE, 0.9) or 0.0, at_once, bool(keys.flag(ASLEEP)))
     }
 
 
@@ -108,8 +102,11 @@ def _served(keys: Keys) -> Facts:
         raise keys.wrong(
             MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more"
         )
-    used, longest = keys.real(SHARE), keys.whole(f"{V}max_model_len")
-    options = {"tp": keys.whole(WIDTH) or 1, "utilization": 0.9 if used is None else used, "context": longest}
+    options = {
+        "tp": keys.whole(WIDTH) or 1,
+        "utilization": keys.real(SHARE, 0.9),
+        "context": keys.whole(f"{V}max_model_len"),
+    }
     late = any(keys.flag(key) for key in EARLY)
     return {
         "gpus": everything,

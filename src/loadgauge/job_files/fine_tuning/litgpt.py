@@ -169,13 +169,12 @@ def _adapter(keys: Keys, at: Named) -> Facts:
         flag = keys.flag(switch)
         names += layers if (usual if flag is None else flag) else ()
     base = keys.choice(at.quantised, BASES)
-    share = keys.real(at.dropped)
     return {
         "lora_rank": keys.whole(at.rank) or 8,
         "lora_targets": "all" if names == EVERY else ",".join(names),
         "qlora": base is not None,
         "base": base,
-        "lora_dropout": 0.05 if share is None else share,
+        "lora_dropout": keys.real(at.dropped, 0.05),
     }
 
 

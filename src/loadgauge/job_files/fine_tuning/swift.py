@@ -487,7 +487,7 @@ SWIFT = Dialect(
         _accumulation,
         _optimizer,
         adapters(),
-        frozen_share(),
+        frozen_share,
         tower("freeze_vit", "freeze_aligner", "max_pixels"),
         _checkpointing,
         _precision,

@@ -102,15 +102,14 @@ def _lengths(facts: Facts, at: Named) -> dict[str, Any]:
 
 
 def _engine(keys: Keys, at_once: int | None, at: Named) -> Facts:
-    flag = keys.flag(at.switch)
-    if not (at.on if flag is None else flag):
+    if not keys.flag(at.switch, at.on):
         return {"rollout": f"hf:batch={at_once}", "rollout_offload": None}
     apart = (keys.choice(at.mode, {"colocate": "colocate", "server": "server"}) or "colocate") == "server"
-    ranks, filled = keys.whole(at.width) or 1, keys.real(at.used)
+    ranks = keys.whole(at.width) or 1
     options: dict[str, Any] = {
         "tp": ranks,
         "pp": keys.whole(at.stages) or 1,
-        "utilization": 0.9 if filled is None else filled,
+        "utilization": keys.real(at.used, 0.9),
         "graphs": not keys.flag(at.eager),
         "prefix": keys.flag(at.prefixes) is not False,
         "sleep": keys.whole(at.asleep, minimum=0) or 0,

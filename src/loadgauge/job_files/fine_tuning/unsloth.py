@@ -257,14 +257,13 @@ def _batch(keys: Keys) -> tuple[int, int]:
 ROWS = ("args.per_device_train_batch_size", "args.gradient_accumulation_steps")
 
 
-def _batches() -> Idea:
-    facts = ("micro_batch", "accumulation")
+def _batches_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    return {ROWS[0]: (facts.get("micro_batch") or 1) // _texts(keys), ROWS[1]: facts.get("accumulation") or 1}
 
-    def write(values: Facts, keys: Keys) -> dict[str, Any]:
-        sizes = ((values.get("micro_batch") or 1) // _texts(keys), values.get("accumulation") or 1)
-        return dict(zip(ROWS, sizes, strict=True))
 
-    return Idea(keys=ROWS, facts=facts, read=lambda keys: dict(zip(facts, _batch(keys), strict=True)), write=write)
+@reads(*ROWS, facts="micro_batch accumulation", write=_batches_written)
+def _batches(keys: Keys) -> Facts:
+    return dict(zip(("micro_batch", "accumulation"), _batch(keys), strict=True))
 
 
 TASK_NAMES = tuple(f"args.{key}" for key in trl_tasks.task.keys)
@@ -284,11 +283,10 @@ def _task(keys: Keys) -> Facts:
         longest = keys.whole("model.max_seq_length")
     over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
     if keys.flag("model.fast_inference"):
-        share = keys.real("model.gpu_memory_utilization")
         over |= {
             "use_vllm": True,
             "vllm_mode": "colocate",
-            "vllm_gpu_memory_utilization": 0.5 if share is None else share,
+            "vllm_gpu_memory_utilization": keys.real("model.gpu_memory_utilization", 0.5),
         }
     if longest is not None and str(keys.plain(ANSWERS)).startswith("$"):
         over |= {"max_completion_length": longest - 1, "max_prompt_length": 1}
@@ -345,7 +343,7 @@ UNSLOTH = Dialect(
         _adapter,
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),
         _length,
-        _batches(),
+        _batches,
         _task,
         optimizer("args.optim", TORCH_OPTIMIZERS, default=lambda keys: "adamw-8bit" if _own(keys) else "adamw"),
         _checkpointing,

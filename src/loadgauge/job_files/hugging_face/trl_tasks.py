@@ -254,9 +254,8 @@ def _of_answers(keys: Keys, trainer: str) -> Facts:
     if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
         keys.remarks["vLLM's weights are taken to be whole, and not of bitsandbytes"] = None
     asleep = bool(keys.flag("vllm_enable_sleep_mode"))
-    used = keys.real(TASK_SHARE)
     text = colocated(
-        keys.whole(TASK_RANKS) or 1, 0.3 if used is None else used, at_once, asleep, keys.whole(TASK_LONGEST)
+        keys.whole(TASK_RANKS) or 1, keys.real(TASK_SHARE, 0.3) or 0.0, at_once, asleep, keys.whole(TASK_LONGEST)
     )
     return facts | {"rollout": text}
 

@@ -260,8 +260,7 @@ def quantised(
             return {"qlora": False, "base": own if own != "aqlm" else None}
         if number not in (4, 8):
             keys.note(numbered, "is counted in 4 bits up to 4, and in 8 above", parts="weights", share=0.5)
-        stated = keys.flag(nested) if nested else None
-        twice = double if stated is None else stated
+        twice = keys.flag(nested, double) if nested else double
         base = library or (keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) if kind else None) or "nf4"
         if base == "fp4" and twice and number <= 4:
             why = "has quantised scales, of which there are fewer than are counted"

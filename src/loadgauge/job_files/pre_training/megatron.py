@@ -368,37 +368,34 @@ def zero(prefix: str = "", *also: str) -> Idea:
     return Idea(keys=(*owned, *also), facts=("zero", "replicas"), read=read, write=write)
 
 
-def overlap() -> Idea:
+OVERLAPS = (
+    GRADS, PARAMS, TENSOR, EXPERTS, STAGES, NO_STAGES,
+) = names_in(
+    """
+    overlap_grad_reduce overlap_param_gather tp_comm_overlap overlap_moe_expert_parallel_comm overlap_p2p_comm
+    no_overlap_p2p_communication
+    """
+)  # fmt: skip
+
+
+def _overlap_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    hidden = {name.strip() for name in facts["overlap"].split(",")}
+    if not hidden >= {"cp", "prefetch"} or hidden & {"launch"}:
+        return {}
+    on = {GRADS: "dp" in hidden, PARAMS: "dp" in hidden and bool(facts.get("zero")), TENSOR: "tp" in hidden}
+    values = {key: value or None for key, value in on.items()} | {EXPERTS: "ep" in hidden or None, STAGES: None}
+    off = {NO_STAGES: True} if keys.document.syntax == "argv" else {STAGES: False}
+    return values | (off if "pp" not in hidden else dict.fromkeys(off))
+
+
+@reads(*OVERLAPS, facts="overlap", write=_overlap_written, when=lambda keys: keys.has(*OVERLAPS))
+def overlap(keys: Keys) -> Facts:
     """The idea of overlapped communication; the ring of context parallelism and FSDP's prefetch have no switch."""
-    owned = names_in(
-        """
-        overlap_grad_reduce overlap_param_gather tp_comm_overlap overlap_moe_expert_parallel_comm overlap_p2p_comm
-        no_overlap_p2p_communication
-        """
-    )
-    grads, params, tensor, experts_too, stages, switched_off = owned
-
-    def read(keys: Keys) -> Facts:
-        if not keys.has(*owned):
-            return {}
-        hidden = {"cp", "prefetch"}
-        hidden |= {name for name, key in (("dp", grads), ("tp", tensor), ("ep", experts_too)) if keys.flag(key)}
-        hidden |= {"pp"} if keys.flag(stages) is not False and not keys.flag(switched_off) else set()
-        return {"overlap": ",".join(sorted(hidden))}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        hidden = {name.strip() for name in facts["overlap"].split(",")}
-        if not hidden >= {"cp", "prefetch"} or hidden & {"launch"}:
-            return {}
-        on = {grads: "dp" in hidden, params: "dp" in hidden and bool(facts.get("zero")), tensor: "tp" in hidden}
-        values: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
-        if keys.document.syntax == "argv":
-            return {key: value or None for key, value in values.items()} | {
-                switched_off: None if "pp" in hidden else True
-            }
-        return {key: value or None for key, value in values.items()} | {stages: None if "pp" in hidden else False}
-
-    return Idea(keys=owned, facts=("overlap",), read=read, write=write)
+    hidden = {"cp", "prefetch"} | {
+        name for name, key in (("dp", GRADS), ("tp", TENSOR), ("ep", EXPERTS)) if keys.flag(key)
+    }
+    hidden |= {"pp"} if keys.flag(STAGES) is not False and not keys.flag(NO_STAGES) else set()
+    return {"overlap": ",".join(sorted(hidden))}
 
 
 OPTIMIZER_NAMES = {
@@ -570,7 +567,7 @@ MEGATRON = Dialect(
         vision,
         precision,
         optimizer,
-        overlap(),
+        overlap,
         offload(),
         ATTENTION,
         row("order", "use_tp_pp_dp_mapping", words={"true": "tp,cp,ep,pp,dp", "false": "tp,cp,ep,dp,pp"}),

@@ -14,7 +14,6 @@ from loadgauge.job_files.ideas import (
     NEAREST,
     Dialect,
     Facts,
-    Idea,
     Keys,
     Named,
     layers,
@@ -71,19 +70,20 @@ def _section(keys: Keys, name: str, *, usual: bool) -> bool:
     return True
 
 
-def _model() -> Idea:
-    shared, own = "model.name", "trainer.model.name"
-    others = ("orchestrator.model.name", f"{V}model", "inference.model.name")
+def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    first = at.own if keys.has(at.own) and not keys.has(at.shared) else at.shared
+    return dict.fromkeys((first, *filter(keys.has, at.others)), facts.get("model"))
 
-    return Idea(
-        keys=(shared, own, *others),
-        facts=("model",),
-        read=lambda keys: {"model": keys.agreed((shared, own), keys.word) or NAME},
-        write=lambda facts, keys: dict.fromkeys(
-            (own if keys.has(own) and not keys.has(shared) else shared, *(name for name in others if keys.has(name))),
-            facts.get("model"),
-        ),
-    )
+
+@reads(
+    facts="model",
+    write=_model_written,
+    shared="model.name",
+    own="trainer.model.name",
+    others=("orchestrator.model.name", f"{V}model", "inference.model.name"),
+)
+def _model(keys: Keys, at: Named) -> Facts:
+    return {"model": keys.agreed((at.shared, at.own), keys.word) or NAME}
 
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -510,7 +510,7 @@ PRIME_RL = Dialect(
     blank={"toml": "[data]\n"},
     blanks=dict.fromkeys(("grpo", "dapo"), "[orchestrator]\n"),
     ideas=(
-        _model(),
+        _model,
         _gpus,
         _task,
         _batch,

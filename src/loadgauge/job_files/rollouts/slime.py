@@ -456,7 +456,7 @@ SLIME = Dialect(
         recompute(switch="recompute_activations"),
         _precision,
         optimizer,
-        overlap(),
+        overlap,
         offload(),
         ATTENTION,
         _loss,

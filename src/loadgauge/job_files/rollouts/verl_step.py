@@ -183,7 +183,7 @@ def engine(keys: Keys, at: Named) -> Facts:
     kind = keys.choice(at.name, ENGINES) or "vllm"
     if kind == "hf":
         return {"rollout": served("hf", {"batch": keys.whole(at.micro)})}
-    options, used, ranks = RANKS.read(keys) | OPTIONS.read(keys), keys.real(at.share), keys.whole(at.data) or 1
+    options, ranks = RANKS.read(keys) | OPTIONS.read(keys), keys.whole(at.data) or 1
     adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
     free = keys.flag(at.freed) if keys.has(at.freed) else not on_its_own(keys)  # its trainers' own defaults
     word = keys.word(at.quantised) or "none"
@@ -193,7 +193,7 @@ def engine(keys: Keys, at: Named) -> Facts:
         raise keys.wrong(RANKS.keys[2], f"{options['ep']} is not tensor x data parallel ranks of the engine")
     if ranks > 1 and options["ep"] == 1:
         keys.note(at.data, "ranks of one engine, counted as engines of their own", "either")
-    share = {"utilization" if kind == "vllm" else "static_fraction": 0.5 if used is None else used}
+    share = {"utilization" if kind == "vllm" else "static_fraction": keys.real(at.share, 0.5)}
     formats = {
         "weights": "fp8" if word == "fp8" else None,
         "kv": "fp8" if any(str(keys.raw(key)).startswith("fp8") for key in at.held) else None,
@@ -250,9 +250,7 @@ def log_probs(keys: Keys) -> Facts:
     rows: list[int] = []
     tokens: list[int] = []
     for each, dynamic, most in LOG_PROBS_BOTH if refers else LOG_PROBS_BOTH[:1]:
-        asked = keys.flag(dynamic)
-        if asked is None:
-            asked = keys.flag(f"{A}use_dynamic_bsz")
+        asked = keys.flag(dynamic, keys.flag(f"{A}use_dynamic_bsz"))
         if asked:
             number = keys.whole(most) or keys.whole(f"{A}ppo_max_token_len_per_gpu") or 16_384
             tokens.append(number * sharing(keys))
@@ -328,9 +326,7 @@ def critic_batch(keys: Keys, at: Named) -> Facts:
     """Sequences of the critic's micro-batch."""
     if not trains_answers(keys) or (keys.word("algorithm.adv_estimator") or "gae") != "gae":
         return {}
-    asked = keys.flag(at.dynamic)
-    if asked is None:
-        asked = keys.flag(f"{A}use_dynamic_bsz")
+    asked = keys.flag(at.dynamic, keys.flag(f"{A}use_dynamic_bsz"))
     if not asked:
         return {"critic_batch": keys.whole(at.each)}
     length = (keys.whole("data.max_prompt_length") or 512) + (keys.whole("data.max_response_length") or 512)
