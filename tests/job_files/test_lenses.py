@@ -164,7 +164,7 @@ def test_what_an_idea_cannot_say_is_not_written() -> None:
         "r", facts="lora_rank", write=lambda facts, keys: {"r": facts["lora_rank"]}, needs="lora_rank", bases=("nf4",)
     )
     idea = ranks(lambda keys: {"lora_rank": keys.whole("r")})
-    said = [
+    runs = [
         {},
         {"lora_rank": 0},
         {"lora_rank": 8},

@@ -6,9 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.trl_tasks import colocated, old_logprobs
-from loadgauge.job_files.ideas.facts import answered
-from loadgauge.job_files.ideas.lenses import Named, reads, served
-from loadgauge.job_files.ideas.table import Facts, Keys
+from loadgauge.job_files.ideas import Facts, Keys, Named, answered, reads, served
 
 RUNS = "activations loss transient"
 SCORES, STEPS, LABELS = "reward_model", "process_reward_model", "num_labels"

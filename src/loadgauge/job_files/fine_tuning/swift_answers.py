@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.fine_tuning.started import world
 from loadgauge.job_files.hugging_face.trl_tasks import DISTANCES, distance_written, on_policy
-from loadgauge.job_files.ideas import Named, reads
-from loadgauge.job_files.ideas.facts import answered
-from loadgauge.job_files.ideas.lenses import served
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+from loadgauge.job_files.ideas import Facts, Idea, Keys, Named, answered, reads, served
 
 GENERATING = ("grpo", "ppo", "gkd")
 MICRO, ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"

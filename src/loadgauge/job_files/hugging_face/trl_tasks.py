@@ -11,10 +11,8 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.ideas import Facts, Keys, answered, reads, served
 from loadgauge.job_files.ideas.coverage import key_lists, words
-from loadgauge.job_files.ideas.facts import answered
-from loadgauge.job_files.ideas.lenses import reads, served
-from loadgauge.job_files.ideas.table import Facts, Keys
 
 PAIRS = words(
     "sigmoid hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired apo_zero apo_down discopop sft sigmoid_norm"

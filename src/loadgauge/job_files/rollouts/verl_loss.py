@@ -8,8 +8,7 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.hugging_face import huggingface
-from loadgauge.job_files.ideas.lenses import Named, reads
-from loadgauge.job_files.ideas.table import Facts, Keys
+from loadgauge.job_files.ideas import Facts, Keys, Named, reads
 from loadgauge.job_files.rollouts.verl_names import A, W, engine_of, has_actor
 
 LOSS_ENTROPY = (f"{A}entropy_coeff", f"{A}calculate_entropy")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.lenses import Named, product, reads, served
-from loadgauge.job_files.ideas.table import Facts, Keys, row
+from loadgauge.job_files.ideas import Facts, Keys, Named, product, reads, row, served
 
 A = "actor_rollout_ref.actor."
 R, REF, C = "actor_rollout_ref.rollout.", "actor_rollout_ref.ref.", "critic."
