@@ -91,7 +91,7 @@ def _accumulation(keys: Keys, at: Named) -> Facts:
     return at.inner.read(keys)
 
 
-@reads(*HALF, inner=row("precision", "dtype", words=HALF, default=lambda keys: None if _own(keys) else "fp16"))
+@reads(inner=row("precision", "dtype", words=HALF, default=lambda keys: None if _own(keys) else "fp16"), half=(*HALF,))
 def _precision(keys: Keys, at: Named) -> Facts:
     half = [word for word in HALF if keys.flag(word)]
     return {"precision": half[0]} if half and not keys.has("dtype") and not _told(keys) else at.inner.read(keys)
