@@ -84,6 +84,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         chosen = min(runs, key=lambda run: _speed(run[0]), default=None) if self.open_layout else next(runs, None)
         if chosen is None:
             return own
+        if "--pp" in (flag for flag, *_ in chosen[1]) and chosen[0].memory.verdict == "tight":
+            chosen = next((run for run in runs if run[0].memory.verdict != "tight"), chosen)  # more stages are as mild
         there, flags = chosen
         things = (
             Unsaid(flag, value, (Alternative(usual, without().memory_alone().allocated - there.memory.allocated),))
