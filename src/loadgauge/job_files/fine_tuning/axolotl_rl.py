@@ -105,6 +105,7 @@ def _served(keys: Keys) -> Facts:
         "utilization": keys.real(SHARE, 0.9),
         "context": keys.whole(f"{V}max_model_len"),
     }
+    keys.remarks[f"vLLM's server is taken to have {own} of the {everything} GPUs"] = None
     late = any(keys.flag(key) for key in EARLY)
     return {
         "gpus": everything,

@@ -64,7 +64,7 @@ LLAMAFACTORY_MEGATRON = Dialect(
         recompute(usual="group"),
         half(),
         row("optimizer", "optimizer", words={"adam": "adamw", "sgd": "sgd-momentum"}, default="adamw"),
-        overlap,
+        overlap(),
         offload(),
         row("attention", "flash_attn", words=ATTENTION, default="flash"),
         loss(),

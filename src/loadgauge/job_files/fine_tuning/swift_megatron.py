@@ -150,7 +150,7 @@ MEGATRON_SWIFT = Dialect(
         length,
         _usual(precision, "bf16", _half, "torch_dtype"),
         row("optimizer", "optimizer", words=OPTIMIZERS, default="adamw"),
-        overlap,
+        overlap(),
         offload(),
         row("attention", "attention_backend", words=KERNELS, default="fa2"),
         _usual(loss(), "cross_entropy_loss_fusion", lambda keys: {"loss": "jit" if keys.since(4, 0) else None}),

@@ -55,6 +55,7 @@ from loadgauge.job_files.ideas.table import (
     row,
     short,
 )
+from loadgauge.job_files.ideas.unsaid import lengths, spec_of
 from loadgauge.job_files.ideas.words import (
     ATTENTION,
     AXOLOTL_OPTIMIZERS,
@@ -114,6 +115,7 @@ __all__ = [
     "frozen_share",
     "instantiated",
     "layers",
+    "lengths",
     "merge",
     "names_in",
     "optimizer",
@@ -127,6 +129,7 @@ __all__ = [
     "served",
     "short",
     "solve",
+    "spec_of",
     "spelled",
     "split_of",
     "stored",

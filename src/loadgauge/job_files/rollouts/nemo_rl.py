@@ -15,11 +15,13 @@ from loadgauge.job_files.ideas import (
     Named,
     instantiated,
     layers,
+    lengths,
     reads,
     row,
     split_of,
+    when,
 )
-from loadgauge.job_files.pre_training.megatron import machines
+from loadgauge.job_files.pre_training.megatron import machines, overlap
 from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     SIZES,
     D,
@@ -409,9 +411,10 @@ def _lengths(keys: Keys, at: Named) -> Facts:
     first, rest = keys.whole(at.prompt), keys.whole(at.answer)
     if rest is not None and rest > length:
         raise keys.wrong(at.answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
+    unsaid = rest in (None, length) and (first is None or first >= length)
     if rest is None or rest == length:
-        rest = length - (first if first is not None and first < length else max(1, length // PROMPT_SHARE))
-    return {"prompt_len": length - rest, "answers": str(rest)}
+        rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
+    return lengths(keys, length - rest, rest, taken=unsaid)
 
 
 ADAPTER_NAMES = ("enabled", "dim", "target_modules", "dropout")
@@ -540,5 +543,16 @@ NEMO_RL = Dialect(
         _optimizer,
         _loss,
         _attention,
+        when(
+            megatron_trains,
+            overlap(
+                dict.fromkeys(
+                    ("overlap_grad_reduce", "overlap_param_gather"), f"{P}megatron_cfg.distributed_data_parallel_config."
+                )
+                | dict.fromkeys(
+                    ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_p2p_comm"), f"{P}megatron_cfg."
+                )
+            ),
+        ),
     ),
 )  # fmt: skip

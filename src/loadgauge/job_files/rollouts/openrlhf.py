@@ -24,6 +24,7 @@ from loadgauge.job_files.ideas import (
     adapters,
     fixed,
     layers,
+    lengths,
     lenses,
     product,
     reads,
@@ -386,7 +387,7 @@ def _lengths(keys: Keys, at: Named) -> Facts:
             f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
         )
     each = stated or (1024 if keys.has(at.prompt, at.older) else whole // 2)
-    return {"prompt_len": whole - each, "answers": str(each)}
+    return lengths(keys, whole - each, each, taken=not stated and not keys.has(at.prompt, at.older))
 
 
 WHOLE, MICRO, SCORED = "train.batch_size", "train.micro_batch_size", "rollout.micro_batch_size"

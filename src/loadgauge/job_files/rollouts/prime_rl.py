@@ -17,10 +17,12 @@ from loadgauge.job_files.ideas import (
     Keys,
     Named,
     layers,
+    lengths,
     product,
     reads,
     row,
     served,
+    spec_of,
     spelled,
     split_of,
 )
@@ -247,15 +249,15 @@ def _batch(keys: Keys, at: Named) -> Facts:
     if left:
         raise keys.wrong(at.whole, f"{number} answers are no whole groups of {each}")
     rest = keys.agreed(at.answer, keys.whole)
-    first = longest - rest if rest is not None and rest < longest else max(1, longest // PROMPT_SHARE)
+    unsaid = rest is None or rest >= longest
+    first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)
     return {
         "global_batch": number,
         "prompts": prompts,
         "samples": each,
         "micro_batch": 1,
-        "prompt_len": first,
-        "answers": str(longest - first),
         "epochs": 1,
+        **lengths(keys, first, longest - first, taken=unsaid),
     }
 
 
@@ -317,6 +319,15 @@ def _engine(keys: Keys, at: Named) -> Facts:
     wide = (spread or (kind and spread is None)) and ranks > 1
     small = keys.choice(QUANTISED, {"fp8": "fp8"}) or ("fp8" if loaded.endswith("-fp8") else "bf16")
     return {"rollout": served("vllm", options | {"weights": small, "ep": ranks if wide else None})}
+
+
+def _experts_shared(document: Any, copies: str) -> int:
+    """Ranks that share the experts by themselves: at most 8 of those that share the weights (`ModelConfig.ep`)."""
+    keys: Keys = document.keys  # by the file's own names, and not the trainer's
+    placed = _gpus.read(keys)
+    ranks = (split_of(placed.get("placement")) or (keys.given.get("gpus") or placed["gpus"], 0))[0]
+    spec = spec_of(keys, "trainer.model.name" if keys.has("trainer.model.name") else "model.name")
+    return 1 if spec is None or not spec.has_experts else min(ranks // (keys.whole(_of(keys, copies)) or 1), 8)
 
 
 def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -384,7 +395,7 @@ def _trainer(keys: Keys, at: Named) -> Facts:
         word = f"full:every={step}"
     host = _section(keys, at.everything, usual=False)
     experts = keys.raw(at.ep)
-    width = 1 if experts in (None, "auto") else keys.whole(at.ep) or 1
+    width = keys.whole(at.ep) or 1 if experts not in (None, "auto") else _experts_shared(keys.document, at.copies)
     return {
         "framework": "torchtitan",
         "zero": 2 if keys.flag(at.reshard) is False else 3,

@@ -16,6 +16,7 @@ from loadgauge.job_files.ideas import (
     Keys,
     Named,
     fitted,
+    lengths,
     names_in,
     reads,
     row,
@@ -229,11 +230,10 @@ def _sequences(keys: Keys, at: Named) -> Facts:
         )
         batch = whole * samples
     prompt = keys.whole(at.first) or 1024
-    prompt = prompt if prompt < length else max(1, length // 8)
+    first_part = prompt if prompt < length else max(1, length // 8)
     facts = {
         "seq_len": length,
-        "prompt_len": prompt,
-        "answers": str(length - prompt),
+        **lengths(keys, first_part, length - first_part, taken=prompt >= length),
         "prompts": whole,
         "samples": samples,
     }

@@ -17,7 +17,9 @@ from loadgauge.job_files.ideas import (
     Named,
     Unknown,
     engine,
+    fitted,
     fixed,
+    lengths,
     reads,
     row,
     split_of,
@@ -64,19 +66,6 @@ def _model(keys: Keys, at: Named) -> Facts:
         last = last.removesuffix(ending)
     size = next((size for size in SIZED if last.startswith("GLM-") and last.endswith(size)), "")
     return {"model": f"{last.removesuffix(size)}{SIZED.get(size, '')}" or None}
-
-
-PIPELINE_PLAIN, PIPELINE_ENDS = LAYOUT[1], ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
-
-
-@reads(*PIPELINE_PLAIN.keys, facts=(*PIPELINE_PLAIN.facts, "layers_per_stage"), write=PIPELINE_PLAIN.write)
-def _pipeline(keys: Keys) -> Facts:
-    """Megatron's stages; layers of the first or the last are read without the number of all, which the model's script has."""
-    stages = keys.whole("pipeline_model_parallel_size") or 1
-    if stages == 1 or keys.has("num_layers") or not keys.has(*PIPELINE_ENDS):
-        return PIPELINE_PLAIN.read(keys)
-    first, last = (keys.whole(name) or "" for name in PIPELINE_ENDS)
-    return {"pp": stages, "vpp": 1, "schedule": "1f1b", "layers_per_stage": f"ends,{first},{last}"}
 
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -213,8 +202,9 @@ def _lengths(keys: Keys, at: Named) -> Facts:
         most = (whole or 2) - (first or min(PROMPT, (whole or 2) // 2))
     if whole is not None and most >= whole:
         raise keys.wrong(at.answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
+    unsaid = not first and (whole is None or keys.whole(at.answer) is None)
     first = first or (PROMPT if whole is None else max(1, whole - most))
-    return {"prompt_len": first, "answers": str(most)}
+    return lengths(keys, first, most, taken=unsaid)
 
 
 def _own_batch(keys: Keys, batch: int) -> int:
@@ -286,15 +276,13 @@ def _batch(keys: Keys, at: Named) -> Facts:
     if tokens is None:
         raise keys.wrong(at.most, "says how many tokens a dynamic micro-batch has")
     ranks = keys.whole("context_parallel_size") or 1
-    lengths = _lengths.read(keys)
-    longest = lengths["prompt_len"] + int(lengths["answers"])
+    both = _lengths.read(keys)
+    longest = both["prompt_len"] + int(both["answers"])
     # A sequence that is longer makes a micro-batch of its own.
     facts["logprob_tokens"] = max((keys.whole(at.scored) or tokens) * ranks, longest)
+    said = f"{tokens * ranks} tokens of a micro-batch"
     own = _own_batch(keys, batch or first * each)
-    fits = max(1.0, tokens * ranks / longest)
-    facts["micro_batch"] = min(
-        (rows for rows in range(1, own + 1) if own % rows == 0), key=lambda rows: abs(rows - fits)
-    )
+    facts["micro_batch"] = fitted(keys, at.most, max(1.0, tokens * ranks / longest), own, longest, said)
     return facts
 
 
@@ -442,9 +430,7 @@ SLIME = Dialect(
     blanks=dict.fromkeys(("grpo", "gspo", "ppo", "dapo"), "python3 train.py \\\n   --attention-dropout 0.0 --hidden-dropout 0.0\n"),
     ideas=(
         _model,
-        LAYOUT[0],
-        _pipeline,
-        *LAYOUT[2:],
+        *LAYOUT,
         _gpus,
         _placement,
         _task,
@@ -456,7 +442,7 @@ SLIME = Dialect(
         recompute(switch="recompute_activations"),
         _precision,
         optimizer,
-        overlap,
+        overlap(),
         offload(),
         ATTENTION,
         _loss,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.hugging_face import huggingface
-from loadgauge.job_files.ideas import Facts, Keys, Named, reads
+from loadgauge.job_files.ideas import (
+    Facts,
+    Keys,
+    Named,
+    reads,
+    spec_of,
+)
 from loadgauge.job_files.rollouts.verl_names import A, W, engine_of, has_actor
 
 LOSS_ENTROPY = (f"{A}entropy_coeff", f"{A}calculate_entropy")
@@ -63,12 +66,9 @@ def next_tokens(keys: Keys, at: Named) -> Facts:
     """Heads of the next tokens, where they are trained too."""
     if not keys.flag(at.switch) or not keys.flag(at.trained):
         return {}
-    try:
-        named = keys.given.get("model") or keys.model(f"{W}path") or ""
-        if found_model(Job(model=named, hub=False)).spec.num_nextn_predict_layers:
-            return {"mtp": True}
-    except ConfigError:
-        pass
+    spec = spec_of(keys, f"{W}path")
+    if spec is not None and spec.num_nextn_predict_layers:
+        return {"mtp": True}
     keys.note(at.trained, "heads of the next tokens are trained too, whose number is not known", "costs",
               "weights gradients optimizer activations loss transient", 0.25)  # fmt: skip
     return {}
