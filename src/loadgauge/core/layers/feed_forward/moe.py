@@ -67,6 +67,8 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor 
         local, latent, bias = build.local_tokens, spec.latent_size, spec.shared is not None and spec.shared.bias
         narrow = build.linear("mlp.latent_down", x, local, hidden_size, latent, bias=bias)
         found = _experts(build, narrow, weights, order, spec, latent, rows)
+        if spec.latent_norm is not None:
+            found = build.norm("mlp.latent_norm", found, spec.latent_norm, local, latent)
         routed = build.linear("mlp.latent_up", found, local, latent, hidden_size, bias=bias)
     if spec.shared is None:
         return routed
